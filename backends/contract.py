@@ -110,11 +110,11 @@ class BackendBase:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """No templates; a library overrides this."""
+        """The library kernels that the backend offers (`Backend.templates`): none by default."""
         return ()
 
     def unavailable(self) -> str:
-        """Empty reason: the backend is usable everywhere."""
+        """Reason why the backend cannot be used here: "" by default, for backends that are usable everywhere."""
         return ""
 
     def machine(self) -> MachineKey:
@@ -138,22 +138,25 @@ class BackendBase:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """No generated kernels."""
+        """The kernels that the backend generates for an e-graph (`Backend.generated`): none by default."""
         return iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Do nothing: library kernels are not lowered."""
+        """Lower calls of generated kernels in advance (`Backend.prepare`): nothing to do by default, for library
+        kernels."""
         return iter(())
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """Raises UsageError, because a library generates no kernels."""
+        """The generated kernel of terms (`Target.template`): by default raises UsageError, as a library generates no
+        kernels."""
         raise UsageError(f"the backend {self.name} generates no kernels")
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """None: by default, generated kernels are for one choice of sizes only."""
+        """The kernel for every size made from a generated kernel (`Target.any_size`): none (None) by default, since
+        generated kernels are for one choice of sizes."""
         return None

@@ -47,10 +47,10 @@ class Case:
 
 
 def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:
-    """Up to `count` cases, alternately with small sizes (the smallest first) and with random sizes.
+    """Up to `count` test cases (sizes and operand values), alternately with small sizes (the smallest first) and with
+    random sizes.
 
-    Raises KernelError if none is found. `interpreted`: the kernel runs in Triton's interpreter, where sizes stay
-    small.
+    Raises KernelError if none is found. `interpreted`: the kernel runs in Triton's interpreter, where sizes stay small.
     """
     limits = (MOST_INTERPRETED, MOST_INTERPRETED) if interpreted else (MOST_ELEMENTS, MOST_WORK)
     found = list(islice(_drawn(template, limits), count))

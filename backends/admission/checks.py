@@ -79,7 +79,8 @@ class AdmissionVerdict:
 
 
 class Refused(Exception):
-    """Raised by a failed check; `status`, `error` and `index` as in `AdmissionVerdict`."""
+    """Raised by a failed check of a user kernel. `status`: name of the check; `error`: largest error; `index`: index of
+    the first wrong element."""
 
     def __init__(self, status: str, message: str, error: float | None = None, index: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -123,8 +124,8 @@ class Checker:
     say: Callable[[str], None] = lambda message: None
 
     def verdicts(self) -> list[AdmissionVerdict]:
-        """Check all kernels of `file`; returns one verdict per kernel, or one for the whole file if executing it
-        fails."""
+        """Check all kernels of `file`; returns one verdict (admitted, or the check that failed) per kernel, or one for
+        the whole file if executing it fails."""
         self.runner = RunnerProcess(self.environment)
         try:
             templates = self._loaded()
@@ -136,8 +137,8 @@ class Checker:
             self.runner.close()
 
     def templates(self) -> list[UserKernel]:
-        """Templates of the kernels of `file`, for matching only: their code is not checked. Raises KernelError if the
-        file cannot be executed."""
+        """Templates (kernels' patterns and code) of the kernels of `file`, for matching only: their code is not
+        checked. Raises KernelError if the file cannot be executed."""
         self.runner = RunnerProcess(self.environment)
         try:
             return self._loaded()

@@ -36,6 +36,7 @@ from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
 from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
+from .image_copies import image_copy_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -135,8 +136,12 @@ class C(KernelGenerator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel that computes the terms `roots` over inputs; parameters as for `Target.template`.
-        Imports Torch if it is installed, since the loops share its threads."""
+        """The generated kernel that computes the terms `roots` over inputs. Imports Torch if it is installed, since the
+        loops share its threads.
+
+        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
+        precision of float32 matrix products.
+        """
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)
@@ -186,7 +191,9 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows()))
+BACKEND = C(
+    EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows())
+)
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -271,14 +271,14 @@ KINDS: Mapping[str, ConvolutionKind] = {
 
 # ---------------------------------------------------------------- rows
 def convolution_rows() -> list[LibraryKernel]:
-    """Library kernels of all convolutions: each algorithm with and without bias, activation, and a residual that is
+    """Library kernels for all convolutions: each algorithm with and without bias, activation, and a residual that is
     added before or after the activation."""
     found: list[LibraryKernel] = []
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
             "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
-            "version": VERSION,
+            "version": VERSION, "reads_last": ("x",),
         }  # fmt: skip
         fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():
@@ -296,13 +296,13 @@ def convolution_rows() -> list[LibraryKernel]:
 
 
 def pool_rows() -> list[LibraryKernel]:
-    """Library kernels of maximum and average pooling."""
+    """Library kernels for maximum and average pooling."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     return [
         LibraryKernel(
             f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
             applies=both(usable, SINGLE, filled, _pool, few_elements), source=lambda call: SOURCE,
-            setup=("address", "c_function", "c_library"), version=VERSION,
+            setup=("address", "c_function", "c_library"), version=VERSION, reads_last=("x",),
         )
         for kind, name in ((1, "max_pool"), (2, "avg_pool"))
     ]  # fmt: skip

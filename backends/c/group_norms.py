@@ -123,7 +123,7 @@ def group_norm_rows() -> list[LibraryKernel]:
         LibraryKernel(
             f"c.{name}", "c", text, _code(silu), family="reduction", layout=channels_last, dense=("g", "b"), scratch=_scratch,
             applies=both(usable, SINGLE, filled, _fits, few_elements), source=lambda call: SOURCE, rate=4.0,
-            setup=("address", "c_function", "c_library"), version=VERSION,
+            setup=("address", "c_function", "c_library"), version=VERSION, reads_last=("x",),
         )
         for name, text, silu in (("group_norm", pattern, False), ("group_norm_silu", f"silu({pattern})", True))
     ]  # fmt: skip

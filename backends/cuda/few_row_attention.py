@@ -65,12 +65,13 @@ class FewRowAttentionSchedule(Schedule):
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of the result that a block computes: all rows and columns of a kernel whose axes have the
-        roles `shape`."""
+        """(rows, columns) of the result that a block computes: all rows and columns of a kernel with the axes that
+        `shape` describes."""
         return shape.m, shape.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape`.
+        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
+        reduction).
 
         The threads along the columns of the result also compute the reductions along the head size of the keys.
         """
@@ -88,7 +89,8 @@ class FewRowAttentionSchedule(Schedule):
 
 def positions_of(shape: Shape) -> Axis | None:
     """The axis of the positions (keys) of attention: the longest axis along which a matrix product with another product
-    as an operand is summed; None if there is no such product. `shape`: roles of the kernel's axes."""
+    as an operand is summed; None if there is no such product. `shape`: roles of the kernel's axes (row, column, batch,
+    reduction)."""
     around = [e.axis for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
     return max(around, key=lambda a: a.size, default=None)
 
@@ -172,10 +174,11 @@ class FewRowAttentionRanking:
 
 
 def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRanking | None:
-    """What ranking needs to know of `kernel`, whose axes have the roles `shape`; None unless it is attention of few
-    rows with keys and values contiguous along the head size.
+    """Description of `kernel` from which its schedules are ranked; None unless it is attention of few rows with keys
+    and values contiguous along the head size.
 
-    `splits`: whether the positions may be split (split-KV).
+    `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether the positions may be split
+    (split-KV).
     """
     positions = positions_of(shape) if shape.kind == "attention" and not shape.walks and not shape.joined else None
     if positions is None or shape.m > ROWS or any(b.dtype == "float64" for b in kernel.buffers.values()):
@@ -226,8 +229,8 @@ def _ranked(seen: FewRowAttentionRanking, count: int) -> tuple[FewRowAttentionSc
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether `kernel`, whose axes have the roles `shape`, is attention of at most `ROWS` rows with keys and values
-    contiguous along the head size."""
+    """Whether `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), is attention of at most
+    `ROWS` rows with keys and values contiguous along the head size."""
     return description(kernel, shape, splits=False) is not None
 
 

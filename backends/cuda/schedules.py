@@ -71,7 +71,8 @@ class SimtSchedule(Schedule):
         )
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape`."""
+        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
+        reduction)."""
         names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
         own = [dict(n) for n in (self.threads, self.vector, self.repeat)]
         dims = {name: DimensionThreads(*(n.get(key, 1) for n in own)) for key, name in names.items()}
@@ -114,8 +115,8 @@ class SkinnyGemmSchedule(Schedule):
         return elements_per_block("m", self.vector, self.repeat), self.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape`: in the epilogue each
-        thread holds two neighbouring columns of the tile."""
+        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
+        reduction): in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
         warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0, self.direct)
         threads = 32 * warps.along * wide
@@ -162,8 +163,8 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
 def combining_layout(first: ThreadLayout, shape: Shape) -> ThreadLayout:
     """Thread layout in which the last block of a tile combines the partial results of a split reduction.
 
-    `first`: layout of the kernel that computes them; `shape`: roles of the axes of the combining kernel. Threads along
-    the reduction become threads along the axis over the parts.
+    `first`: layout of the kernel that computes them; `shape`: roles of the axes (row, column, batch, reduction) of the
+    combining kernel. Threads along the reduction become threads along the axis over the parts.
     """
     dims: dict[str, DimensionThreads] = {}
     for name, along in first.dims.items():
@@ -231,14 +232,14 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
 
 # ---------------------------------------------------------------- schedules
 def simt_applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether SIMT schedules are offered for `kernel`, whose axes have the roles `shape`: not for attention, and for
-    GEMM only with few rows."""
+    """Whether SIMT schedules are offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): not for attention, and for GEMM only with few rows."""
     return _unwalked(shape) and (shape.kind != "contraction" or shape.m <= ROWS)
 
 
 def skinny_applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether skinny-GEMM schedules are offered for `kernel`, whose axes have the roles `shape`: for a GEMM, whose
-    number of rows is checked later."""
+    """Whether skinny-GEMM schedules are offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): for a GEMM, whose number of rows is checked later."""
     return _unwalked(shape) and shape.kind == "contraction"
 
 
@@ -249,7 +250,8 @@ def _unwalked(shape: Shape) -> bool:
 
 
 def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
-    """At most `count` SIMT schedules for `kernel`, whose axes have the roles `shape`, best guess first.
+    """At most `count` SIMT schedules for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction),
+    best guess first.
 
     `splits`: whether the longest reduction may be split (split-K). Raises Unfusable if there is a product or a long
     reduction inside another reduction.
@@ -290,8 +292,8 @@ def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
 
 
 def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRanking | None:
-    """What ranking needs to know of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time;
-    None if `kernel` is another kernel, or its weights have no known encoding (`code_forms`).
+    """Description, from which schedules are ranked, of a skinny GEMM whose quantized weights are converted 16 bytes of
+    codes at a time; None if `kernel` is another kernel, or its weights have no known encoding (`code_forms`).
 
     `splits`: whether the reduction may be split (split-K).
     """

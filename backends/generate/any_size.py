@@ -1,4 +1,5 @@
-"""Generated GPU kernels for every size: templates whose source has the sizes as parameters.
+"""Generated GPU kernels for every size: templates (kernels' patterns and code) whose source has the sizes as
+parameters.
 
 A *form* of such a kernel is the source of one schedule together with the range of sizes for which it is correct; forms
 are found by generate/form_search.py.
@@ -74,8 +75,8 @@ class SizedKernel(KernelBase):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """What is measured in place of `call`: (kernel at generic sizes, the primes that stood for free sizes in the
-        search; its call with the schedule of `call`)."""
+        """The kernel and call that are measured in place of `call` (`Template.measured_as`): (kernel at generic sizes,
+        the primes that stood for free sizes in the search; its call with the schedule of `call`)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property
@@ -85,12 +86,12 @@ class SizedKernel(KernelBase):
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None: this kernel shares no tuning results (`GeneratedKernel.alike`), because only the kernel at the generic
-        sizes is tuned."""
+        """Key of the calls with which this kernel shares tuning results (`GeneratedKernel.alike`): none (None), because
+        only the kernel at the generic sizes (primes that stand for free sizes) is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty, because tuning jobs (kernels to be measured elsewhere) are written for `origin`, the kernel at generic
-        sizes."""
+        """JSON fields of a tuning job (a request to measure in another process): none, as jobs are written for
+        `origin`, the kernel at generic sizes (primes that stand for free sizes)."""
         return {}
 
     # ------------------------------------------------------------ code

@@ -105,17 +105,19 @@ class Emitter(Protocol):
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
-        """Candidate schedules (parameter name -> integer) of `kernel`, whose axes have the roles `shape`, best guess
-        first. `splits`: whether split reduction (split-K) is legal."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, whose axes have the roles `shape` (row, column,
+        batch, reduction), best guess first. `splits`: whether split reduction (split-K) is legal."""
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
-        arguments and result as for `space`."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
+        guess first. `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether split
+        reduction (split-K) is legal."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether `schedule` (parameter name -> integer) is legal for `kernel`. `splits`: as for `space`."""
+        """Whether `schedule` (parameter name -> integer) is legal for `kernel`. `splits`: whether split reduction
+        (split-K) is legal."""
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
@@ -178,7 +180,8 @@ class EmitterBase:
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """False: the emitted text may be wrong for extents smaller than a tile (`Emitter.masked`)."""
+        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): never
+        by default."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
@@ -192,7 +195,8 @@ class EmitterBase:
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None, because this emitter has no kernels with size parameters (`Emitter.with_sizes`)."""
+        """Add size parameters to a kernel function (`Emitter.with_sizes`): by default returns None, since this emitter
+        has no kernels with size parameters."""
         return None
 
     carries: bool = False
@@ -205,8 +209,8 @@ class EmitterBase:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (`shape`), and its candidate
-    schedules (`space`: parameter name -> integer, best guess first).
+    """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (row, column, batch, reduction)
+    (`shape`), and its candidate schedules (`space`: parameter name -> integer, best guess first).
 
     `constant`: operands that may be read before the previous kernel has ended. `made`, `cut`: caches of launches by
     name and of split kernels by number of parts.
@@ -235,14 +239,14 @@ class Lowered:
 
 
 def split_axis(shape: Shape) -> Axis:
-    """The axis that split-K divides among blocks: of a kernel whose axes have the roles `shape`, the longest reduction
-    axis that is not inside another reduction."""
+    """The axis that split-K divides among blocks: of a kernel whose axes have the roles `shape` (row, column, batch,
+    reduction), the longest reduction axis that is not inside another reduction."""
     return max(shape.outer, key=lambda a: a.size)
 
 
 def can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether split-K is legal for `kernel`, whose axes have the roles `shape`: its longest reduction axis has even
-    extent and can be split."""
+    """Whether split-K is legal for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction): its
+    longest reduction axis has even extent and can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
     return if_fusable(split, kernel, axis, 2) is not None

@@ -6,9 +6,9 @@ arguments are parameters of the kernel, or variables of the program if the integ
 form (`SizedForm`). Points are sizes that no tile divides, so the text has all masks and its tile counts are rounded up.
 Axes that only occur in grids, loop bounds, masks and addresses can be free. An axis whose size determines the shape of
 a tile (a reduction held whole in registers) cannot be free, because the texts then differ in more than integers. Where
-a tile is at least as large as the extent, emitters omit loops and masks: the text of a strategy with `Strategy.masked`
-is correct at such sizes, too; the text of another strategy is used from the smallest size on at which it equals the
-emitted text, and smaller sizes get a schedule of a masked strategy.
+a tile is at least as large as the extent, emitters omit loops and masks: the text of a strategy (way to write kernels)
+with `Strategy.masked` is correct at such sizes, too; the text of another strategy is used from the smallest size on at
+which it equals the emitted text, and smaller sizes get a schedule of a masked strategy.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class FormSearch:
                 raise NoForm(f"the emitted source at {dict(sizes)} differs from the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts | str:
-        """What `emitter` writes with a schedule at some sizes, or the reason why it cannot. Cached."""
+        """The texts that `emitter` writes with a schedule at some sizes, or the reason why it cannot. Cached."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._known:
             try:

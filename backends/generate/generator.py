@@ -53,8 +53,8 @@ class KernelGenerator(BackendBase):
         return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """What fusion groups (terms that one kernel computes) of `view` may contain: the policies with which they are
-        grown, one after the other."""
+        """What fusion groups (terms that one kernel computes) of the e-graph `view` may contain: the policies with
+        which they are grown, one after the other."""
         return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
@@ -70,12 +70,13 @@ class KernelGenerator(BackendBase):
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
         """Yields (template, output e-classes, operand e-classes) of the kernels for the fusion groups (terms that one
-        kernel computes) of `view`, from a new `Lowering` each time; parameters as for `Lowering.generated`."""
+        kernel computes) of the e-graph `view`, from a new `Lowering` each time. `given`: e-classes in memory before any
+        kernel runs. `types`: type of each e-class. Once `enough` returns true, no more groups are formed."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower the pairs `asked` of template and call in worker processes, before they are needed; yields after each
-        template.
+        """Lower the pairs `asked` of template (a kernel's pattern and code) and call in worker processes, before they
+        are needed; yields after each template.
 
         The lowered kernels go to a new `Lowering` (`Lowering.prepare`).
         """

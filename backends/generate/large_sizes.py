@@ -36,8 +36,8 @@ def changes_at_large_sizes(
     """Whether the terms of `template` lower to another kernel where sizes are largest (`ranges`: least and largest
     value of each) than for `call`, which is at the `generic` sizes (primes that stand for free sizes).
 
-    `at(sizes)`: the template at other sizes, which are called as `free_call`. Sizes at which the terms are not valid or
-    not lowered are left out.
+    `at(sizes)`: the template (a kernel's pattern and code) at other sizes, which are called as `free_call`. Sizes at
+    which the terms are not valid or not lowered are left out.
     """
     here = template.kernel(call)
     if here is None:

@@ -89,7 +89,8 @@ class _Process:
 
 @dataclass(eq=False)
 class Batch:
-    """Queue of lowering jobs that the caller takes in order, each once, while workers do jobs ahead of the caller.
+    """Queue of lowering jobs (terms to lower to kernels) that the caller takes in order, each once, while workers do
+    jobs ahead of the caller.
 
     Job numbers are unique within the pool, which may have several batches in flight.
     """
@@ -106,7 +107,8 @@ class Batch:
         self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
-        """Append a job, given as a function that builds it; workers may start on it at once."""
+        """Append a job (terms to lower to kernels), given as a function that builds it; workers may start on it at
+        once."""
         self._put(job)
         if len(self.jobs) == WORTH:
             self.pool.begin()
@@ -118,18 +120,19 @@ class Batch:
         self.numbers.append(self.pool.number())
 
     def close(self) -> None:
-        """Mark the batch as complete: no more jobs are added."""
+        """Mark the batch as complete: no more jobs (terms to lower to kernels) are added."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def take_arrived(self) -> Reply:
-        """Take the next job: a worker's reply to it if that has arrived, else an empty reply, and the caller must do
-        the job. Does not wait."""
+        """Take the next job (terms to lower to kernels): a worker's reply to it if that has arrived, else an empty
+        reply, and the caller must do the job. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """Take the next job: a worker's reply to it, or an empty reply if the caller must do the job.
+        """Take the next job (terms to lower to kernels): a worker's reply to it, or an empty reply if the caller must
+        do the job.
 
         Waits if a worker has the job in progress.
         """
@@ -147,7 +150,7 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Up to `PART` jobs to send to a worker, as (number, job); they count as given out.
+        """Up to `PART` jobs (terms to lower to kernels) to send to a worker, as (number, job); they count as given out.
 
         They are taken from the end of a complete batch, except the job that the caller does next; from the beginning of
         a batch that still grows, or of any batch if at least WIDE workers have started (then fewer at a time, so that
@@ -187,7 +190,7 @@ class LowerPool:
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """A new job number, unique in the pool."""
+        """A new number for a job (terms to lower to kernels), unique in the pool."""
         self._count += 1
         return self._count
 
@@ -221,8 +224,8 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Submit a complete batch of jobs, each given as a function that builds it when it is sent; returns the queue
-        from which the caller takes them."""
+        """Submit a complete batch of jobs (terms to lower to kernels), each given as a function that builds it when it
+        is sent; returns the queue from which the caller takes them."""
         found = self.growing()
         for job in jobs:
             found._put(job)
@@ -232,7 +235,7 @@ class LowerPool:
         return found
 
     def growing(self) -> Batch:
-        """A new, empty batch to which jobs are added one by one."""
+        """A new, empty batch to which jobs (terms to lower to kernels) are added one by one."""
         return Batch(self)
 
     @property
@@ -241,7 +244,7 @@ class LowerPool:
         return sum(p.heard for p in self._processes) >= WIDE
 
     def waits_for(self, number: int) -> bool:
-        """Whether a worker is working on the job with this number.
+        """Whether a worker is working on the job (terms to lower to kernels) with this number.
 
         If that worker has never replied, the caller gets the job back and the result is False.
         """
@@ -253,7 +256,8 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Send jobs of `batch` to workers that can take some, and collect replies of all batches.
+        """Send jobs (terms to lower to kernels) of `batch` to workers that can take some, and collect replies of all
+        batches.
 
         With `wait`, wait for a reply for up to 50 ms.
         """

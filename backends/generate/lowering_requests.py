@@ -1,4 +1,4 @@
-"""Requests to lower the fusion groups of an e-graph view to the kernel IR."""
+"""Requests to lower the fusion groups (terms that one kernel computes) of an e-graph to the kernel IR."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class LoweringRequest(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """Key under which the answer to this request is cached: everything that the group's templates depend on within
-        one optimization."""
+        """Key under which the answer to this request is cached: everything that the group's templates (kernels'
+        patterns and code) depend on within one optimization."""
         return self.group.terms, layout_key(self.call), self.weights, self.images
 
 
@@ -51,7 +51,7 @@ def request_of(
 
 def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
     """Fusion groups that read sequence slices (single positions of a sequence) as inputs, so that every step of a
-    recurrence has the same kernel; `groups` itself if the view has no such slices. `types`: type of each e-class."""
+    recurrence has the same kernel; `groups` itself if the e-graph has no such slices. `types`: type of each e-class."""
     places = sequence_slice_classes(groups.view, groups.given, types)
     if not places:
         return groups

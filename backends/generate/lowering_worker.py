@@ -49,12 +49,14 @@ def answer(job: Job) -> Reply:
 
 
 def packed(lowered: Any) -> bytes:
-    """A lowered kernel pickled as (kernel, roles of its axes, candidate schedules)."""
+    """A lowered kernel pickled as (kernel; roles of its axes, such as row, column, batch, reduction; candidate
+    schedules)."""
     return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
 
 
 def main() -> None:
-    """Run a worker process: answer lists of jobs until the input ends or `IDLE_S` seconds pass without input.
+    """Run a worker process: answer lists of jobs (terms to lower to kernels) until the input ends or `IDLE_S` seconds
+    pass without input.
 
     SIGINT is left to the parent.
     """

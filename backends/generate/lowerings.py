@@ -1,4 +1,5 @@
-"""State of the kernel generation of one optimization: fusion groups of a view, lowered to kernels.
+"""State of the kernel generation of one optimization: fusion groups (terms that one kernel computes) of an e-graph,
+lowered to kernels.
 
 A `Lowering` grows fusion groups (extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output
 (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each (generate/template.py) in worker
@@ -81,14 +82,15 @@ class Lowering:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Yields (template, output e-classes, operand e-classes) for every fusion group (terms for one kernel) of
-        `view` that one kernel can compute.
+        """Yields (template, output e-classes, operand e-classes) for every fusion group (terms for one kernel) of the
+        e-graph `view` that one kernel can compute.
 
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
-        templates with the fewest flops, then the smallest kernels, are kept. Maximal groups come first, multi-output
-        groups last. `given`: e-classes in memory before any kernel runs. `types`: type of each e-class. Once `enough`
-        returns true, no more groups are grown; kernels of groups grown before are still yielded.
+        templates (kernels' patterns and code) with the fewest flops, then the smallest kernels, are kept. Maximal
+        groups come first, multi-output groups last. `given`: e-classes in memory before any kernel runs. `types`: type
+        of each e-class. Once `enough` returns true, no more groups are grown; kernels of groups grown before are still
+        yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         images = image_classes(view) - given  # given values are row-major
@@ -218,8 +220,8 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower the pairs `asked` of template and call in worker processes, which begin at once. The result is an
-        iterator that takes the replies in and yields after each template."""
+        """Lower the pairs `asked` of template (a kernel's pattern and code) and call in worker processes, which begin
+        at once. The result is an iterator that takes the replies in and yields after each template."""
         by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
             assert isinstance(template, GeneratedKernel)  # a lowering's own
@@ -247,8 +249,8 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template that computes it, or
-        given calls of one template.
+        """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template (a kernel's pattern and
+        code) that computes it, or given calls of one template.
 
         Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
         """

@@ -233,8 +233,8 @@ class Schedule:
         return 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile in a kernel whose axes have the roles `shape`, from which recomputation
-        is estimated.
+        """(rows, columns) of a program's tile in a kernel with the axes that `shape` describes, from which
+        recomputation is estimated.
 
         By default the fields `m` and `n`, or 1 where the schedule has no such field.
         """

@@ -1,8 +1,8 @@
 """Strategies: the ways in which an emitter writes kernels, as a list of data that the emitter iterates over.
 
 A strategy names its schedule class (generate/schedule.py), says for which kernels it offers candidate schedules, ranks
-them, decides legality, and emits. `StrategyEmitter` derives from the list the methods that templates and the schedule
-search call.
+them, decides legality, and emits. `StrategyEmitter` derives from the list the methods that templates (kernels' patterns
+and code) and the schedule search call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Merge = Callable[[Sequence[Schedule], Sequence[Schedule], int], Sequence[Schedul
 
 @dataclass(frozen=True)
 class Request:
-    """Request for the candidate schedules of `kernel`, whose axes have the roles `shape`.
+    """Request for the candidate schedules of `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction).
 
     `splits`: whether its longest reduction may be split (split-K). `precision`: input precision of float32 matrix
     products.
@@ -161,18 +162,20 @@ class StrategyEmitter(EmitterBase):
 
     # ------------------------------------------------------------ Emitter
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
-        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; parameters as for
-        `Emitter.space`."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; `shape`: roles of its axes
+        (row, column, batch, reduction). `splits`: whether split reduction (split-K) is legal."""
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; other
-        parameters as for `Emitter.space`."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
+        guess first. `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether split
+        reduction (split-K) is legal."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether `schedule` (parameter name -> integer) is legal: its parameters are those of a strategy, its values
-        are in their domains, and that strategy accepts the kernel. `splits`: whether split reduction is legal."""
+        """Whether `schedule` (parameter name -> integer) is legal: its parameters are those of a strategy (way to write
+        kernels), its values are in their domains, and that strategy accepts the kernel. `splits`: whether split
+        reduction is legal."""
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
@@ -180,14 +183,15 @@ class StrategyEmitter(EmitterBase):
         """Emit the lowered kernel `found` in `schedule` (parameter name -> integer); returns its launches
         (`Emitter.launches`).
 
-        Raises UsageError if no strategy has its parameters, Unfusable if the kernel cannot be emitted.
+        Raises UsageError if no strategy (way to write kernels) has its parameters, Unfusable if the kernel cannot be
+        emitted.
         """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
         """Yields the changes of one parameter that the schedule search tries from `schedule`, legal or not; none if no
-        strategy has its parameters."""
+        strategy (way to write kernels) has its parameters."""
         found = self.find(schedule)
         return iter(()) if found is None else found[1].moves()
 

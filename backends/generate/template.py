@@ -121,7 +121,7 @@ class GeneratedKernel(KernelBase):
     def fits(self, call: Call) -> bool:
         """Whether the schedule of `call` is legal.
 
-        Cached by layout and schedule, because a strategy may emit the kernel to decide.
+        Cached by layout and schedule, because a strategy (way to write kernels) may emit the kernel to decide.
         """
         key = _scheduled_key(call)
         legal = self._legal.get(key)
@@ -248,7 +248,7 @@ class GeneratedKernel(KernelBase):
     def scheduled(self, call: Call, found: Lowered) -> Schedule:
         """The typed schedule of a call; if the call has none, the best guess of its lowered kernel `found`.
 
-        Raises UsageError for parameters that no strategy has.
+        Raises UsageError for parameters that no strategy (way to write kernels) has.
         """
         return self.emitter.parse(stored_schedule(found, call))
 

@@ -1,4 +1,4 @@
-"""C source of helper functions for kernels of attention of few rows: scores of a block of positions, and sums of the
+"""C source of helper functions for kernels for attention of few rows: scores of a block of positions, and sums of the
 block's values weighted by the scores."""
 
 from __future__ import annotations

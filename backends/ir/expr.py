@@ -92,8 +92,8 @@ class Builder:
         self.ways: set[str] = set()  # names of transformations that changed the kernel
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
-        """The expression of the operation `op` on the operands `args`, without simplification; `value`, `kind`: see
-        `Expr`."""
+        """The expression of the operation `op` on the operands `args`, without simplification; `value`: its attribute
+        (`Expr`); `kind`: float, int or bool."""
         key = (op, tuple(a.number for a in args), value, kind)
         found = self._known.get(key)
         if found is None:
@@ -155,8 +155,8 @@ class Builder:
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
         """The reduction of `body` along `axis` by `monoid` ("sum", "max", ...), as an expression.
 
-        Factors that do not depend on the axis are moved out of a sum; a reduction of a body that does not depend on the
-        axis is simplified.
+        Factors that do not depend on the axis are moved out of a sum; a reduction along an axis on which `body` does
+        not depend is simplified.
         """
         if axis not in body.axes:
             return (
@@ -224,8 +224,8 @@ class Builder:
 
 
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
-    """What must be computed before `root` and is not known yet (`known` is false), then `root` itself, each after its
-    operands.
+    """The expressions that must be computed before `root` and are not known yet (`known` is false), then `root` itself,
+    each after its operands.
 
     The operands of loads and reductions are left out, since these are computed elsewhere.
     """

@@ -20,7 +20,7 @@ WINDOW = "w"  # name prefix of axes over the elements of a window; other axes mo
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop or grid variable over range(size)."""
+    """A loop variable or grid index that runs over range(size)."""
 
     name: str
     size: int

@@ -74,9 +74,9 @@ def exponential_of(kernel: Kernel, maximum: Expr) -> str:
 
 @dataclass(frozen=True)
 class AxisMask:
-    """Mask in the body of a reduction that bounds an axis from one side: where `rest + side * axis >= 0` the value is
-    `kept`, elsewhere it is the reduction's neutral element. `side` is 1 or -1. `mask`: the `where` node that selects.
-    `alone`: whether the inequality is the mask's only condition."""
+    """Mask in the expression that a reduction reduces (its body), which bounds an axis from one side: where `rest +
+    side * axis >= 0` the value is `kept`, elsewhere it is the reduction's neutral element. `side` is 1 or -1. `mask`:
+    the `where` node that selects. `alone`: whether the inequality is the mask's only condition."""
 
     rest: Index
     side: int
@@ -110,7 +110,7 @@ Bound = tuple[Index, Expr, bool]
 
 
 def index_bounds(e: Expr, *, hiding: bool = False) -> list[Bound]:
-    """Upper bounds on indices, implied by masks: beyond them `e`, the body of a maximum, is -inf. A list of (index,
+    """Upper bounds on indices, implied by masks: beyond them `e`, the operand of a maximum, is -inf. A list of (index,
     number, strict).
 
     The index is at most (`strict`: less than) the number, an integer read from memory such as a sequence's length. The
@@ -154,8 +154,8 @@ def _reduces(e: Expr) -> bool:
 
 
 def body_masks(e: Expr, one: Expr) -> list[Allowed]:
-    """Masks of the body of the reduction `e`, as `masks_of` gives them; excluded elements do not contribute. Empty
-    unless `e` is a maximum or a float sum.
+    """Masks of the expression that the reduction `e` reduces (its body), as `masks_of` gives them; excluded elements do
+    not contribute. Empty unless `e` is a maximum or a float sum.
 
     In a sum of products, a factor that is a condition cast to a number is a mask too; `one` is given as its unmasked
     value.

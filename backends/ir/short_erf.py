@@ -57,7 +57,7 @@ COARSE = ShortErf(2.65, 1.9e-4, (
 
 
 def gelu_of(e: Expr) -> Expr | None:
-    """The x if `e` is an exact GELU x/2 * (1 + erf(x / sqrt(2))), factors in any order; None for other expressions."""
+    """The x if `e` is a GELU x/2 * (1 + erf(x / sqrt(2))), factors in any order; None for other expressions."""
     numbers, (*rest,) = _parted(e)
     if not isclose(numbers, 0.5) or len(rest) != 2:
         return None

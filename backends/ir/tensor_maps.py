@@ -106,7 +106,8 @@ def edged_box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]
 ) -> Box | None:
     """The TMA box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis; None
-    if TMA cannot load the tile so. Parameters as for `box`."""
+    if TMA cannot load the tile so. `tiles`: for each axis that the tile spans, (source text of the tile's origin,
+    number of elements); `text` returns the source text of any other axis' value; `itemsize` in bytes."""
     steps = [(step, atom) for atom, step in at.terms]
     spanned = [atom for _, atom in sorted(steps, key=lambda s: s[0]) if atom in tiles]
     inner = {a for _, atom in steps if not isinstance(atom, Axis) for a in atom.index.axes}

@@ -39,8 +39,8 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two operands (sides) of `e` if it is a matrix product, which is a sum whose body is a product of two parts;
-    None for other expressions.
+    """The two operands (sides) of `e` if it is a matrix product, which is a sum of products of two parts; None for
+    other expressions.
 
     The two parts share only batch axes and the reduction axis. The part with the later parallel axis is the right side
     (columns). But a part that contains a product is always the left side, with the rows of that product, whatever the
@@ -280,7 +280,7 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
     """Number of operations of `kernel` that are computed more than once because its results are computed in tiles of
-    `m` rows and `n` columns. `shape`: roles of its axes.
+    `m` rows and `n` columns. `shape`: roles of its axes (row, column, batch, reduction).
 
     Reductions independent of the columns are computed once per column tile; reductions that depend on some of a tile's
     axes, once per element.

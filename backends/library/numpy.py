@@ -1,7 +1,7 @@
 """NumPy backend: a reference kernel for every op, so that a plan always exists, and faster kernels for some patterns.
 
-Templates are data: a pattern (meaning) and code. Code writes to `out` and allocates nothing large, except in helpers
-documented to do so. float16 and bfloat16 are computed as in the interpreter.
+Templates (kernels' patterns and code) are data: a pattern (meaning) and code. Code writes to `out` and allocates
+nothing large, except in helpers documented to do so. float16 and bfloat16 are computed as in the interpreter.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ _DTYPES: dict[str, Applies | None] = {"any": None, "number": _NUMBER, "bits": of
 
 
 def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
-    """Parts of the template of an elementwise op: (pattern, format string of its operands, operands that its result may
-    overwrite)."""
+    """Parts of the template (a kernel's pattern and code) of an elementwise op: (pattern, format string of its
+    operands, operands that its result may overwrite)."""
     names = ("x", "y", "z")[: op.arity]
     name = f"{op.name}_" if iskeyword(op.name) else op.name
     keeps_dtype = op.law != "compare" or op.name == "not"
@@ -279,7 +279,7 @@ class NumpyBackend(BackendBase):
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
-        """View templates, then at least one kernel per op."""
+        """Kernel templates (patterns and code): those of views, then at least one per op."""
         return (*view_templates(), *_pointwise(), *_reductions(), *contractions(), *_layout())
 
 

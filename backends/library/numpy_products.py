@@ -1,4 +1,4 @@
-"""NumPy kernels of matrix products, convolutions, pooling, recurrent layers and attention."""
+"""NumPy kernels for matrix products, convolutions, pooling, recurrent layers and attention."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _batched(call: Call) -> bool:
 
 
 def contractions() -> list[LibraryKernel]:
-    """Make the library kernels, in NumPy code, of matrix products, convolutions, pooling, recurrent layers and
+    """Make the library kernels, in NumPy code, for matrix products, convolutions, pooling, recurrent layers and
     attention."""
     more: dict[str, Any] = {"family": "contraction"}
     column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}

@@ -302,7 +302,7 @@ class TorchCudaBackend(GpuBackend):
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
-        """View templates, then at least one kernel per op."""
+        """Kernel templates (patterns and code): those of views, then at least one per op."""
         native = [
             *_from_cpu(),
             *_pointwise(),

@@ -86,7 +86,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
 
 
 def attentions() -> list[LibraryKernel]:
-    """Library kernels of attention that run Torch code on the GPU."""
+    """Library kernels for attention that run Torch code on the GPU."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
     more: dict[str, Any] = {"family": "attention"}

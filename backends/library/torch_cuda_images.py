@@ -92,7 +92,7 @@ def _weight_as(text: str) -> Callable[[Call], str]:
 
 
 def convolutions() -> list[LibraryKernel]:
-    """Library kernels of convolutions that run Torch code on the GPU."""
+    """Library kernels for convolutions that run Torch code on the GPU."""
     base = both(FLOAT, symmetric, channel_bias)
     dense: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": base}
     weights: dict[str, Any] = {**dense, "prep": {"w": _weight_as("{w}.to({x})")}, "applies": _all_but_weight(base)}
@@ -136,7 +136,7 @@ def _uneven_conv(call: Call) -> str:
 
 
 def pools() -> list[LibraryKernel]:
-    """Library kernels of pools that are composed of several Torch calls on the GPU, since Torch has no kernel for
+    """Library kernels for pools that are composed of several Torch calls on the GPU, since Torch has no kernel for
     them."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     windows = "pooled({x}, {kernel}, {strides}, {pads}, {dilations}, "

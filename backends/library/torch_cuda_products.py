@@ -48,8 +48,8 @@ def merges(operand: str) -> Applies:
 
 
 def products() -> list[LibraryKernel]:
-    """Library kernels of matrix products on the GPU. Those of operands of one float dtype also have a variant in TF32,
-    which rounds float32 operands to fewer bits."""
+    """Library kernels for matrix products on the GPU. Kernels for operands of one floating-point dtype come in two
+    variants: the second one, for float32 operands, uses TF32, which rounds the operands to fewer bits."""
     more: dict[str, Any] = {"family": "contraction"}
     flat = both(FLOAT, two_d, merges("x"), bias_line)
     residual = both(flat, residual_fits, merges("r"))

@@ -1,4 +1,4 @@
-"""Common parts of Torch GPU templates: dtype conditions."""
+"""Common parts of Torch GPU templates (kernels' patterns and code): dtype conditions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Torch CPU kernels of convolutions and pooling, oneDNN convolutions with packed weights and fused epilogues
-among them."""
+"""Torch CPU kernels for convolutions and pooling, oneDNN convolutions with packed weights and fused epilogues among
+them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _onednn_conv(bias: bool, act: str, algorithm: str, residual: bool, copied: b
 
 
 def convolutions() -> list[LibraryKernel]:
-    """Library kernels of convolutions that run Torch code on the CPU."""
+    """Library kernels for convolutions that run Torch code on the CPU."""
     base = (symmetric, channel_bias)
     gradient = usable_if(one_float, is_weight_gradient)
     eager: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": usable_if(one_float, *base)}
@@ -137,7 +137,7 @@ def _pool_code(function: str, more: str) -> Callable[[Call], str]:
 
 
 def pools() -> list[LibraryKernel]:
-    """Library kernels of pooling that run Torch code on the CPU."""
+    """Library kernels for pooling that run Torch code on the CPU."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     found = []
     for name, function, more in (

@@ -1,5 +1,5 @@
-"""Torch CPU kernels of matrix products: eager GEMMs, and MKL and oneDNN GEMMs with packed weights and fused
-epilogues."""
+"""Torch CPU kernels for matrix products: eager GEMMs, and MKL and oneDNN GEMMs with packed weights and
+fused epilogues."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _onednn_linear(act: str, algorithm: str, bias: bool) -> str:
 
 
 def products() -> list[LibraryKernel]:
-    """Library kernels of matrix products that run Torch code on the CPU."""
+    """Library kernels for matrix products that run Torch code on the CPU."""
     more: dict[str, Any] = {"family": "contraction"}
     packed: dict[str, Any] = {**more, "dense": ("*",), "applies": usable_if(SINGLE, two_d, bias_line, filled)}
     onednn: dict[str, Any] = {

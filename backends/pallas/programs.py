@@ -65,7 +65,7 @@ def is_jax(x: Any) -> bool:
 
 
 class JaxPrograms(DevicePrograms):
-    """What emits and calls programs on JAX arrays."""
+    """Emits programs that work on JAX arrays, and calls them."""
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
         """Emit the source of the program that runs `plan` (`DevicePrograms.emit`). Outputs are always fresh arrays,
@@ -73,7 +73,8 @@ class JaxPrograms(DevicePrograms):
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Marshalling:
-        """What converts arguments and results between the caller's arrays and JAX's (`DevicePrograms.exchange`)."""
+        """The object that converts arguments and results between the caller's arrays and JAX's
+        (`DevicePrograms.exchange`)."""
         return JaxMarshalling()
 
 

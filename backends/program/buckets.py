@@ -80,7 +80,8 @@ class Buckets:
 
 
 class BucketForm(Protocol):
-    """What makes the calls at the sizes of a bucket: a program, or the caller's own function."""
+    """Protocol of what makes the calls at the sizes of a bucket (range of sizes): a program, or the caller's own
+    function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Function that converts inputs of the types `specs` to arguments quickly (`Marshalling.quick`); None if there
@@ -93,10 +94,11 @@ class BucketForm(Protocol):
 
 
 class CallsAtSizes(NamedTuple):
-    """What makes the calls of a program at one choice of sizes.
+    """The functions that make the calls of a program at one choice of sizes.
 
-    `specs`: types of the inputs at these sizes. `form` makes the calls whose arguments `quick` accepts; `program` makes
-    all others. `direct`: the function that makes calls without the emitted program's code, once there is one.
+    `specs`: types of the inputs at these sizes. `form` (what runs in place of the program, such as the caller's
+    function) makes the calls whose arguments `quick` accepts; `program` makes all others. `direct`: the function that
+    makes calls without the emitted program's code, once there is one.
     """
 
     specs: Sequence[Spec]

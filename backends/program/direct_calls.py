@@ -1,5 +1,5 @@
-"""Calls of a bound GPU program as one C function: no code of the emitted program runs between the caller and the
-driver.
+"""One C function that makes a whole call of a bound GPU program (one with its weights in place): no code of the emitted
+program runs between the caller and the driver.
 
 Once a program's way of launching is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates
 results, writes addresses and launches: some forty Python operations, most of a small program's time on the host. The

@@ -36,15 +36,15 @@ def device_of(plan: Plan) -> str:
 
 
 def programs_of(name: str) -> DevicePrograms:
-    """What emits and calls programs on the device called `name`. Raises UsageError for an unknown one."""
+    """The object that emits and calls programs on the device called `name`. Raises UsageError for an unknown name."""
     from ..registry import device
 
     return device(name).programs
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emit the source of the program that runs `plan`, for the plan's device. `reuse_outputs`: as for
-    `DevicePrograms.emit`."""
+    """Emit the source of the program that runs `plan`, for the plan's device. `reuse_outputs`: the next call may
+    overwrite the outputs."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 

@@ -1,4 +1,5 @@
-"""Calls of a program on a GPU: a helper class of emitted programs.
+"""Class that calls an emitted program on a GPU: it copies inputs that kernels cannot read, launches the kernels in the
+fastest of several ways, and returns the results.
 
 The source of the class is copied into emitted programs: it may use `torch` and the helpers of cuda_driver.py and
 gpu_launches.py only.

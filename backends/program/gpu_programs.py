@@ -26,7 +26,7 @@ __all__ = ["PROGRAMS", "GpuPrograms"]
 
 
 class GpuPrograms(DevicePrograms):
-    """What emits and calls programs on an NVIDIA GPU.
+    """Emits and calls programs on an NVIDIA GPU.
 
     A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors.
     """
@@ -40,24 +40,29 @@ class GpuPrograms(DevicePrograms):
     }
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emit the source of the program that runs `plan` on a GPU; parameters as for `DevicePrograms.emit`."""
+        """Emit the source of the program that runs `plan` on a GPU; with `reuse_outputs`, the next call may overwrite
+        the outputs."""
         if plan.sizes:
             return SizedCudaEmitter(renamed_sizes(plan), reuse_outputs).emit()
         return emit_cuda(plan_for_launching(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Marshalling:
-        """What converts arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
+        """The object that converts arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
         return TensorMarshalling(place)
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """Make an emitted program callable by its function `bind`; parameters as for `DevicePrograms.bound`."""
+        """Make an emitted program callable on the device `place`; returns the result of its function `bind`.
+
+        `weights`: values by key. `states`: memory by name, which calls read and overwrite. `way`: how calls launch
+        kernels; "" chooses by timing the first calls.
+        """
         return bind(weights, states, place, way=way) if way else bind(weights, states, place)
 
     def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
-        """One C function for calls of the bound program `run`; None if there is none yet. Parameters as for
-        `DevicePrograms.direct`."""
+        """One C function for calls of the bound program `run` with inputs like `given`, those of its last call; None if
+        there is none yet. It holds `lock` while it runs."""
         return direct_call(run, given, lock)
 
     def poisoned(self, run: Run) -> AbstractContextManager[None]:
@@ -84,8 +89,8 @@ class GpuPrograms(DevicePrograms):
             return gpu.hardware()
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """Raise DeviceUnavailableError unless this machine has the GPU that a saved program was made for; parameters as
-        for `DevicePrograms.check_hardware`."""
+        """Raise DeviceUnavailableError unless this machine has the GPU that a saved program was made for. `wanted`: its
+        name, as `hardware` gives it. `where`: path for the message."""
         gpu.check_hardware(wanted, where=where)
 
     def check_room(self, place: str, wanted: int) -> None:

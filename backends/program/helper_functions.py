@@ -46,7 +46,7 @@ def _called(source: str) -> frozenset[str]:
 
 
 def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yields the sources of all helper functions that emitted code needs, sorted by name. Arguments as for
-    `helper_names`."""
+    """Yields the sources of all helper functions that emitted code needs, sorted by name. `names`: helpers; `setups`:
+    further ones, as pairs of a backend's and a helper's name. Helpers that these call are included."""
     known = all_helpers()
     return (known[name] for name in helper_names(names, setups))

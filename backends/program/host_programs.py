@@ -13,13 +13,13 @@ __all__ = ["PROGRAMS", "HostPrograms"]
 
 
 class HostPrograms(DevicePrograms):
-    """What emits and calls programs on the CPU, which work on NumPy arrays."""
+    """Emits and calls programs on the CPU, which work on NumPy arrays."""
 
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emit the source of the program that runs `plan` on the CPU, at one size or at any size; parameters as for
-        `DevicePrograms.emit`."""
+        """Emit the source of the program that runs `plan` on the CPU, at one size or at any size. With `reuse_outputs`,
+        the next call may overwrite the outputs."""
         return emit(plan, reuse_outputs=reuse_outputs)
 
     def present(self, place: str) -> str:

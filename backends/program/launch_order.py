@@ -27,7 +27,8 @@ _STORES = frozenset(("store", "async_copy_shared_to_global"))
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A byte range `start` to `end` of the memory called `name`, which is of a `kind`."""
+    """The bytes from `start` up to `end` (exclusive) of the memory called `name`. `kind`: "workspace", "weight",
+    "state" or "caller" (the caller's tensors)."""
 
     kind: str
     name: str

@@ -1,4 +1,5 @@
-"""Python source of calls at sizes that a GPU program has not met, from the record of one call (size_trace.py)."""
+"""Writes the Python source of a function that calls a GPU program at sizes at which it has not been called yet, from
+the recorded operations of one call (size_trace.py)."""
 
 from __future__ import annotations
 
@@ -59,12 +60,13 @@ def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block
 
 
 class Differs(Untraceable):
-    """Raised when launches computed from a record differ from those that the emitted code made at the same sizes."""
+    """Raised when launches computed from the recorded operations of a call differ from those that the emitted code made
+    at the same sizes."""
 
 
 class SizeCallWriter:
-    """Writer of a Python function that makes calls of a program at other sizes, from the record of one call, and of the
-    values that its source refers to (`space`)."""
+    """Writes the source of a Python function that calls a program at other sizes, from the recorded operations of one
+    call; collects the values that the source refers to (`space`)."""
 
     def __init__(self, tracer: Tracer, results: Sequence[Line], known: Any, count: int) -> None:
         self.tracer, self.results, self.known, self.count = tracer, results, known, count
@@ -273,9 +275,9 @@ class SizeCallWriter:
         return f"if not {name}({given}): return None"
 
     def check(self, memory: int, given: Sequence[Any]) -> None:
-        """Check that the record gives the launches that the emitted code has just made at the same sizes: integers,
-        grids, and addresses and tensor maps in the workspace (at the address `memory`) and in the inputs `given` must
-        equal those in the templates' parameter memory. Raises Differs if one does not."""
+        """Check that the function written from the recorded call makes the launches that the emitted code has just made
+        at the same sizes: integers, grids, and addresses and tensor maps in the workspace (at the address `memory`) and
+        in the inputs `given` must equal those in the templates' parameter memory. Raises Differs if one does not."""
         starts = {"memory": memory, "": 0, **{f"x{i}": x.data_ptr() for i, x in enumerate(given)}}
         for like, parameter, value in self.checks:
             if parameter is None:

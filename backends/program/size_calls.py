@@ -1,10 +1,10 @@
-"""Calls of a GPU program at sizes that it has not met, as functions of the sizes.
+"""Functions that call a GPU program at sizes at which it has not been called yet.
 
 For each choice of sizes, the emitted function `at(*shapes)` makes views, a function that launches the kernels, and an
 object for calls; this takes most of a first call's time on the host. Its operations are therefore recorded with
-symbolic sizes (size_trace.py), and the record becomes a Python function whose launches are made by C
-(direct_calls.c). At other sizes that satisfy the same conditions, that function evaluates the integer expressions,
-allocates results and launches.
+symbolic sizes (size_trace.py), and the record becomes a Python function whose launches are made by C (direct_calls.c).
+At other sizes that satisfy the same conditions, that function evaluates the integer expressions, allocates results and
+launches.
 
 Programs with Triton's tensor descriptors, with states, or with Python code that cannot be recorded have no such
 function: their emitted code makes all calls. `SizeCalls.why` has the reasons.
@@ -55,9 +55,9 @@ def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
 def size_call(
     bound: Any, given: Sequence[Any], lock: Any, mode: Callable[[], bool]
 ) -> SizeCall | SizeCallFailure | str:  # fmt: skip
-    """Make the function for calls of the bound program `bound` at other sizes from a record of its last call, which
-    must be the first one with inputs of the shapes of `given`. Where that fails, returns the reason: a text if only
-    this call is to blame, else a SizeCallFailure.
+    """Make the function that calls the bound program `bound` at other sizes, from the recorded operations of its last
+    call, which must be the first one with inputs of the shapes of `given`. Where that fails, returns the reason: a text
+    if only this call is to blame, else a SizeCallFailure.
 
     Calls hold the lock `lock`. `mode()`: whether the caller is in a mode of Torch in which library kernels must not
     run.
@@ -108,9 +108,9 @@ def _allocator(torch: Any, device: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class SizeCall:
-    """Function, made from the record of one call, that makes calls of a program at other sizes. `call(given)`: the
+    """Function that calls a program at other sizes, made from the recorded operations of one call. `call(given)`: the
     results for the inputs `given`; None where the emitted code has to make the call. `holds(shapes)`: whether shapes
-    satisfy the record's conditions."""
+    satisfy the conditions on sizes that were recorded."""
 
     def __init__(self, space: dict[str, Any], text: str, holds: Callable[[Any], bool]) -> None:
         self.space, self.text, self.call, self.holds = space, text, space["call"], holds

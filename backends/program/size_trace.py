@@ -176,7 +176,7 @@ class Opaque:
 
 @dataclass(eq=False)
 class Launched(Line):
-    """Line of a record: a launch of a generated kernel with its grid, arguments and options."""
+    """One recorded operation of a call: a launch of a generated kernel with its grid, arguments and options."""
 
     kernel: Any = None
     grid: Any = None
@@ -215,7 +215,7 @@ class Tracer:
 
     # ------------------------------------------------------------ lines
     def named(self, line: Line, prefix: str) -> Line:
-        """Append `line` to the record under a new name, which begins with `prefix`; returns the line."""
+        """Append `line` to the recorded operations under a new name, which begins with `prefix`; returns the line."""
         line.name = f"{prefix}{len(self.lines)}"
         self.lines.append(line)
         return line

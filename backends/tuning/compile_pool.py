@@ -60,8 +60,8 @@ class CompilePool:
         return len(self._waiting)
 
     def submit(self, text: KernelText, call: Call) -> Future[Reply]:
-        """Compile the text of a kernel for a call, in the background. Returns the future reply: resource use, as of
-        `compile_worker.compile_text`, or status and message of a failure."""
+        """Compile the text of a kernel for a call, in the background. Returns the future reply: resource use (shared
+        memory, registers and others: `compile_worker.compile_text`), or status and message of a failure."""
         found: Future[Reply] = Future()
         job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
         with self._lock:

@@ -1,8 +1,8 @@
 """Compile server: a process that loads the compiler once and forks compiler processes.
 
-Jobs are JSON lines and go to idle compilers; replies are written in order of completion. If a compiler crashes or
-exceeds its deadline, only its job fails; a replacement is forked in milliseconds, with everything loaded. The server is
-single-threaded and runs no kernels, so that forking is safe.
+Jobs (requests to compile kernels) are JSON lines and go to idle compilers; replies are written in order of completion.
+If a compiler crashes or exceeds its deadline, only its job fails; a replacement is forked in milliseconds, with
+everything loaded. The server is single-threaded and runs no kernels, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Compiler:
     until: float = float("inf")
 
     def give(self, job: Job) -> None:
-        """Send a job. A dead compiler is noticed when its socket closes."""
+        """Send a job (request to compile a kernel). A dead compiler is noticed when its socket closes."""
         self.job, self.until = job, time.monotonic() + float(job["timeout"])
         with contextlib.suppress(OSError):
             self.way.sendall(json.dumps(job).encode() + b"\n")
@@ -69,7 +69,8 @@ class Compiler:
 
 
 class Server:
-    """Compile server: reads jobs from one file descriptor, writes replies to another; at most `most` compilers."""
+    """Compile server: reads jobs (requests to compile kernels) from one file descriptor, writes replies to another; at
+    most `most` compilers."""
 
     def __init__(self, source: int, target: int, most: int) -> None:
         self.source, self.target, self.most = source, target, most

@@ -113,8 +113,8 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """Compile a module's CUDA C++ kernels by NVRTC, without launching them; returns their resource use, as of
-    `compile_text`.
+    """Compile a module's CUDA C++ kernels by NVRTC, without launching them; returns their resource use (shared memory,
+    registers and others), like `compile_text`.
 
     `kernels`: the class `CudaKernel` of the emitted module. `capability`: 90 is sm_90.
     """

@@ -21,7 +21,7 @@ def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
     """Error norms of the result `got`, of dtype `dtype`, against the reference `want`, over elements where both are
     finite.
 
-    Keys as for `result_check.accuracy`. Raises Wrong if NaN or infinity differ.
+    Keys: rel_fro, max_abs, max_rel, max_ulp (`result_check.accuracy`). Raises Wrong if NaN or infinity differ.
     """
     import torch
 

@@ -140,7 +140,8 @@ class HostDevice:
     sound: bool = True
 
     def synchronize(self) -> None:
-        """Do nothing: calls on the host are synchronous."""
+        """Wait for the device's work (`MeasuringDevice.synchronize`): nothing to do, since calls on the host are
+        synchronous."""
 
     def capture(self, calls: Sequence[Run]) -> Run:
         """Function that makes the calls one after another."""
@@ -166,7 +167,7 @@ class HostDevice:
         return None
 
     def clock_mhz(self) -> float:
-        """NaN, because a host has no GPU clock."""
+        """Current SM clock (`MeasuringDevice.clock_mhz`): NaN, because a host has no GPU clock."""
         return float("nan")
 
 
@@ -176,9 +177,10 @@ def device_of(name: str) -> MeasuringDevice:
 
 
 def facts(device: MeasuringDevice) -> dict[str, Any]:
-    """Facts of the driver about a GPU, for measurement keys: name, multiprocessors, memory bytes, …; {} for the host.
+    """Properties of a GPU that its driver reports, part of the keys of measurements: name, multiprocessors, memory
+    bytes, …; {} for the host.
 
-    See `costdb.keys.device.gpu_facts`.
+    They are those of `costdb.keys.device.gpu_facts`.
     """
     from ...costdb.keys.device import gpu_facts
 

@@ -289,7 +289,7 @@ def place(values: Any, operand: Operand, device: str) -> Any:
 def draw(name: str, operand: Operand, role: OperandRole, device: str, size: float = 1.0) -> torch.Tensor:
     """Draw values for one operand in its layout on a device; deterministic, seeded by its name.
 
-    Floats are multiplied by `size`, unless the role sets their magnitude (`near`).
+    Floats are multiplied by `size`, unless the distribution `role` sets their magnitude (`near`).
     """
     import torch
 

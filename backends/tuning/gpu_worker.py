@@ -148,8 +148,8 @@ def _free(lock: Any) -> bool:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one job; returns the reply: the result of its function in `_JOBS`, or status, stage and message of a failure.
-    `fatal` in a reply: the device is unusable from now on."""
+    """Do one job (request to the device process); returns the reply: the result of its function in `_JOBS`, or status,
+    stage and message of a failure. `fatal` in a reply: the device is unusable from now on."""
     stage = str(job["job"])
     try:
         return {"ok": True, **_JOBS[stage](job)}

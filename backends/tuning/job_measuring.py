@@ -1,4 +1,5 @@
-"""Measurement of tuning jobs on one machine into Parquet shards, without e-graph, solver or database.
+"""Measurement of tuning jobs (requests to measure kernels) on one machine into Parquet shards, without e-graph, solver
+or database.
 
 `tensor-graphs db merge` merges the shards into a store.
 """
@@ -97,7 +98,8 @@ def measure_jobs(
     schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
-    """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
+    """Measure every job (request to measure a kernel) without a result in the shards under `root`, in order, for at
+    most `seconds`; returns counts.
 
     `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter (tests). `workers`: compiler processes.
     `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is polled before each job. Raises
@@ -126,8 +128,9 @@ def measure_jobs(
 
 
 class LocalMeasurers:
-    """Context manager of one machine's measuring processes for CPU and GPU jobs, which start when first needed and end
-    on exit. `sink` gets the rows; other parameters as for `measure_jobs`."""
+    """Context manager of one machine's measuring processes for CPU and GPU jobs (requests to measure kernels), which
+    start when first needed and end on exit. `sink` gets the rows. `device`: "cuda", or "cpu" for tests. `workers`:
+    compiler processes. `schedules`: number of schedules per kernel. `say` gets progress messages."""
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
@@ -175,9 +178,9 @@ class LocalMeasurers:
 def wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """Split jobs by the measurements `have`: (candidates to measure, number of jobs already measured, job index ->
-    error of a job that cannot be read). `most`: number of schedules per kernel. A text in place of a job is the error
-    of one that was not even parsed."""
+    """Split jobs (requests to measure kernels) by the measurements `have`: (candidates to measure, number of jobs
+    already measured, job index -> error of a job that cannot be read). `most`: number of schedules per kernel. A text
+    in place of a job is the error of one that was not even parsed."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):

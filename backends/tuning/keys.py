@@ -1,4 +1,4 @@
-"""Cost store keys of kernel calls."""
+"""Keys under which the cost store holds measurements of kernel calls."""
 
 from __future__ import annotations
 

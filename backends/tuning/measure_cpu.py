@@ -96,18 +96,19 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """Do nothing: added rows are not buffered (`Sink.flush`)."""
+        """Write all added rows to the disk (`Sink.flush`): nothing to do by default, since added rows are
+        not buffered."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """True: the limits of a device need not be measured (`Sink.calibrated`)."""
+        """Whether the limits of a device need not be measured (`Sink.calibrated`): always by default."""
         return True
 
 
 class CpuWorkerProcess:
     """A worker process that runs `module`; starts on first use and restarts after it has died.
 
-    `timeout`: seconds for a job. `environment`: further environment variables of the process.
+    `timeout`: seconds for a job (request to the worker). `environment`: further environment variables of the process.
     """
 
     def __init__(
@@ -123,7 +124,8 @@ class CpuWorkerProcess:
         self._count = 0
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to a job. A dead or silent worker gives a reply with status crash or timeout.
+        """The reply to a job (request to the worker). A dead or silent worker gives a reply with status crash or
+        timeout.
 
         `timeout`: seconds for this job; None means the default.
         """
@@ -201,7 +203,7 @@ class CpuWorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker runs, so that the next job does not wait for its start."""
+        """Whether the worker runs, so that the next job (request to the worker) does not wait for its start."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -302,9 +304,10 @@ class CpuMeasurer:
     ) -> Sequence[Candidate]:  # fmt: skip
         """Measure each distinct call and store timing, accuracy and failures; returns when the rows are on disk.
 
-        Parameters as for `Measurer.measure`; `progress` is called with the number of finished candidates. A kernel that
-        still runs `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement
-        stays in flight.
+        `progress` is called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
+        which it is not measured further. The other parameters are those of `Measurer.measure`. A kernel that still runs
+        `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement stays in
+        flight.
         """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)
@@ -320,11 +323,13 @@ class CpuMeasurer:
         return ()
 
     def unfinished(self, candidate: Candidate) -> bool:
-        """False: CPU kernels have no schedules to continue with."""
+        """Whether `candidate` has untried schedules that are worth measuring (`Measurer.unfinished`): never, since CPU
+        kernels have no schedules."""
         return False
 
     def further(self, candidate: Candidate) -> bool:
-        """False: CPU kernels have no schedules to continue with."""
+        """Whether the schedule search of `candidate` may continue with more schedules (`Measurer.further`): never,
+        since CPU kernels have no schedules."""
         return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
@@ -359,7 +364,8 @@ class CpuMeasurer:
         self.worker.start()
 
     def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> bool:
-        """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
+        """Compile kernels before they are needed (`Measurer.compile`): does nothing and returns True, since programs
+        compile C kernels when they are made."""
         return True
 
     def pause(self) -> None:
@@ -367,7 +373,8 @@ class CpuMeasurer:
         self.worker.close()
 
     def rest(self) -> None:
-        """No-op: no measurement stays in flight between calls (`Measurer.rest`)."""
+        """End the measurements in flight (`Measurer.rest`): there are none between calls, so this only ends the worker
+        process."""
         self.pause()
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ def operand_values(name: str, kind: Type, role: InputDistribution, positive: boo
     """Values of the operand `name` as an array of type `kind` (also for rank 0), equal in every call.
 
     Floats are normal numbers from a pool, repeated if needed: with `positive` their magnitudes plus 0.1, else
-    multiplied by `scale`. Integers follow `role`. Values are converted before they are repeated, so that large operands
-    take one pass.
+    multiplied by `scale`. Integers are drawn from the distribution `role`. Values are converted before they are
+    repeated, so that large operands take one pass.
     """
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))

@@ -80,7 +80,8 @@ def check_values(
     kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: RoundingSensitivity
 ) -> dict[str, float]:  # fmt: skip
     """Check the values of an output, or of a part of one, against its float64 reference, but not the layout; returns
-    error norms. `kind`: type of the output; other arguments as for `check`. Raises Wrong for a large error."""
+    error norms. `kind`: type of the output; `k`: number of the output; `allowed`: largest relative error; `disturbed`:
+    sensitivity to rounding. Raises Wrong for a large error."""
     if not dtypes.is_float(kind.dtype):
         found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
     else:

@@ -1,4 +1,5 @@
-"""Random legal calls of a template: operand shapes are inferred backwards from a random output shape.
+"""Random legal calls of a template (a kernel's pattern and code): operand shapes are inferred backwards from a random
+output shape.
 
 Tests and `doctor`, which run every kernel of every backend, draw their calls here.
 """
@@ -431,7 +432,8 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
 
 
 def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
-    """Draw a small random legal call of a template, deterministic per seed; None if `attempts` attempts find none.
+    """Draw a small random legal call of a template (a kernel's pattern and code), deterministic per seed; None if
+    `attempts` attempts find none.
 
     `dtype`: dtype of values for which the ops of the pattern prescribe none.
     """

@@ -40,7 +40,7 @@ FAR = 1.5
 
 
 def key_of_schedule(schedule: Schedule) -> Key:
-    """Hashable key of a schedule."""
+    """Hashable form of a schedule, equal for equal schedules."""
     return tuple(sorted(schedule.items()))
 
 

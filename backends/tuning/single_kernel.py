@@ -74,13 +74,13 @@ def in_layout(array: Array, operand: Operand) -> Array:
 
 
 def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """Run a kernel on operands and return its first output; see `run_outputs`."""
+    """Run a kernel on operands in any layout and float dtype; returns its first output as a new array."""
     return run_outputs(template, call, operands)[0]
 
 
 def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:
-    """Run a kernel on operands in any layout and float dtype; returns its outputs as new arrays. `device`: as for
-    `compiled`."""
+    """Run a kernel on operands in any layout and float dtype; returns its outputs as new arrays. `device`: where a
+    kernel on tensors runs; "" means its backend's device."""
     given = {
         name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
         for name, array in operands.items()

@@ -53,8 +53,8 @@ class Ended(Exception):
 class TrialPipeline:
     """The kernels that are being measured, and the processes that work on their trials (one schedule each).
 
-    `device`: "cuda", or "cpu" for tests. `pool`: compiler processes; None compiles nothing in advance. `schedules`,
-    `calibrates`: as for `GpuMeasurer`.
+    `device`: "cuda", or "cpu" for tests. `pool`: compiler processes; None compiles nothing in advance. `schedules`:
+    number of schedules per kernel. `calibrates`: whether device limits that the cost store lacks are measured, too.
     """
 
     def __init__(

@@ -67,7 +67,9 @@ def equal_bits(x: Any, y: Any, floating: bool) -> Any:
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> WorstError:
     """Element or slice of a result `y` whose error is nearest to its limit, or farthest beyond it.
 
-    Parameters as for `MeasuredErrors` and `MeasuredErrors.worst`.
+    `exact`: the float64 reference. `own`: result of the unfused baseline in its own dtypes, if known. `dtype`: that of
+    the output. `allowed`: relative error allowed for the whole output. `unstable`: how far rounding moves each element;
+    an error up to that does not count.
     """
     return MeasuredErrors(y, exact, own, unstable).worst(dtype, allowed)
 
@@ -75,9 +77,9 @@ def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unsta
 class MeasuredErrors:
     """Errors of a result `y` against its float64 reference `exact` of equal shape, overall and per slice.
 
-    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each
-    element; elements whose error is smaller than that count as exact. Elements where `y` or the reference is not
-    finite are left out of all norms.
+    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each element;
+    the error of an element counts as 0 if it is smaller than that. Elements where `y` or the reference is not finite
+    are left out of all norms.
     """
 
     def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:

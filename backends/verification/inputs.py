@@ -229,8 +229,8 @@ def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator)
 def whole_numbers(
     shape: tuple[int, ...], dtype: str, role: InputDistribution, rng: np.random.Generator, turn: int
 ) -> Array:
-    """Array of the given shape of integers for one input in its dtype, as its `role` allows. `turn`: index of the
-    verification input."""
+    """Array of the given shape of integers for one input in its dtype, drawn from the distribution `role`. `turn`:
+    index of the verification input."""
     info = np.iinfo(dtypes.numpy_dtype(dtype))
     if role.bound:
         found = random_indices(shape, role.bound, rng)

@@ -32,8 +32,9 @@ def changed_by_order(
     """For each output, a bool array or tensor: the elements whose value may differ from `own` if overflowing sums are
     taken in another order.
 
-    `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`, `kept`, `poll`: as in
-    `rounding_noise.RoundingSensitivity`.
+    `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`: Torch device of the
+    runs; "": the host. `kept`: params already on the device, by name; newly copied ones are added. `poll` is called
+    between operations and may raise to interrupt a run.
     """
     found = [module_of(o).zeros_like(o == o) for o in own]
     for number in range(RUNS):

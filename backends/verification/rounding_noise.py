@@ -100,8 +100,8 @@ def _accumulates(op: Op) -> bool:
 
 
 def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: RoundingSensitivity) -> str:
-    """Judge a kernel's result against its float64 reference; returns text about its error, "" if the result is
-    acceptable.
+    """Judge a kernel's result `got`, of dtype `dtype`, against its float64 reference `want`; returns text about its
+    error, "" if the result is acceptable.
 
     `k`: index of the output in `disturbed`. `allowed`: relative error of the whole (see `compare.KERNEL`).
     """

@@ -40,7 +40,8 @@ Row = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
-    """One feature row per key, given its columns (texts, as stored) and work."""
+    """One feature row per key (a kernel at one shape, layout, schedule and machine), given its columns (texts, as
+    stored) and work."""
     calls = np.array([_call(c["shapes"], c["strides"], c["dtypes"]) for c in columns]).T
     known = dict(zip(PARAMETERS, np.array([_parameters(c["schedule"]) for c in columns]).T))
     machine = np.array([_machine(str(c["device"]), c["dtypes"]) for c in columns]).T

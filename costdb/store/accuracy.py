@@ -2,8 +2,8 @@
 
 Rows are left out in three ways, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at some
 shapes with all its schedules, as if it had never been measured there) and *schedules* (single schedules, while the
-call's other schedules are known). All measurements of one key are one row. For comparison, the same figures are
-computed for the roofline, which needs no measurements of kernels.
+call's other schedules are known). All measurements of one key (a kernel at one shape, layout, schedule and machine) are
+one row. For comparison, the same figures are computed for the roofline, which needs no measurements of kernels.
 """
 
 from __future__ import annotations

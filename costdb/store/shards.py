@@ -42,7 +42,8 @@ class BadShard(Exception):
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file under a store's root; `name` is its sha256 unless the file is bad."""
+    """A Parquet file of rows under a store's root. Its name should be the sha256 of its content; `read` refuses it if
+    not."""
 
     path: Path
     size: int

@@ -1,11 +1,11 @@
 """Starter rows: measured times that are shipped with the package and used where a user's store has no rows of its own.
 
-One Parquet file a device, in the schema of the shards, with one row of each kind a key: its timing as three samples
-(quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
-this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
-search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
-its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and
-its held-out accuracy (accuracy.py) lie beside them.
+One Parquet file a device, in the schema of the shards, with one row of each kind a key (a kernel at one shape, layout,
+schedule and machine): its timing as three samples (quartiles and median of the runs), its largest error, or its last
+failure. All have the run SHIPPED: measurements of this machine take precedence (`Snapshot`), and a price that rests on
+shipped rows alone has a wide interval, so that a search measures the kernel again before a plan depends on it. For a
+device without a file, the files of other devices of its kind (CPU, GPU) are read: their keys differ, so they only serve
+predictions. A model learnt from a device's rows and its held-out accuracy (accuracy.py) lie beside them.
 """
 
 from __future__ import annotations

@@ -154,9 +154,9 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """E-classes of all subterms of the terms `roots` that the view contains.
+    """E-classes of all subterms of the terms `roots` that the e-graph `view` contains.
 
-    A slice that the view has as a slice of a slice is found, too.
+    A slice that it has as a slice of a slice is found, too.
     """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
@@ -204,8 +204,8 @@ class _Slices:
 
 # ---------------------------------------------------------------- equations
 def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
-    """All bindings of the left sides of a one-directional rule on the matcher's view; several left sides are joined on
-    shared variables."""
+    """All bindings of the left sides of a one-directional rule on the e-graph of `matcher`; several left sides are
+    joined on shared variables."""
     if len(rule.lefts) == 1:
         return [b for _, b in matcher.find(rule.lefts[0], rule.guards)]
     found: list[Binding] = [{}]

@@ -1,7 +1,8 @@
-"""The atomic ops: leaves, elementwise, reductions, contractions, views, layout, indexing.
+"""The atomic ops (ops without a decomposition into others): leaves, elementwise, reductions, contractions, views,
+layout, indexing.
 
 `numpy(attrs, *arrays)` (functions of `atomic_numpy`) defines the semantics. It accepts every dtype that the op is
-defined for and returns the dtype of the type law; low-precision floats may be computed in their own dtype.
+defined for and returns the dtype that type inference gives; low-precision floats may be computed in their own dtype.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def unary(
 ) -> None:
     """Register an elementwise op of one operand.
 
-    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law. `floats`: only
-    float operands are allowed. `more`: further fields of `Op`.
+    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law, the rule for the
+    result's shape and dtype. `floats`: only float operands are allowed. `more`: further fields of `Op`.
     """
     register(Op(name, 1, law, "pointwise", {}, {}, doc, numpy=lambda a, x: f(x), floats_only=floats, **more))
 
@@ -49,8 +50,8 @@ def unary(
 def binary(name: str, f: Callable[[Array, Array], Array], doc: str, *, law: str = "pointwise", **more: Any) -> None:
     """Register an elementwise op of two operands.
 
-    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law. `more`: further
-    fields of `Op`.
+    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law, the rule for the
+    result's shape and dtype. `more`: further fields of `Op`.
     """
     register(Op(name, 2, law, "pointwise", {}, {}, doc, numpy=lambda a, x, y: f(x, y), **more))
 

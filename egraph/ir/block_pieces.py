@@ -1,5 +1,5 @@
-"""Cutting of ordered compute nodes into intervals where few values are live, and merging of intervals whose kinds occur
-together."""
+"""Cuts a sequence of compute nodes into intervals at points where few values are live, and merges two neighbouring
+intervals if their structures nearly always occur side by side."""
 
 from __future__ import annotations
 

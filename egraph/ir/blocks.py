@@ -40,8 +40,8 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """One occurrence of a block: the model's values for the block's inputs, params and states (its leaves), and for its
-    outputs, each in the order of the block.
+    """One occurrence of a block (repeated subgraph): the model's values for the block's inputs, params and states (its
+    leaves), and for its outputs, each in the order of the block.
 
     `block` is an index into `Blocks.unique`.
     """
@@ -58,7 +58,8 @@ class Blocks:
     """The unique regions of a graph and their occurrences in topological order.
 
     Every compute node (one that depends on an input or a state) is in exactly one instance. An expression of weights
-    and constants alone is inside the block that uses it, or a parameter of the blocks if several use it.
+    and constants alone is inside the block (repeated subgraph) that uses it, or a parameter of the blocks if several
+    use it.
     """
 
     graph: Graph
@@ -72,7 +73,8 @@ class Blocks:
 
 
 def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
-    """The blocks of a graph, each of at most `max_nodes` compute nodes (not counting inlined weight expressions)."""
+    """The blocks (repeated subgraphs) of a graph, each of at most `max_nodes` compute nodes (not counting inlined
+    weight expressions)."""
     listing = NodeOrder.of(graph, max_nodes)
     pieces = merge(listing, cut(listing, max_nodes), max_nodes)
     owner = _owners(listing, pieces)

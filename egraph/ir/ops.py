@@ -234,16 +234,16 @@ class Op:
     def fusion_role(self) -> str:
         """Role in fused kernels: "cheap", "rows", "product", "written" or "opaque".
 
-        cheap: few operand elements and little arithmetic per element. rows: a reduction. product: a contraction.
-        written: only the last op of a kernel, which writes elements into a tensor in memory. opaque: always a kernel
-        by itself.
+        cheap: reads few operand elements per result element and does little arithmetic on them. rows: a reduction.
+        product: a contraction. written: writes elements into a tensor in memory, so that it can only be the last op of
+        a kernel. opaque: is never fused.
         """
         derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
         return self.fused_as or derived
 
     @property
     def reduces_several_axes(self) -> bool:
-        """Whether every node of the op reduces over several axes, by its shape law."""
+        """Whether every node of the op reduces over several axes, whatever its attributes."""
         return self.fusion_role == "rows" and self.law in ("channel_norm", "pool")
 
     @property

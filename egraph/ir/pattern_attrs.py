@@ -44,7 +44,7 @@ Attr = Name | AttrConstant | Apply
 
 @dataclass(frozen=True)
 class Fact:
-    """Facts about a matched tensor: its type, and whether it depends on weights only."""
+    """What guards may ask about a matched tensor: its type, and whether it depends on weights only."""
 
     type: Type
     weight: bool

@@ -1,25 +1,26 @@
-"""The short form of a deep model: the same blocks, each kind of neighbours once.
+"""The short form of a deep model: the same blocks, each between the same neighbours, as few times as that takes.
 
 A deep model is a chain of instances of few blocks. Its short form leaves out instances between two of the same block,
-as long as every block still follows each block that it follows in the model: readers behind the second one read the
-outputs of the first. It computes something else than the model, but of the same parts, so that the kernels that are
-the fastest in it are the fastest in the model, and a search over it takes a fraction of the time.
+as long as every run of `RUN` blocks of the model is left: readers behind the second one read the outputs of the first.
+It computes something else than the model, but of the same parts, so that the kernels that are the fastest in it are the
+fastest in the model, and a search over it takes a fraction of the time. Runs of three: a layer between others may have
+other kernels than the first and the last one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from .blocks import BlockInstance, Blocks
 from .tensor import Tensor
 
+RUN = 3  # blocks that follow each other
 LARGEST_SHARE = 0.6  # largest share of a model's instances that its short form may have: else it saves too little
 
 
 def short_form(blocks: Blocks) -> Blocks | None:
-    """The short form of a model given by its blocks, with the outputs that are left.
+    """The short form of a model given by its blocks (repeated subgraphs), with the outputs that are left.
 
     None for a model without enough repeats, or whose repeats depend on each other otherwise than as a chain.
     """
@@ -52,11 +53,12 @@ class _Chain:
         self.kept = list(range(len(instances)))
         self.kinds = [i.block for i in instances]
         self.maker = {v: (n, k) for n, i in enumerate(instances) for k, v in enumerate(i.outputs)}
-        self.pairs = self._pairs(self.kept)
+        self.runs = self._runs(self.kept)
 
-    def _pairs(self, kept: Sequence[int]) -> set[tuple[int, int]]:
-        """Pairs of blocks that follow each other."""
-        return {(self.kinds[a], self.kinds[b]) for a, b in pairwise(kept)}
+    def _runs(self, kept: Sequence[int]) -> set[tuple[int, ...]]:
+        """Runs of blocks that follow each other, shorter ones at the ends included."""
+        kinds = [self.kinds[n] for n in kept]
+        return {tuple(kinds[max(0, n - RUN) : n]) for n in range(1, len(kinds) + RUN)}
 
     def repeats(self) -> list[tuple[int, int]]:
         """Pairs of places in `kept` with the same block, those farthest apart first."""
@@ -67,7 +69,7 @@ class _Chain:
     def cut(self, first: int, last: int) -> bool:
         """Leave out the instances after place `first` of `kept` up to place `last`, if that is possible."""
         kept = [*self.kept[: first + 1], *self.kept[last + 1 :]]
-        if self._pairs(kept) != self.pairs:
+        if self._runs(kept) != self.runs:
             return False
         stands, before = {}, 0
         while before <= min(first, last - first - 1):

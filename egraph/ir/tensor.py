@@ -176,7 +176,7 @@ class Tensor:
 def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data: Any = None) -> Tensor:
     """Return the unique node `op(*args, **attrs)` with its inferred type (hash-consing).
 
-    `data`: array of a constant. Raises ShapeError if the operands violate the op's type law.
+    `data`: array of a constant. Raises ShapeError if the operands do not fit the op.
     """
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})

@@ -88,7 +88,8 @@ class _Numbered(dict[Any, int]):
 
 
 class Engine:
-    """One e-graph: `start` loads a block, `step` runs one round and returns its view, `prune` drops its e-nodes."""
+    """One e-graph in egglog: `start` loads a subgraph (block), `step` runs one round of rules and returns the e-nodes
+    as arrays, `prune` drops its e-nodes."""
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
@@ -96,7 +97,8 @@ class Engine:
         self.declared, self.kept = set[str](), set[str]()  # rulesets that exist, and those that `pop` keeps
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a block (see `program.EgglogProgram.job`) into the declared program; returns ({"seconds": time taken},
+        """Load one subgraph (block) into the e-graph, whose sorts and rules `declare` has declared; an earlier block is
+        dropped. `job`: its nodes as tables, and limits, made by `EgglogProgram.job`. Returns ({"seconds": time taken},
         no arrays)."""
         begin = time.perf_counter()
         if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
@@ -161,7 +163,7 @@ class Engine:
     def step(self) -> tuple[dict[str, Any], Arrays]:
         """Run one round: all rules once, then shapes, costs and pruning.
 
-        Returns (statistics, arrays of the view); there are no arrays if more e-nodes are live than the limit.
+        Returns (statistics, arrays of the e-graph); there are no arrays if more e-nodes are live than the limit.
         """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
@@ -229,7 +231,7 @@ class Engine:
 
     def collect(self) -> None:
         """Garbage collection after a round: delete e-nodes of the round that only pruned e-nodes use; mark its other
-        e-nodes as seen (they stay in all later views)."""
+        e-nodes as seen (so that later calls of `view` return them, too)."""
         self.round += 1
         self.run(f"(set (now) {self.round})")
         for root in self.roots:
@@ -246,7 +248,8 @@ class Engine:
     def view(self) -> tuple[dict[str, Any], Arrays]:
         """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance.
 
-        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and facts).
+        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and of properties
+        of e-classes).
         """
         functions = self.egraph.freeze().functions
         number, new_dims = _Numbered(), list[list[int]]()
@@ -330,8 +333,8 @@ class Engine:
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
-        """Subsume the e-nodes `victims`, rows of the last view: egglog matches them no more, but they stay in later
-        views.
+        """Subsume the e-nodes `victims`, given as indices into the arrays of the last `view`: egglog matches them no
+        more, but later views contain them.
 
         Returns ({"pruned": number of subsumed e-nodes}, no arrays).
         """

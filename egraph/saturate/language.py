@@ -1,7 +1,8 @@
-"""The op table in egglog: sorts, one constructor per op, and the shape, dtype and weight laws as rules.
+"""The op table in egglog: sorts, one constructor per op, and, as rules, how shape, dtype and dependence on weights of a
+result follow from the operands.
 
 Tensors have sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64. Floats, bools, strings and dtypes are
-ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their facts come
+ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their types come
 from Python. Three functions hold the e-class analysis: `shape`, `dt` (merging two different values is an error, which
 exposes unsound rules) and `wk`, which is 0 for a value that depends on weights alone and 1 if it depends on an input.
 
@@ -33,7 +34,7 @@ SNAP = 2.0**-21  # relative distance within which a graph's constant is identifi
 def number_key(value: float) -> Any:
     """Key of a numeric attribute value: equal for values that are the same constant.
 
-    The bits as a double, or the int if a double is not exact.
+    The bits as a double, or the int if no double equals it.
     """
     wide = float(value)
     return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
@@ -82,7 +83,7 @@ class Interner:
     def alias(self, value: float, target: int) -> None:
         """Give the number `value` the existing id `target`.
 
-        A model's constant, rounded to its dtype, then equals the rule's exact constant.
+        A model's constant, rounded to its dtype, then equals the constant of the rule, which is not rounded.
         """
         self._float_ids.setdefault(number_key(value), target)
 
@@ -136,7 +137,7 @@ RUN = 4
 # ---------------------------------------------------------------- declarations
 def base_declarations(*, guarded: bool) -> list[str]:
     """Egglog declarations that every program needs: sorts, rulesets, e-class functions, leaves, and the rules that load
-    leaves and facts from input tables.
+    leaves and the types and costs of nodes from input tables.
 
     `guarded`: e-nodes are pruned, which needs the least cost of each e-class as well.
     """
@@ -181,8 +182,8 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Egglog commands that declare facts for each rank: vectors of ones, transpositions, the identity permutation,
-    element counts, the broadcast rule."""
+    """Egglog commands that define for each rank the values that rules use: vectors of ones, transpositions, the
+    identity permutation, element counts, the broadcast rule."""
     for r in ranks:
         ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"
@@ -199,8 +200,8 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and type laws
-    for values of the given ranks.
+    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and the rules
+    for result types (type laws) at operands of the given ranks.
 
     `guarded`: e-nodes are pruned, which needs the op's tables of statuses and of dominated e-nodes as well.
     """

@@ -3,8 +3,8 @@
 Saturation needs concrete numbers. A graph with symbolic dimensions is bound to *generic* sizes: primes that are neither
 numbers of the model nor factors of them. A number in the saturated e-graph then reveals its origin and is written as an
 expression again: with T = 131, 131 is T, 100608 is 768·T, and 65 is T // 2 if the model has that size. An e-node is
-lifted if the type laws, applied to the lifted operands and attributes, give the lifted type of its e-class; other
-e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
+lifted if shape and dtype inference, applied to the lifted operands and attributes, gives the lifted type of its
+e-class; other e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
 (`src/tensor_graphs/pipeline/any_size.py`).
 """
 
@@ -239,7 +239,7 @@ class Lifted:
 
 
 def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
-    """The view in symbolic sizes, without the e-nodes whose types differ at other sizes."""
+    """The e-graph `view` in symbolic sizes, without the e-nodes whose types differ at other sizes."""
     leaves = {(n.op, n.attr("name")): n for n in (*numbers.graph.nodes(), *numbers.graph.inputs) if _named(n)}
     types = [numbers.type(t) for t in view.types]
     known: dict[Any, bool] = {}

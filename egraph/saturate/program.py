@@ -1,7 +1,8 @@
 """The egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of commands.
 
 Only ops and ranks that can occur are declared, and a rule when its ops are in the e-graph, because each rule costs
-egglog 0.5 ms. All blocks of a model share one program, so a worker declares it once and loads one block after another.
+egglog 0.5 ms. All blocks (repeated subgraphs) of a model share one program, so a worker declares it once and loads one
+block after another.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class EgglogProgram:
 
     @staticmethod
     def job(lowered: LoweredGraph, nodes: int) -> dict[str, Any]:
-        """Payload of the engine's `start` request for one block (JSON). `nodes` limits the number of live e-nodes."""
+        """JSON payload of the request `Engine.start`, which loads the subgraph `lowered` into the worker's e-graph.
+        `nodes`: limit on the number of live e-nodes."""
         return {
             "tables": lowered.tables(),
             "dims": [list(d) for d in lowered.dims],

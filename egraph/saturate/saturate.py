@@ -1,4 +1,5 @@
-"""Equality saturation of blocks: rounds of rule application under limits, with pruning of expensive e-nodes.
+"""Equality saturation of blocks (repeated subgraphs): rounds of rule application under limits, with pruning of
+expensive e-nodes.
 
 One round applies every rule once, then shape laws, costs and pruning. Rounds run in a worker process (worker.py)
 because egglog cannot be interrupted; at the deadline the worker is killed and the last complete view is returned.
@@ -206,13 +207,14 @@ def saturate_block(
     session: SaturationSession | None = None,
     stop: Stop = never,
 ) -> EGraphView:
-    """Saturate one block; returns the view of all terms that the rules reach within the limits.
+    """Saturate one block (repeated subgraph); returns the e-graph (as arrays) of all terms that the rules reach within
+    the limits.
 
     `slack` (nanoseconds; default `limits.slack` launches): an e-node is kept if its tree cost exceeds the best of its
     e-class by at most this. `guard=False` disables pruning. Composite ops are united with their decompositions, unless
-    `exact`, which also restricts the rules to bitwise-exact ones. The report tells what ended the search; `stop` is
-    polled. Raises RuleError for a rule that cannot be expressed in egglog, or an unsound rule that gave one value two
-    types.
+    `exact`, which also restricts the rules to those that change no bit of a value. The report tells what ended the
+    search; `stop` is polled. Raises RuleError for a rule that cannot be expressed in egglog, or an unsound rule that
+    gave one value two types.
     """
     pool = None if session is None else OneSession(session)
     return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
@@ -232,15 +234,15 @@ def saturate_blocks(
     seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
 ) -> list[EGraphView]:
-    """Run `saturate_block` for every graph, in parallel up to the pool size; returns the views in the order of the
-    graphs.
+    """Run `saturate_block` for every graph, in parallel up to the pool size; returns the saturated e-graphs (views) in
+    the order of the graphs.
 
     `exact`: use only rules that change no bit. `guard`: prune expensive e-nodes (by `slack`, in nanoseconds, and the
     beam of the limits). `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the
-    seconds of the whole call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends
-    the workers: blocks keep their last complete view and their reports say "interrupted". Blocks with empty values (0
-    elements), for which no law holds, are returned unchanged and their reports say so. Raises UsageError for a negative
-    `slack`.
+    seconds of the whole call; blocks (repeated subgraphs) without time left are returned unchanged. Ctrl-C, or `stop`
+    returning true, ends the workers: blocks keep their last complete view and their reports say "interrupted". Blocks
+    with empty values (0 elements), for which no law holds, are returned unchanged and their reports say so. Raises
+    UsageError for a negative `slack`.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:

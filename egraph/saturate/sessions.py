@@ -38,7 +38,8 @@ class InProcess:
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of the `Engine` in this process and return its result (`SaturationSession.request`).
+        """Call a method of the `Engine` in this process with the argument `payload` (None: none) and return its result
+        (`SaturationSession.request`).
 
         Raises Stopped if a stop was requested.
         """
@@ -50,7 +51,7 @@ class InProcess:
 
 
 class Sessions(Protocol):
-    """Protocol of session sources: a worker `Pool`, or one session for all blocks."""
+    """Protocol of session sources: a worker `Pool`, or one session for all blocks (repeated subgraphs)."""
 
     @property
     def size(self) -> int:

@@ -180,7 +180,7 @@ def lower(
 
     `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
     rules. `pricing` gives the tree costs; None: all are 0. `parts`: unite composites with their decompositions. Raises
-    ShapeError if a dimension is symbolic or a size is 0 (type laws do not cover empty values).
+    ShapeError if a dimension is symbolic or a size is 0 (the rules for result types do not cover empty values).
     """
     own = graph.nodes()
     nodes, pairs = with_parts(graph) if parts else (own, [])

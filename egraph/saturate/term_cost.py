@@ -109,8 +109,8 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Default cost model: nanoseconds per kernel launch and per view, femtoseconds per byte (`byte_fs`) and per
-    floating-point operation (`flop_fs`).
+    """Default cost model: nanoseconds per kernel launch and per view op (reshape, slice, ...), femtoseconds per byte
+    (`byte_fs`) and per floating-point operation (`flop_fs`).
 
     The defaults match the order of magnitude of one large GPU; `pipeline` passes values calibrated from the cost store.
     """
@@ -252,7 +252,7 @@ def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) 
 
 
 def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
-    """Cost in nanoseconds of every e-node of a view, without that of its operands; 0 if these all depend on weights
+    """Cost in nanoseconds of every e-node of an e-graph, without that of its operands; 0 if these all depend on weights
     alone."""
     prices, found = _Prices(pricing), []
     weight, types = view.weight.tolist(), view.types

@@ -36,18 +36,18 @@ def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:
-    """The view that contains every e-node of some views of one graph, with congruent e-nodes merged.
+    """The e-graph that contains every e-node of some e-graphs (views) of one graph, with congruent e-nodes merged.
 
-    E-classes of an earlier view keep their age (the round in which they appeared); ages of a later view are offset by
-    the rounds of the views before it.
+    E-classes of an earlier e-graph keep their age (the round in which they appeared); ages of a later one are offset by
+    the rounds of those before it.
     """
     return _Union(views).view() if len(views) > 1 else views[0]
 
 
 def congruent(view: EGraphView) -> EGraphView:
-    """The view after congruence closure: e-nodes of one op over equal e-classes are merged.
+    """The e-graph `view` after congruence closure: e-nodes of one op over equal e-classes are merged.
 
-    Needed after `view.glue`, because each copy of a block brings its own constants.
+    Needed after `view.glue`, because each copy of a block (repeated subgraph) brings its own constants.
     """
     return _Union([view]).view()
 
@@ -60,7 +60,7 @@ def saturate_in_stages(
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
     """Saturate graphs by `rules` at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each
-    stage one view per graph.
+    stage one saturated e-graph per graph.
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
     that smaller settings would give. `exact`: use only rules that change no bit. After `deadline` seconds, or when

@@ -12,7 +12,8 @@ Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable
 
 
 class VectorRanks:
-    """Union-find of the vector lengths and tensor ranks in the left sides of a rule that the shape laws make equal."""
+    """Union-find of the vector lengths and tensor ranks in the left sides of a rule that must be equal for the ops'
+    shapes to be valid."""
 
     def __init__(self, lefts: Iterable[Term]) -> None:
         self.up: dict[Key, Key] = {}

@@ -215,7 +215,8 @@ class SaturationWorker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Call a method of the `Engine` in the worker process and return its result (`SaturationSession.request`).
+        """Call a method of the `Engine` in the worker process with the argument `payload` (None: none) and return its
+        result (`SaturationSession.request`).
 
         A dead process is not restarted, because the new one would have no state: WorkerError is raised.
         """

@@ -1,4 +1,4 @@
-"""Simplification rules of casts."""
+"""Rules by which the graph simplification rewrites casts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from .simplifier import Simplifier
 def operand_order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """The commutative op with its operands in canonical order: a fill second, otherwise the order seen first.
 
-    None if nothing changes, and for maximum and minimum in exact mode: max(0.0, -0.0) returns the first operand.
+    None if nothing changes, and for maximum and minimum where no bit may change (`Simplifier.exact`): max(0.0, -0.0)
+    returns the first operand.
     """
     if not OPS[op].commutative or len(args) != 2 or (s.exact and op in ("maximum", "minimum")):
         return None

@@ -19,9 +19,9 @@ Rule = Callable[["Simplifier", str, tuple[Tensor, ...], dict[str, Any]], Tensor 
 class Simplifier:
     """State of one simplification pass.
 
-    `rules` gives the rules of an op, tried in order. `exact`: only bitwise-exact steps are taken. `fold_bytes`: size
-    limit of a folded constant. `done`: node -> its simplified form. `spelling`: the operand order first seen of
-    commutative ops.
+    `rules` gives the rules of an op, tried in order. `exact`: only steps that change no bit of a value are taken.
+    `fold_bytes`: size limit of a folded constant. `done`: node -> its simplified form. `spelling`: the operand order
+    first seen of commutative ops.
     """
 
     rules: Callable[[str], Iterable[Rule]]

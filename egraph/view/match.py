@@ -19,7 +19,8 @@ Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable
 
 
 class Matcher:
-    """Finds all matches of patterns in a view. Its indexes are built once and shared by all patterns."""
+    """Finds all matches of patterns in an e-graph, given as arrays (EGraphView). Its indexes are built once and shared
+    by all patterns."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view
@@ -88,8 +89,8 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """Convert a binding to an environment for attribute expressions: e-classes become facts (type, weight),
-        attribute names lose their "@"."""
+        """Convert a binding to an environment for attribute expressions: each e-class becomes its type and whether it
+        depends on weights only, attribute names lose their "@"."""
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
 

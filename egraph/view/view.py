@@ -86,7 +86,7 @@ class EGraphView:
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
     def only(self, nodes: Bools) -> EGraphView:
-        """The view with a subset of its e-nodes (boolean mask) and all e-classes."""
+        """The e-graph with a subset of its e-nodes (boolean mask) and all e-classes."""
         kept = np.flatnonzero(nodes).tolist()
         width = np.diff(self.off)
         return replace(
@@ -129,7 +129,7 @@ class EGraphView:
         return leaf if leaf is not None else make(self.op[node], operands, dict(self.attrs[node]))
 
     def to_json(self, cost: Sequence[float] | None = None) -> dict[str, Any]:
-        """The view as JSON values of the egraph-serialize format: nodes (op, children's ids, eclass, cost) and
+        """The e-graph as JSON values of the egraph-serialize format: nodes (op, children's ids, eclass, cost) and
         e-classes with types. `cost`: of each e-node; None: 1 each."""
         names = [f"n{i}" for i in range(len(self))]
         first = [int(self.nodes_of(c)[0]) if len(self.nodes_of(c)) else -1 for c in range(self.n_classes)]
@@ -146,7 +146,7 @@ class EGraphView:
         return {"nodes": nodes, "root_eclasses": [f"c{r}" for r in self.roots], "class_data": data}
 
     def dumps(self, cost: Sequence[float] | None = None) -> str:
-        """The view in the egraph-serialize format, as JSON text."""
+        """The e-graph in the egraph-serialize format, as JSON text."""
         return json.dumps(self.to_json(cost), indent=1)
 
     def html(self, page: int = 0, per_page: int = 50) -> str:
@@ -236,7 +236,8 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
-    """A graph as an unsaturated view: one e-node per e-class, in topological order; `report`: the view's report."""
+    """A graph as an unsaturated e-graph: one e-node per e-class, in topological order; `report`: its
+    saturation report."""
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     fixed = weight_only(nodes)

@@ -196,8 +196,8 @@ class MatchBinder:
     def call_of(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call:
-        """Makes the call of a template on operands `chosen` (in the template's order), with attribute values `attrs`
-        and row-major outputs. Whether the template applies to the call is not checked."""
+        """Makes the call of a template (a kernel's pattern and code) on operands `chosen` (in the template's order),
+        with attribute values `attrs` and row-major outputs. Whether the template applies to the call is not checked."""
         first, *more = map(self.layouts.operand, outputs)
         operands = {o: self.layouts.operand(v) for o, v in zip(template.operands, chosen)}
         return Call(operands, first, dict(attrs), more=tuple(more))

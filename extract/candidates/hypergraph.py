@@ -115,8 +115,8 @@ class Hypergraph:
 
     @cached_property
     def flat(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The candidates as arrays (made, off, kid): candidate i writes made[i] and reads kid[off[i]:off[i+1]]; ids as
-        in `numbered`."""
+        """The candidates as arrays (made, off, kid): candidate i writes made[i] and reads kid[off[i]:off[i+1]]; the ids
+        are numbers of vertices (`numbered`)."""
         needs = self.numbered.needs
         off = np.concatenate([[0], np.cumsum([len(n) for n in needs])]).astype(np.int64)
         kid = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))
@@ -129,7 +129,8 @@ class Hypergraph:
 
     @cached_property
     def calls(self) -> tuple[list[int], list[int]]:
-        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a view).
+        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a
+        candidate that only makes a view).
 
         Repeated layers make the same call many times.
         """

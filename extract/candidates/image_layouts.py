@@ -21,8 +21,8 @@ IMAGE_OPS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm
 
 
 def image_classes(view: EGraphView) -> frozenset[int]:
-    """E-classes of a view that are images: operands and results of convolutions, poolings and channel norms, and the
-    e-classes connected to these by elementwise ops."""
+    """E-classes of an e-graph that are images: operands and results of convolutions, poolings and channel norms, and
+    the e-classes connected to these by elementwise ops."""
     rank = [t.rank for t in view.types]
     beside: dict[int, set[int]] = {}
     todo: list[int] = []

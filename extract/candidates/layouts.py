@@ -1,4 +1,4 @@
-"""Layouts in which the values of a view may be stored, found while candidates are matched."""
+"""Layouts in which the values of an e-graph may be stored, found while candidate kernels are matched."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ depend on the rest of the e-graph, so that a larger e-graph could lose kernels."
 
 
 class ClassLayouts:
-    """Layouts (strides) in which each e-class of a view may be stored, the row-major one first, with the vertices and
-    operands of the hypergraph in these layouts.
+    """Layouts (strides) in which each e-class of an e-graph may be stored, the row-major one first, with the vertices
+    and operands of the hypergraph in these layouts.
 
     `by_class`: e-class -> strides of each layout known so far. `turned`: e-class -> layout other than row-major in
     which generated kernels may write it. `given`: row-major strides of e-classes that are in memory before any kernel

@@ -52,9 +52,10 @@ class LaterValue(NamedTuple):
 
 @dataclass(frozen=True)
 class ConsumerFusion:
-    """Consumer fusion groups of a view: kernels that compute a value also compute what follows from its slices.
+    """Consumer fusion groups of an e-graph (`view`): kernels that compute a value also compute what follows from its
+    slices.
 
-    `together`: the multi-output fusion of the view, which provides the fusion groups that consumers are added to.
+    `together`: the multi-output fusion of the e-graph, which provides the fusion groups that consumers are added to.
     """
 
     together: MultiOutputFusion

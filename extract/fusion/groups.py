@@ -74,7 +74,7 @@ class _ClassGroups:
 
 @dataclass
 class FusionGroups:
-    """All fusion groups (terms that one generated kernel could compute) of a view.
+    """All fusion groups (terms that one generated kernel could compute) of an e-graph (`view`).
 
     `given`: e-classes in memory before any kernel runs. `pricing`: costs by which the cheapest e-nodes are chosen.
     `policies`: limits under which groups are grown, one after another.
@@ -103,13 +103,14 @@ class FusionGroups:
 
     @cached_property
     def facts(self) -> ViewFacts:
-        """Properties of the view's e-nodes and classes that do not depend on prices."""
+        """Properties of the e-graph's e-nodes and e-classes that do not depend on prices."""
         return ViewFacts(self.view, self.given)
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """E-classes of the view grouped by equal surroundings (colours), compared by the properties that fusion growth
-        considers."""
+        """The repeated subgraphs of the e-graph `view`: e-classes grouped by colour refinement. Two e-classes are in
+        one group if they and their neighbours agree in every property on which the fusion groups there depend (type,
+        roots, weight-only values, e-classes in memory and others)."""
         view, roots = self.view, {*self.view.roots}
         marks = [
             (
@@ -331,7 +332,8 @@ class FusionGroups:
         """The first `FusionGroups` object of this view with equal parameters, whose groups may be grown already; this
         object if it is the first.
 
-        It is cached on the view, so that the generators of several backends share the grown groups.
+        It is cached on the view (the arrays of the e-graph), so that the generators of several backends share the grown
+        groups.
         """
         kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = self.given, self.policies, *map(frozenset, (self.settled, self.unstarted, self.unread))

@@ -223,8 +223,8 @@ class MaximalPartition:
 
 @dataclass
 class MaximalFusion:
-    """Maximal fusion groups of a view's graph (as few kernels as possible), over the cheapest e-node of each e-class;
-    the largest parts first.
+    """Maximal fusion groups (as few kernels as possible) of an e-graph, over the cheapest e-node of each e-class; the
+    largest parts first.
 
     `rows`: whether reductions are fused. `unrolled`: short reductions are unrolled and fused with their operands, which
     may have up to MAX_SIZE_RATIO times as many elements as their results; only parts with a short reduction are
@@ -244,9 +244,10 @@ class MaximalFusion:
 
     @cached_property
     def values(self) -> MaximalFusionValues:
-        """The view's values, classified for maximal fusion.
+        """The e-graph's values, classified for maximal fusion.
 
-        Cached on the view while candidates are built, with their partition: generators of one view share both.
+        Cached on the view (the arrays of the e-graph) while candidates are built, with their partition: generators of
+        one view share both.
         """
         kept: dict[object, MaximalFusionValues] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = "maximal", self.groups.given, self.rows, self.unrolled
@@ -401,7 +402,7 @@ class MaximalFusion:
 
 
 def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view without rewritten e-nodes in the e-classes that large parts of maximal fusion compute.
+    """The e-graph `view` without rewritten e-nodes in the e-classes that large parts of maximal fusion compute.
 
     `given`: e-classes in memory before any kernel runs. E-classes in large parts keep their cheapest e-node and those
     of the original graph. This saves time: rewriting finds tens of thousands of forms of hundreds of additions and

@@ -71,7 +71,7 @@ class DerivedClass(NamedTuple):
 
 @dataclass
 class MultiOutputFusion:
-    """All multi-output fusion groups that derive from the single-output fusion groups `found` of a view."""
+    """All multi-output fusion groups that derive from the single-output fusion groups `found` of an e-graph."""
 
     groups: FusionGroups
     found: Sequence[FusionGroup]

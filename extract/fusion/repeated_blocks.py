@@ -1,4 +1,5 @@
-"""Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
+"""Instances of repeated blocks (repeated subgraphs) with equal surroundings: kernels found in one of them hold in the
+others.
 
 A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
 `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the
@@ -10,7 +11,7 @@ are not copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,10 +25,10 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 
 @dataclass(frozen=True, eq=False)
 class RepeatedBlocks:
-    """Occurrences (instances) in a view of the subgraphs that its model repeats (blocks).
+    """Occurrences (instances) in an e-graph of the subgraphs that its model repeats (blocks).
 
-    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the view).
-    `roots`: the view's root e-classes.
+    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the e-graph).
+    `roots`: the e-graph's root e-classes.
     """
 
     blocks: Sequence[int]
@@ -36,7 +37,7 @@ class RepeatedBlocks:
 
     @classmethod
     def of(cls, view: EGraphView) -> RepeatedBlocks:
-        """Constructor: the instances of the blocks of `view`; computed once per view."""
+        """Constructor: the instances of the blocks (repeated subgraphs) of `view`; computed once per view."""
         found = view.__dict__.get(ATTRIBUTE)
         if found is None:
             places = [classes.tolist() for _, classes in view.instances]
@@ -55,10 +56,18 @@ class RepeatedBlocks:
         return found
 
     @cached_property
-    def _shared(self) -> list[list[tuple[int, int]]]:
+    def shared(self) -> list[list[tuple[int, int]]]:
         """Per instance: (index, class) of the classes that other instances have, too."""
         several = {c for c, o in self.owners.items() if o[0][0] != o[-1][0]}
         return [[(x, c) for x, c in enumerate(classes) if c in several] for classes in self.places]
+
+    @cached_property
+    def of_block(self) -> dict[int, list[int]]:
+        """Block -> its instances."""
+        found: dict[int, list[int]] = {}
+        for n, block in enumerate(self.blocks):
+            found.setdefault(block, []).append(n)
+        return found
 
     @cached_property
     def contexts(self) -> list[int]:
@@ -67,11 +76,11 @@ class RepeatedBlocks:
         colour = [hash(block) for block in self.blocks]
         for _ in range(CONTEXT_RADIUS):
             mixed = {
-                c: sum(hash((colour[n], x)) for n, x in self.owners[c]) for c in {c for s in self._shared for _, c in s}
+                c: sum(hash((colour[n], x)) for n, x in self.owners[c]) for c in {c for s in self.shared for _, c in s}
             }
             colour = [
                 hash((
-                    colour[n], tuple((x, mixed[c] - hash((colour[n], x))) for x, c in self._shared[n]),
+                    colour[n], tuple((x, mixed[c] - hash((colour[n], x))) for x, c in self.shared[n]),
                     tuple(x for x, c in enumerate(classes) if c in self.roots),
                 ))
                 for n, classes in enumerate(self.places)
@@ -129,7 +138,7 @@ class RepeatedBlocks:
         for _ in range(CONTEXT_RADIUS):
             following: list[int] = []
             for n in front:
-                for x, c in self._shared[n]:
+                for x, c in self.shared[n]:
                     for a, b in self._pairs(c, self.places[images[n]][x]):
                         if a not in images and self._join(to, a, b):
                             images[a] = b
@@ -163,3 +172,55 @@ class RepeatedBlocks:
             several |= {key} & found.keys()
             found[key] = n
         return {key: n for key, n in found.items() if key not in several}
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """E-classes of one view and those of another one that is glued from copies of the same blocks.
+
+    An instance corresponds to every instance of its block, and what makes its inputs to what makes the other's at the
+    same places of the same blocks. A kernel at corresponding e-classes need not hold: its terms are to be looked up
+    (egraph/view/term_lookup.py). `same`: e-classes of values of the model that have one in both views: of leaves, say.
+    """
+
+    source: RepeatedBlocks
+    target: RepeatedBlocks
+    same: Mapping[int, int]
+
+    @classmethod
+    def of(cls, source: EGraphView, target: EGraphView) -> Correspondence:
+        """The correspondence of two views."""
+        same = {c: target.classes[t] for t, c in source.classes.items() if t in target.classes}
+        return cls(RepeatedBlocks.of(source), RepeatedBlocks.of(target), same)
+
+    def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
+        """For each instance of the target, the e-classes that correspond to a kernel's `classes`, its first result
+        first, if all do."""
+        ours, theirs = self.source, self.target
+        for n in sorted({n for n, _ in ours.owners.get(classes[0], ())}):
+            for m in theirs.of_block.get(ours.blocks[n], ()):
+                to = self._map(n, m)
+                moved = [to.get(c, self.same.get(c, -1)) for c in classes]
+                if -1 not in moved:
+                    yield moved
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, int], dict[int, int]]:
+        return {}
+
+    def _map(self, n: int, m: int) -> dict[int, int]:
+        """E-classes of instance n and of those that make its inputs -> those of instance m and of those that make its
+        inputs."""
+        if (n, m) not in self._maps:
+            ours, theirs = self.source, self.target
+            to = self._maps[n, m] = dict(self._pairs(n, m))
+            for x, c in ours.shared[n]:
+                (a, at), (b, there) = ours.owners[c][0], theirs.owners[theirs.places[m][x]][0]
+                if a != n and at == there and ours.blocks[a] == theirs.blocks[b]:
+                    for ours_, theirs_ in self._pairs(a, b):
+                        to.setdefault(ours_, theirs_)
+        return self._maps[n, m]
+
+    def _pairs(self, n: int, m: int) -> Iterator[tuple[int, int]]:
+        """The e-classes of two instances of one block."""
+        yield from ((a, b) for a, b in zip(self.source.places[n], self.target.places[m], strict=True) if min(a, b) >= 0)

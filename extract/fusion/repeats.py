@@ -26,7 +26,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass
 class RepeatedSubgraphs:
-    """E-classes of a view that occur in equal surroundings, recognized by colours.
+    """E-classes of an e-graph that occur in equal surroundings, recognized by colours.
 
     `marks`: for each e-class further properties that equal ones must share. The surroundings of `given` e-classes (in
     memory before any kernel runs) are not compared: neither their e-nodes nor their readers.

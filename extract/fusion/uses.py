@@ -14,7 +14,8 @@ from ...egraph.view.view import EGraphView
 
 
 class ChosenConsumers:
-    """Consumers and dominators among the e-classes reachable from a view's roots through one chosen e-node per e-class.
+    """Consumers and dominators among the e-classes reachable from an e-graph's roots through one chosen e-node per
+    e-class.
 
     `choice[cls]` is the chosen e-node of e-class cls, -1 for none.
     """

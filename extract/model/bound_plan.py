@@ -1,4 +1,4 @@
-"""Plans in free sizes, bound to given sizes."""
+"""Replaces the free sizes of plans by given numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Kernel templates declared by backends, kernel calls, and candidate kernels bound to e-classes.
+"""Kernel templates (kernels' patterns and code) declared by backends, kernel calls, and candidate kernels bound to
+e-classes.
 
 A *template* pairs a kernel's semantics (a pattern of the rule language) with a code template. A *candidate* is a
 template matched at an e-class: input vertices, output vertices, layouts. This module knows no particular backend. A
-generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it."""
+generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it.
+"""
 
 from __future__ import annotations
 
@@ -187,6 +189,11 @@ class Template(Protocol):
         """Digest that identifies the kernel in keys of stored measurements; independent of shapes."""
         ...
 
+    @property
+    def reads_last(self) -> tuple[str, ...]:
+        """Operands that must be channels-last images."""
+        ...
+
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer the output with this index may reuse."""
         ...
@@ -273,7 +280,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique name, recorded in templates and in keys of measurements."""
+        """Unique name, recorded in templates (kernels' patterns and code) and in keys of measurements."""
         ...
 
     @property
@@ -283,7 +290,8 @@ class Backend(Protocol):
 
     @property
     def helpers(self) -> Mapping[str, str]:
-        """Name -> source text of the imports and helper functions that templates ask for by name in `setup`."""
+        """Name -> source text of the imports and helper functions that templates (kernels' patterns and code) ask for
+        by name in `setup`."""
         ...
 
     @property
@@ -329,8 +337,9 @@ class Backend(Protocol):
         ...
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower generated templates for calls (to the kernel IR), before `Template.applies` needs the result. An
-        iterator, to be exhausted or abandoned; it yields after each template."""
+        """Lower generated templates (kernels' patterns and code) for calls (to the kernel IR), before
+        `Template.applies` needs the result. An iterator, to be exhausted or abandoned; it yields after each template.
+        """
         ...
 
 

@@ -39,7 +39,8 @@ class KernelBase:
     views (aliases of their one operand) have the family "view". `prep` maps operands that must be weight-only to an
     expression over `{w}` (the weight) evaluated once at load; the code then receives its value (a packed or transposed
     layout) instead of the weight. `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further
-    output. `dense` lists operands that must be contiguous ("*": all). `setup` names imports or helper definitions (keys
+    output. `dense` lists operands that must be contiguous ("*": all), `reads_last` those that must be channels-last
+    images: a copy of a row-major value to that layout is a candidate. `setup` names imports or helper definitions (keys
     of the backend's `helpers`) that the source must contain. `exact`: bitwise equal to the interpreter. `version` is
     part of the identity under which measurements are stored: another one makes the kernel unmeasured. `loss` is the
     relative error from rounding operands to fewer digits than they have in memory: the kernel is a candidate only where
@@ -56,6 +57,7 @@ class KernelBase:
     inplace: tuple[str, ...] = field(default=(), kw_only=True)
     beside: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
     dense: tuple[str, ...] = field(default=(), kw_only=True)
+    reads_last: tuple[str, ...] = field(default=(), kw_only=True)
     setup: tuple[str, ...] = field(default=(), kw_only=True)
     exact: bool = field(default=False, kw_only=True)
     version: str = field(default="1", kw_only=True)
@@ -64,23 +66,24 @@ class KernelBase:
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """None: only generated kernels are made for every size from a kernel at generic sizes
-        (`Template.lifted_from`)."""
+        """The kernel at generic sizes from which a kernel for every size was made (`Template.lifted_from`): none
+        (None), as only generated kernels are made for every size."""
         return None
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
         """The kernel and call under which the cost store has the time of a call at concrete sizes.
 
-        See `Template.measured_as`.
+        By default they are this kernel and `call` themselves.
         """
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """Empty: a library kernel has one source for all sizes (`Template.bounds_of`)."""
+        """Ranges of sizes for which a call has separate sources (`Template.bounds_of`): none, since a library kernel
+        has one source for all sizes."""
         return ()
 
     def conditions_of(self, call: Call) -> Sequence[str]:
-        """Empty: the kernel sets no conditions on sizes (`Template.conditions_of`)."""
+        """Conditions on free sizes under which a call is valid (`Template.conditions_of`): none by default."""
         return ()
 
     def reused_by(self, output: int) -> tuple[str, ...]:
@@ -151,7 +154,8 @@ class LibraryKernel(KernelBase):
 
     @property
     def roots(self) -> Sequence[Tensor]:
-        """Empty: a library kernel is found by its name, not by the terms it computes (`Template.roots`)."""
+        """The terms that a generated kernel computes (`Template.roots`): none, as a library kernel is found by its
+        name."""
         return ()
 
     @property
@@ -186,7 +190,8 @@ class LibraryKernel(KernelBase):
         return self.identity, id(call)
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty: a tuning job (a request to measure in another process) finds a library kernel by its name."""
+        """JSON fields of a tuning job (a request to measure in another process) that regenerate the kernel: none, as a
+        library kernel is found by its name."""
         return {}
 
 
@@ -211,7 +216,8 @@ def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str
 
 
 def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Call], str]]:
-    """Decorator form of `identify`."""
+    """Decorator that attaches the text `identity`, which represents the decorated function in stored keys, to it
+    (`identify`)."""
     return lambda code: identify(code, identity)
 
 

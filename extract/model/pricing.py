@@ -129,5 +129,6 @@ class PricerBase:
     prepare: Callable[[Iterable[Candidate]], None] | None = None
 
     def on_record(self, candidate: Candidate) -> bool:
-        """True: any kernel may have a measurement (`Pricer.on_record`)."""
+        """Whether the cost store may have a measurement of the candidate's kernel (`Pricer.on_record`): always by
+        default."""
         return True

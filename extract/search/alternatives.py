@@ -44,9 +44,9 @@ def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> 
     """Yields the given choice, then choices that avoid some of its kernels, best first.
 
     First come the cheapest choices found without one of its kernels, the kernel with the longest time first; then
-    without a further kernel of the cheapest variant, and so on. A kernel means a template called on operands of certain
-    types and strides, at every place in the plan. Costs mostly rise, up to (1 + `max_gap`) times the first. Within the
-    choice's budgets; ends after `seconds`.
+    without a further kernel of the cheapest variant, and so on. A kernel means a template (a kernel's pattern and code)
+    called on operands of certain types and strides, at every place in the plan. Costs mostly rise, up to (1 +
+    `max_gap`) times the first. Within the choice's budgets; ends after `seconds`.
     """
     until = time.monotonic() + seconds
     candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)

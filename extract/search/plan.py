@@ -15,7 +15,7 @@ from .search import Choice
 
 
 def plan_of(choice: Choice, graph: Graph) -> Plan:
-    """The executable plan of a choice. `graph` is the model whose outputs and updates are the roots of the view."""
+    """The executable plan of a choice. `graph` is the model whose outputs and updates are the roots of the e-graph."""
     return _PlanBuilder(choice, graph).build()
 
 

@@ -150,8 +150,8 @@ class PlanSolver:
             self.pessimistic = self.chosen
 
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
-        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for
-        `solve`."""
+        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`: seconds. Raises
+        NoPlanError if no plan exists or none was found in time."""
         self.chosen, found = self.solve(costs, limit, self.chosen)
         return found
 

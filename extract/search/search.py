@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...errors import NoPlanError
@@ -123,12 +122,14 @@ def search(
 @gc_paused()
 def measure_ahead(
     hypergraph: Hypergraph, pricer: Pricer, measurer: Measurer, *, seconds: float, stop: Callable[[], bool], clock: Clock,
-    progress: Callable[[str], None] | None = None, plan: bool = False,
-) -> MeasuredAhead:  # fmt: skip
+    progress: Callable[[str], None] | None = None,
+) -> int:  # fmt: skip
     """Measure the kernels that a search would, so that a later search finds the results.
 
+    Returns the number of calls measured.
+
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
-    `plan`: whether the plan of the result is solved for once more at the end. Raises NoPlanError as `search` does.
+    Raises NoPlanError as `search` does.
     """
     quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
     plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)
@@ -137,18 +138,7 @@ def measure_ahead(
         pass
     run.pricing.end()
     run.collect_in_flight()
-    if plan:
-        with suppress(NoPlanError):  # the plan before stays
-            plans.solve_final(run.update_prices(), run.found, MIN_SOLVE_S)
-    return MeasuredAhead(plans.chosen, len(run.state.requested))
-
-
-@dataclass(frozen=True)
-class MeasuredAhead:
-    """Result of `measure_ahead`: the last plan (indices of candidates), and the number of calls measured."""
-
-    chosen: Sequence[int]
-    measured: int
+    return len(run.state.requested)
 
 
 @dataclass

@@ -42,9 +42,9 @@ MAX_INTEGER_TOTAL = 1e15
 class SolverAnswer:
     """Result of a solver.
 
-    `chosen`: rows, children first (None: no solution). `cost`: sum of the costs of these rows. `lower`: valid lower
-    bound. `proven`: whether the search was exhaustive. `stats`: the solver's own numbers, among them its `status` by
-    name.
+    `chosen`: rows (ways to compute a class), children first (None: no solution). `cost`: sum of the costs of these
+    rows. `lower`: valid lower bound. `proven`: whether the search was exhaustive. `stats`: the solver's own numbers,
+    among them its `status` by name.
     """
 
     chosen: list[int] | None
@@ -128,7 +128,8 @@ class Encoding:
                 m.add_hint(self.level[c], depth[c])
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the sum of `use` (one number per row) over the chosen rows to at most `most`.
+        """Constrain the sum of `use` (one number per row) over the chosen rows (ways to compute a class) to at most
+        `most`.
 
         Uses are floored to fine integer units: no allowed solution is lost, but a found one may exceed the limit by
         rounding; callers check.
@@ -144,7 +145,8 @@ class Encoding:
         self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
     def minimize(self, upper: float) -> float:
-        """Set the solver's objective: the sum of the chosen rows' costs; rows that cost more than `upper` are excluded.
+        """Set the solver's objective: the sum of the chosen rows' costs; rows (ways to compute a class) that cost more
+        than `upper` are excluded.
 
         Returns the integer objective units per unit of cost. Costs are rounded down, so lower bounds stay valid.
         """
@@ -171,7 +173,7 @@ class Encoding:
 
 
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
-    """Scale of the integer objective: (objective units per cost unit, whether all costs are then integers).
+    """Scale of the integer objective: (objective units per cost unit, whether every cost is an integer number of them).
 
     The least power of ten that makes all costs integers, if a small one does; otherwise the power of ten that scales
     `upper` to about OBJECTIVE_UNITS.

@@ -39,7 +39,7 @@ def items_of(rows: ProblemRows) -> Items:
 
 
 def class_graph(items: Items) -> list[set[int]]:
-    """For each class its child classes, over all its rows."""
+    """For each class its child classes, over all its rows (ways to compute a class)."""
     return [set().union(*[i.kids for i in row]) if row else set() for row in items]
 
 
@@ -61,8 +61,9 @@ def always_on(
 ) -> set[int]:
     """Classes in every acyclic derivation of some root: the union of the roots' must sets.
 
-    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: as for `must_sets`. If `expired`
-    (polled) returns True, the result has only the classes found so far, roots included.
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: strongly connected components as
+    lists of classes, children first. If `expired` (polled) returns True, the result has only the classes found so far,
+    roots included.
     """
     roots = [c for c in roots if items[c]]
     found = set(roots)
@@ -173,7 +174,8 @@ def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
 
 
 def rows_by_child(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
-    """(class c, child class k) -> indices of the rows of c that have the child k, for every pair that occurs."""
+    """(class c, child class k) -> indices of the rows (ways to compute a class) of c that have the child k, for every
+    pair that occurs."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
         for k in kids:

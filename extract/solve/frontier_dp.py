@@ -60,8 +60,8 @@ MIN_LABELS_TO_FILTER = 24
 
 
 class FrontierDP:
-    """Frontier DP of a problem. `fits`: whether few enough classes are open at each place of the order for an exact
-    search in memory. `upper`: cost of a known solution."""
+    """Frontier DP of a problem. `fits`: whether few enough classes are open at each place of the order for a search
+    that proves optimality to fit into memory. `upper`: cost of a known solution."""
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
         self.rows, self.upper = rows, upper
@@ -132,7 +132,7 @@ class FrontierDP:
         self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None,
         drops: bool = True,
     ) -> LabelSearchResult:  # fmt: skip
-        """The cheapest rows found; they are optimal if no label was dropped.
+        """The cheapest rows (ways to compute a class) found; they are optimal if no label was dropped.
 
         Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
         (time.perf_counter()) is over: then the search continues as a beam search with BEAM_WIDTH labels a bucket, or

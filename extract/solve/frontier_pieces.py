@@ -22,8 +22,9 @@ class FrontierPiece:
     """Subproblem between two cuts of the order in which classes are resolved, with local bit numbers.
 
     Bits 0..after-1 are the classes open (needed, not resolved) at its end, the following bits its own classes, in
-    reverse order of resolution. `rows[b]`: (cost, classes read as bits) of each row of the class with bit b.
-    `groups[b]`: mask of the strongly connected component of b. `roots`: mask of own classes that are always needed.
+    reverse order of resolution. `rows[b]`: (cost, classes read as bits) of each row (a way to compute a class) of the
+    class with bit b. `groups[b]`: mask of the strongly connected component of b. `roots`: mask of own classes that are
+    always needed.
     """
 
     after: int

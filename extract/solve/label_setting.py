@@ -39,7 +39,8 @@ class LabelSearchResult:
     """Result of a label-setting search.
 
     `chosen`: rows (None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower bound. `exact`: whether
-    the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`). `labels`: number expanded.
+    the rows (ways to compute a class) are proven optimal (or, without rows, that nothing is cheaper than `upper`).
+    `labels`: number expanded.
     """
 
     chosen: list[int] | None
@@ -53,7 +54,7 @@ def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[lis
     """Topological order of classes, as (position of each class, whether every row's children have lower positions).
 
     In cyclic problems the classes of one component are ordered as in `prefer` (a solution, children first), then by
-    index; rows that contradict the order are lost, so nothing is proven.
+    index; rows (ways to compute a class) that contradict the order are lost, so nothing is proven.
     """
     graph: list[list[int]] = [[] for _ in range(rows.n_classes)]
     for c, kids in zip(rows.cls, rows.kids):
@@ -101,7 +102,8 @@ def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list
 class LabelSetting:
     """Label-setting search of a problem, with any beam width.
 
-    `acyclic`: whether every row's children precede its class in the order, so that no row had to be left out.
+    `acyclic`: whether every row's children precede its class in the order, so that no row (a way to compute a class)
+    had to be left out.
     """
 
     def __init__(self, rows: ProblemRows, prefer: list[int] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Exact search of leaves: the components of a problem that remain after presolve.
 
 Each leaf is searched by the frontier DP and label setting, then by HiGHS and CP-SAT; a leaf that is too large for
-integer programs by local search, alternating with exact solutions of its most promising rows.
+integer programs by local search, alternating with exact solutions of its most promising rows (ways to compute a class).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ FRONTIER_DP_LEAF_SHARE = 0.4
 
 @dataclass
 class Leaf:
-    """A component after presolve: its rows, the best known solution `chosen` (rows, children first) with its `cost`, a
-    lower bound `lower` of any solution's cost, and the `method` that found or proved it. `proven`: whether no solution
-    is cheaper."""
+    """A component after presolve: its rows (ways to compute a class), the best known solution `chosen` (rows, children
+    first) with its `cost`, a lower bound `lower` of any solution's cost, and the `method` that found or proved it.
+    `proven`: whether no solution is cheaper."""
 
     rows: ProblemRows
     cost: float
@@ -85,8 +85,8 @@ class LeafSearch:
 
     `clock`: the remaining time. `workers`: number of CP-SAT's threads. `solve`: function that extracts from a problem
     within given seconds, with a choice array as a warm start; used for parts of leaves that are too large (None: no
-    parts are solved). `unproved`: number of rows of the smallest component that the frontier DP did not solve to proven
-    optimality.
+    parts are solved). `unproved`: number of rows (ways to compute a class) of the smallest component that the frontier
+    DP did not solve to proven optimality.
     """
 
     clock: SolveClock

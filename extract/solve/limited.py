@@ -65,7 +65,7 @@ class LimitedReduction:
         """Reduction of a problem that keeps all extractions of cost <= `upper`.
 
         A node that counts towards a limit (`Limit.use` > 0), or that is flagged in `pinned` (bool[n_nodes]), keeps a
-        row of its own in the reduced problem, unless none of these extractions contains it.
+        row (a way to compute a class) of its own in the reduced problem, unless none of these extractions contains it.
         """
         light = detach(problem.rows)
         assert light is not None  # some solution exists
@@ -84,12 +84,13 @@ class LimitedReduction:
         return cls(problem, reduced, [(limit.use[rows].tolist(), limit.most) for limit in problem.limits])
 
     def rows_of(self, choice: IntArray) -> list[int]:
-        """The rows of the reduced problem that a choice contains."""
+        """The rows (ways to compute a class) of the reduced problem that a choice contains."""
         taken = {int(i) for i in choice if i >= 0}
         return [r for r, at in enumerate(self.reduced.origin) if self.problem.live[at] in taken]
 
     def choice_of(self, rows: Sequence[int]) -> IntArray:
-        """The choice of the given rows of the reduced problem, restricted to classes reachable from the roots."""
+        """The choice of the given rows (ways to compute a class) of the reduced problem, restricted to classes
+        reachable from the roots."""
         choice = self.problem.choice_of(self.reduced.restore(rows))
         used = reachable(self.problem, choice)
         choice[:] = -1
@@ -112,9 +113,10 @@ def solve_limited(
 ) -> Extraction:
     """The cheapest extraction found that satisfies the problem's limits. `unlimited` is the answer without limits.
 
-    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. Other
-    arguments as for `solve`.
-    Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
+    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. `seconds`:
+    time limit. `gap`: relative difference of cost and bound that counts as optimal. `workers`: CP-SAT workers.
+    `deterministic`: equal inputs give equal answers. `hint`: choice array to start from. `stop`: polled; True ends the
+    search. Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
     """
     began = time.perf_counter()
     if within_limits(problem, unlimited.choice):
@@ -178,7 +180,8 @@ class Incumbent:
         return self.choice is not None and relative_gap(self.cost, min(self.lower, self.cost)) <= gap
 
     def take(self, answer: SolverAnswer, kept: LimitedReduction, whole: bool, name: str) -> None:
-        """Use the answer of the solver `name`; `whole`: it saw all rows, so that its bound holds."""
+        """Use the answer of the solver `name`; `whole`: it saw all rows (ways to compute a class), so that its bound
+        holds."""
         if answer.chosen is not None:
             choice = kept.choice_of(answer.chosen)
             if within_limits(self.problem, choice) and self.offer(choice):

@@ -26,9 +26,9 @@ RENUMBER_SHARE = 0.7
 def detach(rows: ProblemRows, expired: Callable[[], bool] = lambda: False) -> PresolvedRows | None:
     """First, cheap reduction of a whole e-graph; keeps all acyclic solutions.
 
-    Drops rows that read a class without a finite term, classes that no root reaches, and reads of classes that every
-    solution contains. None if a root has no finite term. When `expired` (polled) returns True, the classes that every
-    solution contains are found by a weaker test.
+    Drops rows (ways to compute a class) that read a class without a finite term, classes that no root reaches, and
+    reads of classes that every solution contains. None if a root has no finite term. When `expired` (polled) returns
+    True, the classes that every solution contains are found by a weaker test.
     """
     work = Presolver(rows)
     work.keep_reachable()
@@ -57,8 +57,8 @@ def presolve(
     Every root must have a finite term. `upper`: cost of a known solution (inf: none).
 
     `keep_all`: keep every solution of cost <= `upper`, not only an optimal one (for k-best and under limits); `pinned`
-    rows are then never replaced by their children, so that they remain visible in solutions. `expired`: polled; True
-    ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
+    rows (ways to compute a class) are then never replaced by their children, so that they remain visible in solutions.
+    `expired`: polled; True ends the reductions early. Above LARGE_ROWS there is one round, without must sets.
     """
     work = Presolver(rows, pinned)
     work.derive()

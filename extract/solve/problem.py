@@ -49,14 +49,15 @@ class ProblemRows:
         return len(self.cls)
 
     def at(self, cost: list[float]) -> ProblemRows:
-        """Rows with the structure of these and the costs `cost`; lists and indices are shared."""
+        """Rows (ways to compute a class) with the structure of these and the costs `cost`; lists and indices are
+        shared."""
         found = ProblemRows(self.cls, self.kids, cost, self.n_classes, self.roots)
         found.__dict__.update(members=self.members, parents=self.parents)
         return found
 
     @cached_property
     def members(self) -> list[list[int]]:
-        """Rows of each class, in row order."""
+        """Rows (ways to compute a class) of each class, in row order."""
         found: list[list[int]] = [[] for _ in range(self.n_classes)]
         for row, c in enumerate(self.cls):
             found[c].append(row)
@@ -64,7 +65,7 @@ class ProblemRows:
 
     @cached_property
     def parents(self) -> list[list[int]]:
-        """Rows that have each class as a child, in row order."""
+        """Rows (ways to compute a class) that have each class as a child, in row order."""
         found: list[list[int]] = [[] for _ in range(self.n_classes)]
         for row, kids in enumerate(self.kids):
             for k in kids:
@@ -72,7 +73,7 @@ class ProblemRows:
         return found
 
     def walk(self, choice: Sequence[int]) -> list[int] | None:
-        """Rows chosen in the classes reachable from the roots, children first.
+        """Rows (ways to compute a class) chosen in the classes reachable from the roots, children first.
 
         None if the choice is incomplete or cyclic.
 
@@ -104,7 +105,7 @@ class ProblemRows:
         return order
 
     def total(self, chosen: Iterable[int]) -> float:
-        """Sum of the costs of the rows `chosen`, rounded once (math.fsum)."""
+        """Sum of the costs of the rows (ways to compute a class) `chosen`, rounded once (math.fsum)."""
         return math.fsum([self.cost[row] for row in chosen])
 
 
@@ -246,7 +247,8 @@ class Problem:
         )
 
     def choice_of(self, chosen: Iterable[int]) -> IntArray:
-        """Choice array of the rows `chosen`: node per class, int32[n_classes], -1 for classes without a row."""
+        """Choice array of the rows (ways to compute a class) `chosen`: node per class, int32[n_classes], -1 for classes
+        without a row."""
         choice = np.full(self.n_classes, -1, np.int32)
         live = self.live
         nodes = np.fromiter((live[row] for row in chosen), np.int32)

@@ -28,8 +28,7 @@ LARGE = 8.0  # threshold: larger arguments use a formula without intermediate ov
 
 
 def keep_zero_sign(x: Tensor, y: Tensor) -> Tensor:
-    """Return y, the value of an odd function at |x|, as its value at x: with the sign of x, and -0.0 where x is
-    -0.0."""
+    """Return f(x) for an odd function f, given y = f(|x|): y * sign(x), but x itself where x is 0.0 or -0.0."""
     return t.where(t.ne(x, 0.0), t.mul(y, t.sign(x)), x)
 
 

@@ -1,7 +1,8 @@
 """NumPy functions other than ufuncs on traced arrays.
 
-A builder's parameters are the supported subset of NumPy's, under NumPy's names. Before a builder runs, NumPy itself is
-called on stand-in arrays: its exceptions become TraceErrors, and its result determines the expected shape and dtype.
+A function is replaced by one that builds its graph (its builder), with a supported subset of NumPy's parameters under
+NumPy's names. Before the builder runs, NumPy itself is called on stand-in arrays: its exceptions become TraceErrors,
+and its result determines the expected shape and dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """NumPy ufuncs and their methods (reduce, accumulate, outer) on traced arrays.
 
 NumPy itself resolves the dtypes (`ufunc.resolve_dtypes`, NEP 50). Operands are cast to the dtypes of the chosen loop
-and passed to the ufunc's builder.
+and passed to the function that builds the ufunc's graph.
 """
 
 from __future__ import annotations

@@ -250,8 +250,8 @@ class Weights:
     def stack(self, name: str, parts: Sequence[str], shape: Sequence[Dim], dtype: str) -> Tensor:
         """Return the tensors `parts`, each of `shape`, as one parameter `name` [parts, *shape], cast to `dtype`.
 
-        They are read one by one when the parameter is loaded. Errors as in `take`, and BadWeightsError if their dtypes
-        differ.
+        They are read one by one when the parameter is loaded. Raises the errors of `take`, and BadWeightsError if their
+        dtypes differ.
         """
         for part in parts:
             self.take(part, shape, dtype)

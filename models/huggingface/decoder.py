@@ -1,9 +1,9 @@
-"""Builders of decoder-only language models: GPT-2, and the rotary decoders of families.py.
+"""Functions that build the graph of decoder-only language models: GPT-2, and the rotary decoders of families.py.
 
-Each model is stated once over a `TokenAccess` (sequences.py): whole sequences [batch, sequence] with logits
-[batch, sequence, vocabulary], or the next tokens of cached sequences with the logits of one token each [batch,
-vocabulary]. Models without a head return `last_hidden_state`. Masks and positions are computed in the graph.
-Low-precision models compute norms in float32 and cast back, as the reference eager code does.
+Each model is stated once over a `TokenAccess` (sequences.py): whole sequences [batch, sequence] with logits [batch,
+sequence, vocabulary], or the next tokens of cached sequences with the logits of one token each [batch, vocabulary].
+Models without a head return `last_hidden_state`. Masks and positions are computed in the graph. Low-precision models
+compute norms in float32 and cast back, as the reference eager code does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""BERT builder: bidirectional encoder with learned positions and post-norm layers, and its task heads."""
+"""Functions that build the graph of BERT: bidirectional encoder with learned positions and post-norm layers, and its
+task heads."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
     """Open a folder or GGUF file: its config, and its tensors by name, which are read when they are needed. With
-    `trust`, links may lead out of the folder. Errors as in `load_folder`."""
+    `trust`, links may lead out of the folder. Raises the errors of `load_folder`."""
     folder = named_path(path)
     if folder.suffix.lower() == ".gguf":
         config, tensors = opened_gguf(folder)

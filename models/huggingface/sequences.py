@@ -104,7 +104,8 @@ class WholeSequence:
         return t.slice_axis(x, 0, 0, self.length)
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
+        """A table [.., T, n] by position, with axes of size 1 so that it broadcasts with the heads that `split`
+        returns. `grouped`: they have an axis for the query heads of a group."""
         return t.with_rank(x, 5 if grouped else 4)
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
@@ -112,7 +113,8 @@ class WholeSequence:
         return heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
+        """Causal attention of the heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
+        `layer` is not used, since there are no caches."""
         s = scoring
         if s.sinks is None:
             return joined(c.attention(q, k, v, scale=s.scale, causal=True, window=s.window, softcap=s.softcap))
@@ -189,7 +191,8 @@ class Cached:
         return t.gather(x, t.squeeze(self.positions(), 2))
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
+        """A table [.., T, n] by position, with axes of size 1 so that it broadcasts with the heads that `split`
+        returns. `grouped`: they have an axis for the query heads of a group."""
         between = (1, 1) if grouped and not self._as_rows else (1,)
         return t.reshape(x, (x.shape[0], *between, self.tokens, x.shape[-1]))
 
@@ -199,9 +202,10 @@ class Cached:
         return self.tokens == 1 and self.start is not None
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """Attention heads of x [B, T, groups * max(each, 1) * size].
+        """Split x [B, T, groups * max(each, 1) * size] into attention heads: `groups` key-value heads with `each` query
+        heads (0: no such axis).
 
-        See `TokenAccess.split`. With one token: [B, groups, each or 1, size].
+        With one token: [B, groups, each or 1, size].
         """
         return t.reshape(x, (self.batch, groups, max(each, 1), size)) if self._as_rows else heads(x, groups, each, size)
 
@@ -234,7 +238,8 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def kept_positions(self, window: int) -> int:
-        """Number of positions that a layer keeps in its cache (`cache_positions`)."""
+        """Number of positions that a layer with attention windows of `window` positions (0: no limit) keeps in its
+        cache."""
         return cache_positions(window, self.capacity, self.most)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Builders of ONNX contractions: matrix products, convolutions and einsum, also of quantized operands."""
+"""Functions that translate ONNX contractions: matrix products, convolutions and einsum, also of quantized operands."""
 
 from __future__ import annotations
 

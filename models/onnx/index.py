@@ -1,4 +1,4 @@
-"""Builders of ONNX gather, scatter and selection operators."""
+"""Functions that translate ONNX gather, scatter and selection operators."""
 
 from __future__ import annotations
 

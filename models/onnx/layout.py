@@ -1,4 +1,4 @@
-"""Builders of ONNX layout and fill operators: shapes, slices, concatenation, padding, ranges."""
+"""Functions that translate ONNX layout and fill operators: shapes, slices, concatenation, padding, ranges."""
 
 from __future__ import annotations
 

@@ -191,8 +191,8 @@ class Node:
     """One ONNX node as it is passed to the function that translates its operator (`@operator`): its operands as tensors
     (None: omitted), its attributes, and which of its results are used.
 
-    `context`: the model's opset and other facts of the file. `branch`: builds a subgraph of the node (of If, Loop,
-    Scan).
+    `context`: what all nodes share during the import (opset, params found so far, known values). `branch`: builds a
+    subgraph of the node (of If, Loop, Scan).
     """
 
     op: str

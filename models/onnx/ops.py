@@ -1,5 +1,5 @@
-"""The ONNX operator registry: operators of the builder modules, and elementwise ops of the op table by their ONNX
-names."""
+"""The ONNX operator registry: the functions that translate operators (`@operator` in the modules beside this one), and
+elementwise ops of the op table by their ONNX names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Builders of ATen backward overloads without a decomposition: convolutions, pools, resampling, padding, weight
-norm."""
+"""Functions that build the graph of ATen backward overloads without a decomposition: convolutions, pools, resampling,
+padding, weight norm."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) 
 
 
 def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
-    """Return a function that builds the gradient of nearest-neighbour resampling (ATen's arguments). `middle`: as for
-    `aten_resample.nearest_positions`."""
+    """Return a function that builds the gradient of nearest-neighbour resampling (ATen's arguments). `middle`: 0.5
+    compares the centres of input and output positions, 0 their starts."""
 
     def build(grad: Tensor, made: Sequence[Any], shape: Sequence[Any], *scales: float | None) -> Tensor:
         sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))

@@ -1,4 +1,5 @@
-"""Builders of ATen convolution and bilinear overloads. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen convolution and bilinear overloads. They take the arguments of the ATen
+schema."""
 
 from __future__ import annotations
 

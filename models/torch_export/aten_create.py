@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that create tensors, cast or copy them. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen overloads that create, cast or copy tensors. They take the arguments of the
+ATen schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that gather and scatter elements by index. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen overloads that gather and scatter elements by index. They take the arguments
+of the ATen schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that join, repeat, roll, pad or overwrite tensors. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen overloads that join, repeat, roll, pad or overwrite tensors. They take the
+arguments of the ATen schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of ATen normalization overloads. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen normalization overloads. They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Builders of elementwise ATen overloads. Arguments follow the ATen schema; tensors are tensor expressions.
+"""Functions that build the graph of elementwise ATen overloads. They take the arguments of the ATen schema, with
+tensors as tensor expressions.
 
 As in PyTorch's type promotion, numbers and 0-d tensors are weakly typed: they change the dtype only if their category
 (bool, int, float) is higher.
@@ -50,7 +51,7 @@ def result_dtype(*operands: Value) -> str:
 
 
 def number(value: Value) -> Value:
-    """Scalar operand of a builder: a free size is lowered to a tensor, other values are unchanged."""
+    """Scalar operand of an overload: a free size is lowered to a tensor, other values are unchanged."""
     return size_tensor(value) if isinstance(value, DimExpr) else value
 
 
@@ -333,7 +334,7 @@ IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 # ---------------------------------------------------------------- activations
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU, exact or by the tanh approximation."""
+    """GELU: by erf, or by tanh if `approximate` is "tanh"."""
     return c.gelu_tanh(x) if approximate == "tanh" else c.gelu(x)
 
 

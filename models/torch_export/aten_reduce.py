@@ -1,4 +1,5 @@
-"""Builders of ATen reductions, scans, sorts and contractions. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen reductions, scans, sorts and contractions. They take the arguments of the ATen
+schema."""
 
 from __future__ import annotations
 
@@ -206,8 +207,9 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Tensor:
-    """Return for each element of x the number of borders below it, in the corresponding row of `borders` (sorted;
-    options as for `bucketize`)."""
+    """Return for each element of x the number of borders below it, in the corresponding row of `borders` (sorted).
+    `right` (or `side` "right"): the number of borders below or equal. `out_int32`: the result's dtype is int32, not
+    int64."""
     if sorter is not None:
         borders = t.gather_elements(borders, sorter, -1)
     (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)

@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that only AOTAutograd's graphs have: fused attention and its backward, fused layers."""
+"""Functions that build the graph of ATen overloads that only AOTAutograd's graphs have: fused attention and its
+backward, fused layers."""
 
 from __future__ import annotations
 

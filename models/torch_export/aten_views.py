@@ -1,5 +1,5 @@
-"""Builders of ATen overloads that view tensors: slices, axes, sliding windows, strided memory. Arguments follow the
-ATen schema."""
+"""Functions that build the graph of ATen overloads that view tensors: slices, axes, sliding windows, strided memory.
+They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 

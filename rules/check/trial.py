@@ -98,7 +98,7 @@ def _show(x: Array) -> str:
 class TypedRule(Protocol):
     """Protocol of a rule with concrete types for its tensor variables.
 
-    An `Instance`, or its counterpart for text rules.
+    Implemented by `Instance` and, for rules in TASO's and Tensat's language, by `TextInstance`.
     """
 
     @property
@@ -223,9 +223,11 @@ class RuleTrial:
         return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
-        """Description of a difference between two results beyond rounding; "" if there is none.
+        """Description of how the two sides of a rule, roots `i` and `i + 1` of the trial's graph, differ beyond
+        rounding; "" if they do not.
 
-        `left`, `right`: values of roots i and i + 1. `peak`: largest finite magnitude of all values.
+        `data`: values of the rule's variables. `left`, `right`: values of both sides. `peak`: largest finite magnitude
+        of all values.
         """
         if not dtypes.is_float(self.roots[i].dtype):
             return "" if np.array_equal(left, right) else "the sides differ"

@@ -1,4 +1,4 @@
-"""Verdicts on the rules of a file: `tensor-graphs rules check FILE`.
+"""Verdicts (proved, tested, refuted or unknown) on the rules of a file: `tensor-graphs rules check FILE`.
 
 Each line holds rules in one of two languages; the language is detected per line. Blank lines and lines that begin with
 `#` are skipped.
@@ -33,7 +33,8 @@ MANY = 200  # number of rules from which starting worker processes pays off
 
 @dataclass(frozen=True)
 class Checked:
-    """A rule of a file with its verdict. `index` counts from 0 in file order, `line` from 1."""
+    """A rule of a file with its verdict (proved, tested, refuted or unknown). `index` counts from 0 in file order,
+    `line` from 1."""
 
     index: int
     line: int
@@ -56,7 +57,8 @@ def check_all(
     stop: Callable[[], bool] = lambda: False,
     processes: int = 1,
 ) -> Iterator[Checked]:
-    """Yields every rule of a file with its verdict, in file order, until `stop` returns True.
+    """Yields every rule of a file with its verdict (proved, tested, refuted or unknown), in file order, until `stop`
+    returns True.
 
     Rules with equal text are checked once. With at least `MANY` distinct rules, `processes` worker processes check in
     parallel. `say` gets a line on the progress after each rule. `seed`, `samples`: of the random tests (`check`).
@@ -92,6 +94,6 @@ def _done(found: Future[Verdict], stop: Callable[[], bool]) -> bool:
 
 
 def counts(found: Sequence[Checked]) -> dict[str, int]:
-    """Number of rules by verdict."""
+    """Number of rules by verdict (proved, tested, refuted or unknown)."""
     total = Counter[str](c.verdict.status for c in found)
     return {status: total[status] for status in STATUSES}

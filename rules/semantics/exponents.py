@@ -68,7 +68,7 @@ def tables() -> tuple[Array, Array]:
 
 
 def pairs(order: Sequence[Tensor], leaves: Mapping[str, Pair], key: int) -> dict[int, Pair]:
-    """Values of atomic nodes modulo P and P - 1, by node id.
+    """Values modulo P and P - 1 of nodes without composite ops, by node id.
 
     `order`: the nodes, operands first. `leaves`: values of leaves by name. `key`: seed of uninterpreted functions.
     Raises NotModular for ops outside of this arithmetic.

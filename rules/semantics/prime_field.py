@@ -181,8 +181,8 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
 
 
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
-    """Evaluate atomic nodes modulo p; returns their values by node id. `order`: the nodes, operands first. `leaves`:
-    values by name, residues for floats.
+    """Evaluate nodes without composite ops modulo p; returns their values by node id. `order`: the nodes, operands
+    first. `leaves`: values by name, residues for floats.
 
     With a key, functions outside of field arithmetic are uninterpreted: random functions, the same for the same key.
     Raises NotModular for anything else.

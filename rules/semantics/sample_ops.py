@@ -1,5 +1,5 @@
-"""Table of samplers, one per shape law: from the wanted sizes of a result to types of the operands (used by
-sample.py)."""
+"""Table of samplers, one for each type law (rule for an op's result type): from the wanted sizes of a result to types
+of the operands (used by sample.py)."""
 
 from __future__ import annotations
 

@@ -104,8 +104,8 @@ def meet(a: Sizes, b: Sizes) -> Sizes:
 class Sampler:
     """One attempt at sampling an instance of a rule under some guards.
 
-    `handlers`: type law -> function that draws types of a call's operands such that its result has the
-    shape and dtype that a `Want` requires.
+    `handlers`: type law (rule for an op's result type) -> function that draws types of a call's operands such that its
+    result has the shape and dtype that a `Want` requires.
     """
 
     def __init__(

@@ -29,7 +29,8 @@ SPATIAL = (1, 2)  # numbers of spatial axes to check: spatial axes are treated a
 
 
 def is_view(op: str) -> bool:
-    """Whether SMT proofs know both the index map and the shape law of an op."""
+    """Whether SMT proofs know both an op's index map (which operand element each result element is) and its result
+    shape."""
     return OPS[op].index_map is not None and OPS[op].law in VIEW_LAWS
 
 
@@ -189,7 +190,8 @@ def _weights(rule: Rule) -> dict[str, int]:
 
 
 def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
-    """Cases at which a rule is to be proved: yields (rank of each tensor variable, value of each attribute variable).
+    """The choices of ranks and axes for each of which a rule is to be proved: yields (rank of each tensor variable,
+    value of each attribute variable).
 
     Axes and permutations get concrete values, all other attribute variables are z3 unknowns: reals with `real`, else
     integers. Raises OutOfScope for rules that SMT proofs do not support.

@@ -29,7 +29,8 @@ class Total:
         return value if isinstance(value, Total) else Total((((), value),))
 
     def map(self, f: Callable[[Any], Any]) -> Total:
-        """The sum with a linear function applied to every body."""
+        """The sum with a linear function `f` applied to the summand (body) of each term: f(sum of a) is the sum of
+        f(a)."""
         return Total(tuple((bound, f(body)) for bound, body in self.terms))
 
     def plus(self, other: Total) -> Total:

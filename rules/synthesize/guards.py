@@ -191,7 +191,8 @@ def weakest(
     """The weakest conjunction of guards found under which a rule holds on fresh instances; None if none was found.
 
     `bare` is the rule without guards, `enough` guards under which it is known to hold, `options` the candidates in
-    order of preference, `draws` as in `tried`, `home` a rank at which the rule is tested in addition (0: none).
+    order of preference, `draws`: (seed, number of instances) pairs of the tests, `home` a rank at which the rule is
+    tested in addition (0: none).
     """
     pool = InstancePool(bare, list(dict.fromkeys([*options, *enough])))
     pool.draw((), AT_LARGE)

@@ -14,9 +14,11 @@ from .universe import Equality, World
 
 @dataclass(frozen=True)
 class RuleCandidate:
-    """An equality with variables named in order of use. `free`: it holds with elementwise functions uninterpreted.
+    """An equality with variables named in order of use. `free`: whether it holds with elementwise functions
+    uninterpreted.
 
-    `size`: number of ops on both sides. `world`: name of the `World` in which it was found.
+    `size`: number of ops on both sides. `world`: name of the set of typed variables and ops (`World`) in which it was
+    found.
     """
 
     left: Term

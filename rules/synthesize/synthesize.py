@@ -191,11 +191,11 @@ def synthesize(
 ) -> Synthesis:
     """Find rules over `ops` by enumeration of terms; none of them is derivable from the others.
 
-    The larger side of a rule has at most `size` ops. `variables`, `broadcast`: as for `worlds`. `prove`: attempt a
-    proof of every rule that passed all tests. `base`: rules to compare with; each found rule records whether they
-    derive it. `say` gets lines on the progress. `time_limit` (seconds) and `stop` (returns whether to stop) end the
-    search early with the rules found so far; `Synthesis.stopped` says so. Raises UsageError for ops that cannot be
-    enumerated.
+    The larger side of a rule has at most `size` ops. `variables`: number of matrix variables, 1 to 4. `broadcast`: also
+    a row, a column and a scalar. `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare
+    with; each found rule records whether they derive it. `say` gets lines on the progress. `time_limit` (seconds) and
+    `stop` (returns whether to stop) end the search early with the rules found so far; `Synthesis.stopped` says so.
+    Raises UsageError for ops that cannot be enumerated.
     """
     begin = time.perf_counter()
     result = Synthesis(tuple(ops), size, variables, seed, broadcast)

@@ -120,8 +120,8 @@ class TermValues:
     plans: dict[Any, list[Any]] = field(default_factory=dict)
 
     def plan(self, op: str, attrs: Mapping[str, Any], types: Sequence[Type]) -> list[Any]:
-        """The atomic nodes that compute the op with attributes `attrs`, operands first, over leaves named 0, 1, … for
-        its operands of these types."""
+        """The nodes, without composite ops, that compute the op with attributes `attrs`, operands first, over leaves
+        named 0, 1, … for its operands of these types."""
         key = (op, tuple(attrs.items()), tuple(types))
         if key not in self.plans:
             leaves = [api.input(str(i), t.shape, t.dtype) for i, t in enumerate(types)]
@@ -148,8 +148,8 @@ class TermValues:
         return tuple(exact), floats, pure
 
     def run(self, plan: Sequence[Any], arrays: Sequence[Array], p: int | None) -> tuple[Any, bool]:
-        """Evaluate a plan (atomic nodes) on `arrays`; returns (its value modulo p, or in float64 if p is None; whether
-        no function was left uninterpreted)."""
+        """Evaluate a plan (nodes without composite ops) on `arrays`; returns (its value modulo p, or in float64 if p is
+        None; whether no function was left uninterpreted)."""
         live: dict[int, Any] = {}
         pure = True
         for node in plan:

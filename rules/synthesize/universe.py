@@ -49,14 +49,14 @@ class World:
 
     @property
     def home(self) -> int:
-        """Rank of the variables if random instances rarely have that rank (rules are then tested at it, too), else
-        0."""
+        """Rank of the variables if random instances rarely have it, so that rules are tested at that rank,
+        too; else 0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """Types of the variables, as attribute expressions read them."""
+        """Types of the variables, in the form in which attribute expressions take them (`Fact`)."""
         return {n: Fact(t, False) for n, t in self.types.items()}
 
 

@@ -174,7 +174,7 @@ class CanonicalSums:
     def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
         """A product of factors as text, with its summation indices named in the order `order`.
 
-        `names`: texts of the other index variables, by variable; likewise in the other methods.
+        `names`: texts of the other index variables, by variable.
         """
         self.effort.spend()
         depth = len(names)

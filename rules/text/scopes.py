@@ -14,7 +14,8 @@ class AxisScope:
 
     `groups` lists the group counts to try. With `plain`, a convolution of two variables has one group. With `kin`, all
     kernel variables have the same shape. With `constants`, constant kernels have as many outputs as the variable
-    kernels, and groups are chosen so that the sides have equal shapes. `description` describes the scope in verdicts.
+    kernels, and groups are chosen so that the sides have equal shapes. `description` describes the scope in verdicts
+    (proved, tested, refuted or unknown).
     """
 
     description: str

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -18,8 +16,9 @@ from ..fuzz.reassembly import reassemble
 from .test_blocks import cnn, transformer
 
 
-def pairs(blocks: Blocks) -> set[tuple[int, int]]:
-    return {(a.block, b.block) for a, b in pairwise(blocks.instances)}
+def runs(blocks: Blocks) -> set[tuple[int, ...]]:
+    kinds = [i.block for i in blocks.instances]
+    return {tuple(kinds[n : n + 3]) for n in range(len(kinds) - 2)}
 
 
 @pytest.mark.parametrize(("layers", "windows"), [(8, 1), (20, 1), (12, 2)])
@@ -27,7 +26,7 @@ def test_every_block_follows_what_it_follows_in_the_model(layers: int, windows: 
     whole = find_blocks(transformer(layers, windows=windows))
     short = short_form(whole)
     assert short is not None and len(short.instances) <= LARGEST_SHARE * len(whole.instances)
-    assert pairs(short) == pairs(whole) and short.unique == whole.unique
+    assert runs(short) == runs(whole) and short.unique == whole.unique
     known = {v for i in whole.instances for v in i.outputs}
     for n, one in enumerate(short.instances):
         before = {v for i in short.instances[:n] for v in i.outputs}
@@ -94,6 +93,6 @@ def test_values_read_far_behind_are_kept() -> None:
         whole = find_blocks(graph)
         short = short_form(whole)
         if short is not None:
-            assert pairs(short) == pairs(whole)
+            assert runs(short) == runs(whole)
             assert {r.type for r in reassemble(short).roots} == {r.type for r in graph.roots}
     assert short_form(find_blocks(Graph.of(tg.exp(x)))) is not None

@@ -684,11 +684,11 @@ def test_when_no_time_is_left_for_measuring_a_surprise_is_replaced_by_what_was_m
 def test_what_was_measured_ahead_is_not_measured_by_the_search() -> None:
     """Until it is told to stop, and without a plan to be settled for in the end."""
     prices, clock = Prices({f"exp{i}": 10.0 - i for i in range(6)}), Clock()
-    count = measure_ahead(variants(6), prices, prices, seconds=60.0, stop=lambda: False, clock=clock).measured
+    count = measure_ahead(variants(6), prices, prices, seconds=60.0, stop=lambda: False, clock=clock)
     names = [n for asked in prices.asked for n in asked]
     assert count == len(names) > 0 and "exp5" in names and clock.seconds.keys() >= {"price", "solve", "measure"}
     stopped = Prices({f"exp{i}": 10.0 - i for i in range(6)})
-    assert measure_ahead(variants(6), stopped, stopped, seconds=60.0, stop=lambda: True, clock=Clock()).measured == 0
+    assert measure_ahead(variants(6), stopped, stopped, seconds=60.0, stop=lambda: True, clock=Clock()) == 0
     assert stopped.asked == []
     with pytest.raises(NoPlanError):
         measure_ahead(variants(0), Prices({}), prices, seconds=60.0, stop=lambda: False, clock=Clock())

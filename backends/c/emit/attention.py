@@ -62,7 +62,7 @@ class FewRowAttention:
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
     """The parts of `kernel` if it is attention with at most `ROWS` query rows; None for other kernels.
 
-    `shape`: roles of the kernel's axes, by default computed here.
+    `shape`: roles of the kernel's axes (row, column, batch, reduction), by default computed here.
     """
     shape = if_fusable(shape_of, kernel) if shape is None else shape
     if shape is None or shape.kind != "attention" or shape.walks or shape.joined or len(kernel.stores) != 1:

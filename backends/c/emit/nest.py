@@ -155,7 +155,7 @@ class LoopNest:
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
     """The expression `e` rebuilt in builder `b` with free axes replaced by the indices `change`; a nested reduction
-    keeps its own axis in its body. `done`: expressions replaced so far, with the results."""
+    keeps its own axis in the expression that it reduces. `done`: expressions replaced so far, with the results."""
     if e.axes.isdisjoint(change):
         return e
     if e not in done:

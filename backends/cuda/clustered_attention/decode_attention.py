@@ -42,9 +42,9 @@ class DecodeAttention:
 
 
 def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
-    """The parts of `kernel`, whose axes have the roles `shape`, if it is attention of at most `ROWS` query rows over
-    16-bit keys and values, each contiguous along the head size, and possibly writes a row of each; None for other
-    kernels."""
+    """The parts of `kernel` if it is attention of at most `ROWS` query rows over keys and values of two bytes an
+    element, each contiguous along the head size, and possibly writes a row of each; None for other kernels. `shape`:
+    roles of the kernel's axes (row, column, batch, reduction)."""
     if shape.kind != "attention" or shape.walks or shape.joined or not 1 <= shape.m <= ROWS or len(shape.cols) != 1:
         return None
     results = [e for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]

@@ -42,9 +42,10 @@ def emit_clusters(
 ) -> CudaLaunch:
     """Emit the CUDA source of attention of few rows with the schedule `s`; returns its launch.
 
-    `name`: of the emitted function. `shape`: roles of the kernel's axes. `constant`: operands that no earlier kernel of
-    the program writes, which are therefore read before the wait for the previous kernel (programmatic dependent launch;
-    `Call.constant`). Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
+    `name`: of the emitted function. `shape`: roles of the kernel's axes (row, column, batch, reduction). `constant`:
+    operands that no earlier kernel of the program writes, which are therefore read before the wait for the previous
+    kernel (programmatic dependent launch; `Call.constant`). Raises Unfusable if the kernel is not such attention or the
+    schedule does not fit it.
     """
     found = attention_of(kernel, shape)
     if found is None:

@@ -58,9 +58,9 @@ def new_rows(
     """The rows that the attention `kernel` writes into its keys and values; empty if it writes none.
 
     `sides`: "keys", "values" -> (the factor of a product that holds them, the axis of its elements). `positions`: the
-    axis of positions in the caches. `shape`: roles of the kernel's axes. None if the kernel reads a new row that it
-    does not write at the same place, if the row cannot be computed by vectors along one axis, or if the kernel writes a
-    row that it does not read.
+    axis of positions in the caches. `shape`: roles of the kernel's axes (row, column, batch, reduction). None if the
+    kernel reads a new row that it does not write at the same place, if the row cannot be computed by vectors along one
+    axis, or if the kernel writes a row that it does not read.
     """
     (column,), found = shape.cols, []
     for what, (side, axis) in sides.items():

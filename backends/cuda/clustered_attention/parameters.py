@@ -42,7 +42,7 @@ class ClusteredAttentionSchedule(Schedule):
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of the result that a block finishes: all query rows, and its share of the columns of a kernel
-        whose axes have the roles `shape`."""
+        with the axes that `shape` describes."""
         return shape.m, max(1, shape.n // self.parts)
 
     def room(self, rows: int, head: int, columns: int) -> int:

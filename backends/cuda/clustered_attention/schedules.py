@@ -94,7 +94,8 @@ class AttentionSizes:
 
 def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
     """Numbers of query rows, positions, head elements and sets of keys of the attention that `kernel` computes, whose
-    axes have the roles `shape`. None if clustered attention cannot compute it, or the GPU has no clusters."""
+    axes have the roles `shape` (row, column, batch, reduction). None if clustered attention cannot compute it, or the
+    GPU has no clusters."""
     found = attention_of(kernel, shape) if target().capability >= HOPPER else None
     if found is None:
         return None

@@ -54,8 +54,8 @@ ROOM = 200 << 10  # limit of dynamic shared memory in bytes
 def emit(
     kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """Emit the CUDA source of `kernel`, whose axes have the roles `shape`, in a thread layout; returns its launch.
-    Raises Unfusable if the emitter does not support the kernel.
+    """Emit the CUDA source of `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), in a thread
+    layout; returns its launch. Raises Unfusable if the emitter does not support the kernel.
 
     `name`: of the emitted function. With programmatic dependent launch, the operands named in `constant` (weights) are
     read before the wait for the previous kernel.
@@ -71,9 +71,9 @@ def emit_joined(
     partial results; the last block of each tile to finish (known by an atomic counter) runs `second`, which combines
     them.
 
-    `layouts`, `shapes`: thread layout and roles of the axes of both kernels, which use the same tiles and numbers of
-    threads. The buffer `counters` is zero before and after the launch. `constant`: operands that are read before the
-    wait for the previous kernel.
+    `layouts`, `shapes`: thread layout and roles of the axes (row, column, batch, reduction) of both kernels, which use
+    the same tiles and numbers of threads. The buffer `counters` is zero before and after the launch. `constant`:
+    operands that are read before the wait for the previous kernel.
     """
     last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
     return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant)).launch(last)

@@ -173,8 +173,8 @@ class ThreadLoads(CudaPart):
         inner.known[e] = local
 
     def warm(self, bodies: Iterable[Expr], dim: str) -> None:
-        """Emit prefetches into L2 of the first `WARM` bytes that a block reads of each matrix in `bodies`, the bodies
-        of reductions along the dimension `dim`.
+        """Emit prefetches into L2 of the first `WARM` bytes that a block reads of each matrix in `bodies`, the
+        expressions that are reduced along the dimension `dim`.
 
         They are placed before the wait for the previous kernel. That is safe even if that kernel still writes the
         memory, since its writes go through the same L2.

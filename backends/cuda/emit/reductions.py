@@ -21,8 +21,8 @@ class Reductions(CudaPart):
     loads: ThreadLoads
 
     def kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
-        """The dimensions along which the result of the reduction `e` varies: those of its `body` without the reduced
-        one, `dim`.
+        """The dimensions along which the result of the reduction `e` varies: those of its `body` (the reduced
+        expression) without the reduced one, `dim`.
 
         Raises Unfusable for a monoid (combining operation such as sum or max) without CUDA code, and for reductions of
         integers or bools.
@@ -47,8 +47,8 @@ class Reductions(CudaPart):
             self.line(f"fill({name}, {start});")
 
     def accumulate(self, e: Expr, body: Expr, dim: str, acc: Local) -> None:
-        """Emit the loop nest that accumulates a thread's elements of `body`, along the dimension `dim`, into the
-        register variable `acc`.
+        """Emit the loop nest that accumulates a thread's elements of `body`, the reduced expression, along the
+        dimension `dim`, into the register variable `acc`.
 
         `e`: the reduction. Raises Unfusable if `body` does not vary along `dim`.
         """
@@ -89,8 +89,8 @@ class Reductions(CudaPart):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """Emit one iteration of the running maximum `e` of `body` along `dim`, kept in the variable `name` (online
-        softmax).
+        """Emit one iteration of the running maximum `e` of the expression `body` along `dim`, kept in the variable
+        `name` (online softmax).
 
         Returns the register variable of the factor by which the sums relative to the old maximum must be multiplied.
         """
@@ -125,7 +125,7 @@ class Reductions(CudaPart):
         """Emit code that combines the running maximum `e`, and the sums `sums` relative to it, across the threads along
         the dimension `dim` (online softmax).
 
-        `names`: reduction -> variable of its accumulator; `bodies`: reduction -> its body.
+        `names`: reduction -> variable of its accumulator; `bodies`: reduction -> the expression that it reduces.
         """
         frame = self.frame
         if frame.along[dim].threads == 1:

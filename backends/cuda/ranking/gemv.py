@@ -162,12 +162,12 @@ class GemvRanking(RankingModel):
         return us * (1.15 if ahead else 1.0) + (JOIN + 0.03 * split if split > 1 else 0.0)
 
     def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:
-        """Estimated time in µs where `us_along_k` does not apply (not `fitted`).
+        """Estimated time in µs of a schedule for which `us_along_k`, the model fitted to measurements, does not apply.
 
-        A block of `threads` threads computes `columns` columns with `across` threads along K; each thread holds
-        `held` matrix elements per iteration, of which the compiler keeps only some loads in flight; `split` is
-        the split-K factor. An iteration takes its bandwidth time or the memory latency, whichever is longer.
-        With a prefetch ring of `ring` bytes, `AHEAD` iterations are in flight.
+        A block of `threads` threads computes `columns` columns with `across` threads along K; each thread holds `held`
+        matrix elements per iteration, of which the compiler keeps only some loads in flight; `split` is the split-K
+        factor. An iteration takes its bandwidth time or the memory latency, whichever is longer. With a prefetch ring
+        of `ring` bytes, `AHEAD` iterations are in flight.
         """
         share = -(-self.columns // columns) * self.batch * split / target().multiprocessors
         sums = self.rows * self.matrices * max(1.0, columns * across / threads)

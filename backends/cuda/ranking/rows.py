@@ -85,7 +85,7 @@ class RowReductionRanking(RankingModel):
 
     Rows stay in registers where they fit; longer rows are read again in each pass. `count` and `length` are the number
     and the length of rows, `vector` is the width along a row, `across` the width over neighbouring rows where results
-    are stored transposed (a thread then transposes squares), `reads` the number of row operands, `batch` the batch
+    are stored transposed (each thread transposes square pieces), `reads` the number of row operands, `batch` the batch
     size, `own` the fixed schedule entries of short inner reductions.
     """
 

@@ -114,7 +114,7 @@ class TiledOperand:
 
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
     """Emit the CUDA source of a float32 GEMM with the schedule `tiles`; returns its launch. `name`: of the emitted
-    function; `shape`: roles of the kernel's axes.
+    function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless its operands are plain float32 matrices.
     """

@@ -32,8 +32,8 @@ PARTS = (2, 4, 8, 16)
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether tiled float32 GEMM is offered for `kernel`, whose axes have the roles `shape`: a GEMM with at least
-    `LEAST` rows and columns. Dtypes are checked later."""
+    """Whether tiled float32 GEMM is offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): a GEMM with at least `LEAST` rows and columns. Dtypes are checked later."""
     return shape.kind == "contraction" and shape.m >= LEAST and shape.n >= LEAST
 
 

@@ -50,7 +50,7 @@ class GemmOperand:
 
 def emit_gemm(kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> CudaLaunch:
     """Emit the CUDA source of a warp-specialized GEMM in a schedule; returns its launch. `name`: of the emitted
-    function; `shape`: roles of the kernel's axes.
+    function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless its operands are plain 16-bit matrices that TMA can load.
     """

@@ -37,8 +37,8 @@ SHORT = 50_000  # cycles below which early launch is worth measuring
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether warp specialization is offered for `kernel`, whose axes have the roles `shape`: a GEMM with at least
-    `ROWS` rows and `COLUMNS_` columns. Dtypes are checked later."""
+    """Whether warp specialization is offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): a GEMM with at least `ROWS` rows and `COLUMNS_` columns. Dtypes are checked later."""
     return shape.kind == "contraction" and shape.m >= ROWS and shape.n >= COLUMNS_
 
 

@@ -17,7 +17,8 @@ parts that it calls; there is one callback, from `TileValues` to the parts that 
     grid           Grid: the program's tile
 
 This module connects the parts, computes concatenated results in separate programs of the grid, and joins the partial
-results of split reductions. Other strategies replace some of the parts (warp_specialized/attention.py).
+results of split reductions. Other strategies (ways to write kernels) replace some of the parts
+(warp_specialized/attention.py).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) 
     """Emit the Triton source of `kernel` with the tile sizes `tiling`; returns its launch. Raises Unfusable if Triton
     cannot express the kernel.
 
-    `name`: of the emitted function. `shape`: roles of the kernel's axes, derived from the kernel if None.
+    `name`: of the emitted function. `shape`: roles of the kernel's axes (row, column, batch, reduction), derived from
+    the kernel if None.
     """
     return TileEmitter(TileFrame(kernel, tiling, name, shape or shape_of(kernel))).launch()
 
@@ -59,8 +61,8 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     computes partial results; the last program of each tile to finish (known by an atomic counter) runs `second`, which
     combines them.
 
-    `tiling`, `shape`: tile sizes and roles of the axes of the kernel before the split, whose tiles both kernels use.
-    The buffer `counters` (int32, one per tile) is zero before and after the launch.
+    `tiling`, `shape`: tile sizes and roles of the axes (row, column, batch, reduction) of the kernel before the split,
+    whose tiles both kernels use. The buffer `counters` (int32, one per tile) is zero before and after the launch.
     """
     own = shape_of(first)
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))

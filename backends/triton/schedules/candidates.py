@@ -31,8 +31,8 @@ Ranked = Iterator[tuple[TileSchedule, float]]
 
 
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[TileSchedule]:
-    """At most `count` schedules for `kernel`, whose axes have the roles `shape`, best guess first; empty if none is
-    legal.
+    """At most `count` schedules for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), best
+    guess first; empty if none is legal.
 
     `splits`: whether the reduction may be split (split-K).
     """

@@ -176,8 +176,8 @@ class KernelFacts:
 
 
 def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> KernelFacts:
-    """The properties of `kernel`, whose axes have the roles `shape`, that legality and ranking read. `splits`: whether
-    its longest reduction may be split."""
+    """The properties of `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), that legality and
+    ranking read. `splits`: whether its longest reduction may be split."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
     inside, added = _inside(shape, tops), _added(shape, tops)

@@ -1,4 +1,5 @@
-"""Declarations of the schedules of Triton and Gluon kernels (generate/schedule.py), one class per strategy."""
+"""Declarations of the schedules of Triton and Gluon kernels (generate/schedule.py), one class per strategy (way to
+write kernels)."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ class TileSchedule(Schedule):
         return self.m, shape.n if self.walk else self.n
 
     def tiling(self, shape: Shape) -> Tiling:
-        """The tile sizes that this schedule gives a kernel whose axes have the roles `shape`. Parameters that `Tiling`
-        has no field for are its options."""
+        """The tile sizes that this schedule gives a kernel whose axes have the roles `shape` (row, column, batch,
+        reduction). Parameters that `Tiling` has no field for are its options."""
         options: dict[str, Any] = {"precision": PRECISIONS[self.precision or 0].name}
         names = [p.field for p in declared(type(self)).values() if p.field not in TILING]
         options |= {name: getattr(self, name) for name in names}
@@ -85,7 +86,8 @@ class AttentionSchedule(Schedule):
         return self.pieces == 2
 
     def tiling(self, shape: Shape) -> Tiling:
-        """The tile sizes that this schedule gives a kernel whose axes have the roles `shape`."""
+        """The tile sizes that this schedule gives a kernel whose axes have the roles `shape` (row, column, batch,
+        reduction)."""
         return tiling_of(shape, self, 1, {"pieces": self.split_widths})
 
 
@@ -107,8 +109,9 @@ class ConvolutionSchedule(Schedule):
 
 
 def tiling_of(shape: Shape, s: TileSchedule | AttentionSchedule, group: int, options: dict[str, Any]) -> Tiling:
-    """The tile sizes of the schedule `s` for a kernel whose axes have the roles `shape`, each at most the size of its
-    axis rounded up to a power of two; `group`, `options`: see `Tiling`."""
+    """The tile sizes of the schedule `s` for a kernel whose axes have the roles `shape` (row, column, batch,
+    reduction), each at most the size of its axis rounded up to a power of two; `group`: rows of tiles rasterized
+    together for L2 reuse; `options`: other schedule parameters by name."""
     sizes = [*s.k, *(padded(a.size) for a in shape.inner[len(s.k) :])]
     k = {a: min(size, padded(a.size)) for a, size in zip(shape.inner, sizes)}
     m, n = s.m if shape.rows else 1, s.n if shape.cols else 1

@@ -49,7 +49,7 @@ class RoleLaunch(TritonLaunch):
 
 def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
     """Emit warp-specialized attention as Gluon functions; returns the launch. `tiling`: tile sizes, with 64 rows per
-    four warps; `name`: of the kernel function; `shape`: roles of the kernel's axes.
+    four warps; `name`: of the kernel function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless the kernel is one product with keys inside one with values, both operands 16-bit and
     loadable by TMA.

@@ -177,7 +177,8 @@ class EpilogueFrame(TileFrame):
     filters."""
 
     def ragged(self, dim: str) -> bool:
-        """False, since tiles divide the output and need no masks."""
+        """Whether the last tile along `dim` reaches beyond its end, so that masks are needed: never, since tiles divide
+        the output."""
         return False
 
 
@@ -383,7 +384,7 @@ class Convolution:
 
 def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
     """Emit a warp-specialized convolution with the tiles of `schedule` as Gluon functions; returns the launch. `name`:
-    of the kernel function; `shape`: roles of the kernel's axes.
+    of the kernel function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the
     output.
@@ -393,7 +394,7 @@ def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, s
 
 def convolution_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Convolution:
     """The emitter of `kernel` as a convolution with the tiles of `schedule`; `name`: of the kernel function; `shape`:
-    roles of the kernel's axes.
+    roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable under the conditions of `emit_convolution`.
     """

@@ -10,8 +10,8 @@ from ..errors import ExtractionError
 
 
 def chosen_terms(view: EGraphView, kernels: Iterable[Sequence[int]]) -> list[Tensor]:
-    """The term that the plan computes for each root of a view. `kernels`: covered e-nodes of each kernel of the plan,
-    operands first.
+    """The term that the plan computes for each root of the e-graph `view`. `kernels`: covered e-nodes of each kernel of
+    the plan, operands first.
 
     E-classes that no kernel computes are the model's leaves and terms of weights. Raises ExtractionError if the kernels
     do not make up a term of a root.

@@ -38,7 +38,8 @@ class Derivation:
 
 
 class TermMatcher:
-    """Matcher of terms whose operands are at known e-classes. A match is given as the e-nodes that it uses."""
+    """Finds where a term occurs in an e-graph, given the e-classes of its variables. A match is the tuple of e-nodes
+    that it uses, one for each op of the term."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view, self.matcher = view, Matcher(view)

@@ -1,4 +1,5 @@
-"""Explanation of rewriting: per unique block, the chosen term and the rule applications that lead to it."""
+"""Explanation of rewriting: per unique block (repeated subgraph), the chosen term and the rule applications that lead
+to it."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class BlockRewrites:
 
     @property
     def verdict(self) -> str:
-        """Summary of the steps' checks as text."""
+        """Text that says how many steps could not be reconstructed, and what replaying the others showed."""
         if self.given_up:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
@@ -84,7 +85,7 @@ class BlockRewrites:
         return "\n".join([head, *(str(e) for e in self.explanations if e.steps)])
 
     def to_json(self) -> dict[str, Any]:
-        """The rewrites of the block as JSON values."""
+        """The rewrites of the block (repeated subgraph) as JSON values."""
         return {
             "block": self.number, "instances": self.instances, "nodes": self.nodes, "e_nodes": self.e_nodes,
             "verdict": self.verdict, "inside": self.inside, "outputs": [e.to_json() for e in self.explanations],
@@ -139,8 +140,8 @@ def explain_rewrites(
     replay: bool | None = None,
     trust: bool = False,
 ) -> list[BlockRewrites]:
-    """Rewriting of a model: per unique block, the rule applications that lead from its term to the one chosen at
-    current prices.
+    """Rewriting of a model: per unique block (repeated subgraph), the rule applications that lead from its term to the
+    one chosen at current prices.
 
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
     Takes the sources of `optimize`, and its `trust`. `replay`: evaluate every step numerically; None: only for small
@@ -162,8 +163,8 @@ def explain_saved(
     replay: bool | None = None,
     seconds: float = math.inf,
 ) -> list[BlockRewrites]:
-    """Rewriting of a saved program: per unique block and distinct chosen term, the rule applications that lead to that
-    term.
+    """Rewriting of a saved program: per unique block (repeated subgraph) and distinct chosen term, the rule
+    applications that lead to that term.
 
     Rules are the built-in ones and `rules`. The blocks are rewritten again within `limits`, with `effort` and `exact`
     as the search had them. After `seconds` no further term is explained; the result gives the reason for each that is

@@ -29,7 +29,8 @@ def write_unmeasured(
 ) -> int:  # fmt: skip
     """Write tuning jobs for the unmeasured kernels of the best `plans` plans and their unmeasured rivals.
 
-    Returns their number. `name`: the backend. `budget`: seconds of search. `trust`: as for `optimize`.
+    Returns their number. `name`: the backend. `budget`: seconds of search. `trust`: links in the model's folder may
+    lead out of it.
 
     With the setting `gpu` (a GPU elsewhere), plans are made for that GPU whether or not this machine has one.
     """

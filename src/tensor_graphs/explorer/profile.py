@@ -101,8 +101,8 @@ def profile(
     current plan (a build and three rounds). Programs are not verified, as none is returned. `diversity`: minimum
     fraction of estimated time that one of any two plans spends in kernels that the other lacks; more similar plans are
     skipped. `resume`: reuse times of an earlier sweep. `workers`: rewriting processes (0: the setting); kernels are
-    always timed one at a time. `trust`: as for `optimize`. Raises UsageError for less than one plan or a negative
-    number of workers.
+    always timed one at a time. `trust`: links in the model's folder may lead out of it. Raises UsageError for less than
+    one plan or a negative number of workers.
     """
     if count < 1 or workers < 0:
         raise UsageError(

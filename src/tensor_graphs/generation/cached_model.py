@@ -20,15 +20,15 @@ Array = np.ndarray[Any, Any]
 
 
 def caches_of(batch: int, capacity: int) -> Caches:
-    """Sizes of key-value caches: `batch` rows of `capacity` tokens, with room for the largest prefill step
+    """Sizes of key-value caches: `batch` rows (sequences) of `capacity` tokens, with room for the largest prefill step
     (BUCKETS)."""
     return Caches(batch, capacity, min(BUCKETS[-1], capacity))
 
 
 @dataclass
 class HeldRow:
-    """Tokens of one row that the caches hold, by position (`tokens`), and the largest position written since position 0
-    was last written (`top`).
+    """Tokens of one row (sequence of the batch) that the caches hold, by position (`tokens`), and the largest position
+    written since position 0 was last written (`top`).
 
     Layers with sliding windows keep a ring of positions: keys and values far enough before that largest position are
     overwritten.
@@ -52,7 +52,8 @@ class HeldRow:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Steps of a prefill: tokens per step (`size`), the position at which each row begins, number of steps."""
+    """Steps of a prefill: tokens per step (`size`), the position at which each row (sequence of the batch) begins,
+    number of steps."""
 
     size: int
     begins: Array
@@ -121,9 +122,9 @@ class CachedModel:
     def prefill(self, ids: Sequence[Sequence[int]]) -> list[int]:
         """Fill the caches with prompts; afterwards the states `logits` and `length` are those of each row's last token.
 
-        Returns the number of tokens of each row. Rows without a prompt get a single token. A prompt longer than the
-        largest bucket takes several steps; a row that ends before the others repeats its last tokens, which changes
-        nothing.
+        Returns the number of tokens of each row (sequence of the batch). Rows without a prompt get a single token. A
+        prompt longer than the largest bucket takes several steps; a row that ends before the others repeats its last
+        tokens, which changes nothing.
         """
         plan, more = self.plan(ids), self.caches.batch - len(ids)
         prompts = [*ids, *([ids[0][:1]] * more)]

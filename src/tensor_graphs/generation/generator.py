@@ -180,7 +180,7 @@ class Generator(Unpicklable):
     def stream(
         self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, **options: Any
     ) -> Iterator[Piece]:
-        """Generated tokens, each yielded when it is known; arguments as for `generate`.
+        """Generated tokens, each yielded when it is known; `options` are the keyword arguments of `generate`.
 
         Beginning another generation ends this one: its next piece raises UsageError.
         """

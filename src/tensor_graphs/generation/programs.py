@@ -93,9 +93,8 @@ class Programs:
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
         """Program of a prefill step of `tokens` tokens a row (`step_graph`). Inputs: `input_ids`; the first position
-        `start` of each row unless `fresh` (all rows begin at position 0); the index `last` of each row's last token if
-        `tokens` > 1.
-        """
+        `start` of each row (sequence of the batch) unless `fresh` (all rows begin at position 0); the index `last` of
+        each row's last token if `tokens` > 1."""
         name = f"prefill-{tokens}" + ("" if fresh else "-further")
         return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
 
@@ -136,12 +135,12 @@ class Programs:
         return self._program(f"verify-{count}", graph, 1.0)
 
     def propose(self, kind: Kind, count: int) -> Program:
-        """Program that chooses a draft model's proposals (`proposer`)."""
+        """Program that chooses the next token that a draft model proposes, of `count` in a round (`proposer`)."""
         graph = lambda: proposer(kind, self.caches.batch, self.vocabulary, count)
         return self._program(f"propose-{kind}-{count}", graph, SAMPLE)
 
     def accept(self, kind: Kind, count: int) -> Program:
-        """Program that accepts proposals and chooses a further token (`acceptor`)."""
+        """Program that accepts the first of `count` proposed tokens and chooses a further token (`acceptor`)."""
         graph = lambda: acceptor(kind, self.caches.batch, self.vocabulary, count)
         return self._program(f"accept-{kind}-{count}", graph, SAMPLE)
 

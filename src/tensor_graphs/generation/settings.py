@@ -88,7 +88,8 @@ def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
 
 
 def length_of(max_length: Any, config: Config) -> int:
-    """Largest number of tokens of a row: the argument, by default 1024, or fewer if the model has fewer positions.
+    """Largest number of tokens of a row (sequence of the batch): the argument, by default 1024, or fewer if the model
+    has fewer positions.
 
     Raises UsageError for more than the model's positions.
     """
@@ -131,8 +132,8 @@ def token_ids(prompt: Any, vocabulary: int) -> list[int]:
 
 
 def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Token ids and texts that end a row, as (ids, texts), from the argument `stop`: texts and token ids below
-    `vocabulary`, or None for the model's own end tokens, `default`.
+    """Token ids and texts that end a row (sequence of the batch), as (ids, texts), from the argument `stop`: texts and
+    token ids below `vocabulary`, or None for the model's own end tokens, `default`.
 
     Raises UsageError for anything else.
     """

@@ -39,7 +39,8 @@ class FilteredBackend:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """The kernels that the backend generates for fusion groups of a view (`Backend.generated`)."""
+        """The kernels that the backend generates for fusion groups (terms for one kernel) of an e-graph, unless they
+        are excluded (`Backend.generated`)."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
@@ -54,8 +55,9 @@ def within_loss(backend: Backend, limit: float) -> FilteredBackend:
 
 
 def exact_only(backend: Backend) -> FilteredBackend:
-    """Backend restricted to bitwise-exact kernels; ops without an exact kernel keep all their kernels of a single
-    atomic op.
+    """Backend restricted to kernels whose results have the same bits as those of the unoptimized graph. An op without
+    such a kernel keeps all kernels that compute that op alone, unless it is a composite (an op defined by a
+    decomposition).
 
     Fused and generated kernels are excluded: they keep intermediates in wider dtypes than the graph, or use fused
     multiply-add.

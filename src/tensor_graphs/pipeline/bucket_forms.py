@@ -44,8 +44,8 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """The range of sizes `least`..`most` divided by the fastest form, as (least, largest size, form) in ascending
-    order.
+    """The range of sizes `least`..`most` divided by the fastest form (plan for all sizes, own plan, caller's function),
+    as (least, largest size, form) in ascending order.
 
     `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection
     approximate the size from which the second form is fastest; with 0 steps that is the geometric mean.
@@ -85,8 +85,8 @@ class Forms:
     us: dict[int, dict[str, list[float]]] = field(default_factory=dict)
 
     def timed(self, size: int) -> dict[str, list[float]]:
-        """µs of whole calls of each form at a size, measured if they are not known; infinite for a form that does not
-        run there."""
+        """µs of whole calls of each form (plan for all sizes, own plan, caller's function) at a size, measured if they
+        are not known; infinite for a form that does not run there."""
         if not self.programs.keys() <= self.us.get(size, {}).keys():
             there = self.graph.bind({**self.sizes, self.dimension: size})
             program = next(iter(self.programs.values()))
@@ -102,7 +102,8 @@ class Forms:
         return self.us[size]
 
     def fastest_at(self, size: int) -> str:
-        """Name of the form that should run calls at a size: the fastest one (`fastest`)."""
+        """Name of the form (plan for all sizes, own plan, caller's function) that should run calls at a size: the
+        fastest one (`fastest`)."""
         return fastest(self.timed(size))
 
     def compiled(self, sizes: Sequence[int]) -> str:
@@ -114,7 +115,8 @@ class Forms:
         return OWN if found == {OWN} else ALL
 
     def medians(self, least: int, most: int) -> dict[str, dict[str, float]]:
-        """Median µs of each form at each timed size from `least` to `most`: size -> form -> µs, for the report."""
+        """Median µs of each form (plan for all sizes, own plan, caller's function) at each timed size from `least` to
+        `most`: size -> form -> µs, for the report."""
         rows = {
             str(n): {f: median(us) for f, us in of.items()} for n, of in sorted(self.us.items()) if least <= n <= most
         }
@@ -131,8 +133,8 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """Samples in µs per whole call of each form on `device`, interleaved; on a GPU each sample is QUEUED calls and one
-    wait. `ended`: polled; ends the sampling."""
+    """Samples in µs per whole call of each form (plan for all sizes, own plan, caller's function) on `device`,
+    interleaved; on a GPU each sample is QUEUED calls and one wait. `ended`: polled; ends the sampling."""
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch

@@ -53,20 +53,23 @@ def choose_cheapest(
 def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (), carried: Carried = lambda graph: (),
+    kept: float = 0.0,
 ) -> Choice:  # fmt: skip
     """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
     needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
     says so. `share`: fraction of the remaining time. `carried`: candidates from which the first solves start.
+    `kept`: seconds that the search leaves in addition.
     """
 
     start = carried(graph)
 
     def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
-        kept = after_search_s(session) if measurer is not None and measurer.ahead else session.verification_s
-        seconds = max(SEARCH * share * left, min(share * left, left - kept))
+        later = after_search_s(session) if measurer is not None and measurer.ahead else session.verification_s
+        # a plan that was carried over has been measured already
+        seconds = max(0.0 if start else SEARCH * share * left, min(share * left, left - later - kept))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         first = measurer is not None and measurer.ahead and not again
         least = least_measuring(session.options) if first else 0.0

@@ -31,7 +31,8 @@ class Loaded:
 
 
 def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
-    """Load a source (see `optimize`) with the session's options and compare its graph with the caller's function.
+    """Load a source (expression, function, module or file) with the session's options and compare its graph with the
+    caller's function.
 
     Sets `session.caller`. Raises UsageError for sizes that are not integers or are given twice, TraceError if the
     function returns other values than the graph, and the errors of `as_graph`.

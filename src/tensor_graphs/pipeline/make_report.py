@@ -29,7 +29,7 @@ MOST_OPERATIONS = 2000  # of a model whose operations the report lists
 
 
 def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choice, store: Store) -> Report:
-    """The report of a search, without end-to-end times and verdict."""
+    """The report of a search, without end-to-end times and verdict (whether outputs are within tolerance)."""
     blocks, views, graph, view = rewritten.blocks, rewritten.block_views, task.model.graph, rewritten.view
     uses = Counter(i.block for i in blocks.instances)
     rows = [

@@ -1,12 +1,9 @@
-"""Overlapped tuning: kernels are measured on the GPU while the host saturates the e-graph and matches kernels.
+"""Overlapped tuning: kernels of the unrewritten graph are measured on the GPU while the host saturates the e-graph.
 
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
-starts. If no time is left for that search, the hypergraph matched here is used.
-
-A deep model has a short form (egraph/ir/short_form.py), whose rewritten graph is matched first and searched here, while
-the whole model is matched: its solves take a fraction of the whole model's and find the cheapest plan, so that the
-right kernels are measured. Of the unrewritten graph only library kernels are then matched.
+starts. If no time is left for that search, the hypergraph matched here is used. A deep model's rewritten short form
+(short_search.py) is there soon: until then only library kernels are matched and measured.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Clock, Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer
-from ..extract.search.carried_plan import carried_plan
-from ..extract.search.search import MeasuredAhead, measure_ahead
+from ..extract.search.search import measure_ahead
 from .match import generation_limit, match_kernels, only_generated
 from .prepare import Task
 from .prices import CostPricer
@@ -35,26 +31,20 @@ from .session import Session
 from .short_search import wants_short_form
 
 T = TypeVar("T")
-Search = Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], MeasuredAhead | None]
 
 
 @dataclass
 class OverlappedTuning:
-    """Background thread that makes hypergraphs and measures their kernels, in the order of `matching` (small ones
-    first).
+    """Background thread that matches and measures hypergraphs in order (`matching`, small ones first).
 
-    Each hypergraph is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`:
-    `stop()` tells when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that,
-    because both need the host. Errors are recorded in `faults` and end the work: the main search repeats it and raises
-    them.
+    Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
+    when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
+    need the host. Errors are recorded in `faults` and end the work: the main search repeats it and raises them.
     """
 
     matching: Sequence[Callable[[], Hypergraph]]
-    search: Search
-    search_short: Search | None = None  # for the hypergraph of the model's short form, `short`, given to `follow`
+    search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
     graph: Hypergraph | None = None  # the last hypergraph made
-    short: Hypergraph | None = None
-    result: MeasuredAhead | None = None  # of the last search that ended
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -67,24 +57,6 @@ class OverlappedTuning:
     def matched(self) -> None:
         """Wait until all hypergraphs are made, because backends match for one caller at a time."""
         self._matched.wait()
-
-    def follow(self, graph: Hypergraph) -> None:
-        """End the search under way, and search the hypergraph of the model's short form."""
-        self._matching.join()
-        self._stop()
-        self.short = graph
-        self._start(graph, self.search_short or self.search)
-
-    def settle(self, seconds: float) -> None:
-        """Wait until the search of the short form ends, for at most `seconds`."""
-        if self.short is not None:
-            self._searching.join(max(0.0, seconds))
-
-    def carried(self, whole: Hypergraph) -> list[int]:
-        """The candidates of a hypergraph of the whole model that the plan of its short form has; after `end`."""
-        if self.short is None or self.result is None:
-            return []
-        return carried_plan(self.result.chosen, self.short, whole)
 
     def end(self) -> None:
         """Stop, wait for running measurements, and release the hypergraph."""
@@ -108,22 +80,19 @@ class OverlappedTuning:
             self._stop()
             if graph is None:
                 return
-            self._start(graph, self.search)
+            self._enough, self._begun = Event(), Event()
+            given = self._search, graph, self._enough, self._begun
+            self._searching = Thread(target=copy_context().run, args=given, name="measuring", daemon=True)
+            self._searching.start()
             self._begun.wait()
-
-    def _start(self, graph: Hypergraph, search: Search) -> None:
-        self._enough, self._begun, self.result = Event(), Event(), None
-        given = self._search, search, graph, self._enough, self._begun
-        self._searching = Thread(target=copy_context().run, args=given, name="measuring", daemon=True)
-        self._searching.start()
 
     def _stop(self) -> None:
         self._enough.set()
         if self._searching.ident is not None:
             self._searching.join()
 
-    def _search(self, search: Search, graph: Hypergraph, enough: Event, begun: Event) -> None:
-        self.result = self._tried(lambda: search(graph, enough.is_set, begun.set))
+    def _search(self, graph: Hypergraph, enough: Event, begun: Event) -> None:
+        self._tried(lambda: self.search(graph, enough.is_set, begun.set))
         begun.set()
 
     def _tried(self, work: Callable[[], T]) -> T | None:
@@ -139,8 +108,7 @@ class OverlappedTuning:
 
 
 def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer) -> OverlappedTuning:
-    """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels unless the model
-    has a short form to follow."""
+    """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("ahead", clock))
@@ -152,29 +120,20 @@ def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer)
             view = as_written(task.work) if task.symbolic is None else view_of(task.work)
             return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
 
-    def measure(
-        graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None], plan: bool = False
-    ) -> MeasuredAhead:  # fmt: skip
-        stop = lambda: enough() or session.progress.stopped
-
-        def said(message: str) -> None:
-            begun()
-            if plan:
-                session.progress.say("ahead", message)
-
+    def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
+        stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
         measurer.keeps = True
         try:
-            return measure_ahead(
-                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=said,
-                plan=plan,
-            )  # fmt: skip
+            measure_ahead(
+                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=said
+            )
         finally:
             measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
     if len(steps) > 1 and wants_short_form(session, task):
         del steps[1:]
-    return OverlappedTuning([partial(match, step) for step in steps], measure, partial(measure, plan=True))
+    return OverlappedTuning([partial(match, step) for step in steps], measure)
 
 
 __all__ = ["OverlappedTuning", "start_tuning"]

@@ -132,7 +132,8 @@ class CachedPlan:
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
-        """Parse the content `data` of a plan file for a graph (`lift`: see `plan_from_json`).
+        """Parse the content `data` of a plan file for a graph (`lift`: makes a kernel for every size from a kernel and
+        its call at generic sizes).
 
         Raises StalePlan if a kernel has changed or the file is damaged.
         """
@@ -207,8 +208,8 @@ class CacheEntry:
         Returns the reason if it could not be stored, else "".
 
         `source`: text of the program. `budget`: seconds of its search. `verified`: hash of the weights it was verified
-        with. `as_written`: the result is the unfused graph. `checked`: the plan is parsed back first (`lift`: see
-        `plan_from_json`), which takes most of the time; an unchecked one is checked when it is used.
+        with. `as_written`: the result is the unfused graph. `checked`: the plan is parsed back first (`lift` makes
+        kernels for every size), which takes most of the time; an unchecked one is checked when it is used.
         """
         try:
             written = plan_to_json(plan)

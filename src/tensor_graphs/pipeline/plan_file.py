@@ -66,7 +66,8 @@ def _kernel_out(template: Template, call: Call) -> Json:
 
 
 def call_at_searched_sizes(plan: Plan, call: Call) -> Call:
-    """The call of a plan's kernel at the sizes that the plan was searched at."""
+    """The kernel call `call` of a plan with each free size replaced by the concrete size for which the plan was found
+    (`Plan.sizes`); unchanged if the plan has no free sizes."""
     return bound_call(call, plan.sizes) if plan.sizes else call
 
 

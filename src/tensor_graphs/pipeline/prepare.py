@@ -71,8 +71,9 @@ def prepare(
 ) -> Prepared:
     """Make the graphs of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
-    With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
-    also start the saturation workers. `in_place`: see `widen`.
+    With tolerance "exact" nothing is widened; composite ops are replaced by their decompositions, as in the
+    interpreter. `begin`: also start the saturation workers. `in_place`: values that elements are written into (caches)
+    stay 16-bit.
     """
     if begin and session.options.saturation_limits.iterations:
         default_pool().begin()  # worker processes start in the background

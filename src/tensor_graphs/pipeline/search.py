@@ -40,7 +40,7 @@ from .provenance import attach
 from .reserves import ENDING_S, is_kept
 from .rewrite import Rewritten, rewrite
 from .session import Session, open_store
-from .short_search import match_short_form, short_search_s
+from .short_search import match_short_form, search_short_form
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Accepted:
 
 
 def search(session: Session, task: Task) -> SearchResult:
-    """Search for a program of a model; returns a size-polymorphic one if the graph has free dimensions and a plan that
-    holds at every size is found, else one of fixed sizes."""
+    """Result of a search: a size-polymorphic program if the graph has free dimensions and a plan that holds at every
+    size is found, else a program of fixed sizes."""
     symbolic = for_every_size(session, task.source, task.model, task.backends)
     if symbolic is not None:
         try:
@@ -75,7 +75,7 @@ def search(session: Session, task: Task) -> SearchResult:
 
 
 def search_task(session: Session, task: Task) -> SearchResult:
-    """Search, build, verify and time a program of a prepared graph; returns it with its report."""
+    """Result of searching, building, verifying and timing a program of a prepared graph."""
     with threads_alternate() if task.on_gpu else nullcontext():  # so that measuring goes on beside matching and solving
         return _search_task(session, task)
 
@@ -92,8 +92,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         tuning = start_tuning(session, task, store, measurer)
     try:
         rewritten = rewrite(session, task.work)
-        graphs = _match(session, task, rewritten, tuning, weights)
-        carried: Carried = tuning.carried if tuning is not None else lambda graph: ()
+        graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
@@ -127,26 +126,31 @@ def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
 
 
 def _match(
-    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None, weights: BackgroundWeights
-) -> list[Hypergraph]:  # fmt: skip
-    """The hypergraphs to search, made after overlapped tuning has matched its own; ends the tuning.
-
-    Meanwhile and a while longer, the short form of a deep model is searched.
-    """
+    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None, weights: BackgroundWeights,
+    store: Store, measurer: Measurer | None,
+) -> tuple[list[Hypergraph], Carried]:  # fmt: skip
+    """The hypergraphs to search, made after overlapped tuning has matched its own, with the candidates from which their
+    first solves start; ends the tuning. A deep model's short form is searched here."""
     if tuning is not None:
+        assert measurer is not None
         with session.stage("candidates"):
             tuning.matched()
         if (short := match_short_form(session, task, rewritten)) is not None:
-            tuning.follow(short)
+            _expect(session, task, derived=not weights.started)
+            with session.stage("ahead"):
+                tuning.end()
+            found = search_short_form(session, task, rewritten, short, store, measurer)
+            session.lowerings.close()
+            if found is not None:
+                return [found.whole], found.carried
     graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
     session.lowerings.close()  # frees the worker processes' memory
     _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("ahead"):
-            tuning.settle(short_search_s(session))
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
-    return graphs
+    return graphs, lambda graph: ()
 
 
 def _expect(session: Session, task: Task, *, derived: bool) -> None:

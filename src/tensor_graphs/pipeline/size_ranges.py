@@ -1,4 +1,4 @@
-"""Ranges of a graph's free dimensions."""
+"""Ranges of sizes that a graph's free dimensions may have."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ def as_graph(
 ) -> Graph:
     """Convert a source (expression(s), Graph, function, nn.Module, ExportedProgram or path) to a graph.
 
-    `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. `dynamic_shapes`: as
-    of `torch.export`. `trust`: load files that may execute code. Raises UsageError for other sources and for unknown
-    names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that of `optimize`, in seconds,
-    from which the time limit of torch.export is derived (ExportTimeError).
+    `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. `dynamic_shapes`:
+    argument of `torch.export`. `trust`: load files that may execute code. Raises UsageError for other sources and for
+    unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: seconds for the whole
+    optimization, from which the time limit of torch.export is derived (ExportTimeError).
     """
     module = is_module(source)
     if example_kwargs and not module:

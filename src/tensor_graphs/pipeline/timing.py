@@ -133,7 +133,7 @@ def sampled(
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
-    """Median time of each call in µs; keywords as for `sampled`."""
+    """Median time of each call in µs; `how`: keyword arguments of `sampled`, such as `seconds`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
@@ -186,14 +186,15 @@ def pairs_won(one: Sequence[float], other: Sequence[float], noise: float) -> tup
 
 
 def why_pairs_lost(one: Sequence[float], other: Sequence[float], noise: float) -> str:
-    """Why `wins_pairs` is false for the same arguments, in words."""
+    """Why one call is not faster in pairs of samples: the reason, in words, why `wins_pairs` returns False for these
+    arguments."""
     won, count = pairs_won(one, other, noise)
     return f"only {won} of {count} pairs of calls are won by more than the noise of {100 * noise:.0f} %"
 
 
 def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -> str:
-    """Why `is_surely_faster` is false for the same arguments although the median of `one` is smaller; "" if the median
-    is not smaller."""
+    """Why one call is not surely faster: the reason, in words, why `is_surely_faster` returns False for these arguments
+    although the median of `one` is smaller; "" if the median is not smaller."""
     if median(one) >= median(other):
         return ""
     found, fewest = margin(one, other, noise), min(len(one), len(other))

@@ -83,12 +83,12 @@ class Acceptance:
     """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
-    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of a view, with every value
-    stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context
-    manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification inputs.
-    `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`: earlier
-    attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own dtypes.
-    `fastest`: times a choice's program against variants and returns the fastest with its choice.
+    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of candidate kernels, with every
+    value stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`:
+    context manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification
+    inputs. `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`:
+    earlier attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own
+    dtypes. `fastest`: times a choice's program against variants and returns the fastest with its choice.
     """
 
     graph: Graph

@@ -71,7 +71,8 @@ class FinalistReport:
     """One plan that was timed as a whole program (GPU only).
 
     `kernels`: number of kernel calls. `predicted_us`: sum of its kernels' times. `measured_us`: time of a call with
-    cold caches. `chosen`: whether the program runs this plan. `launching`: as `Plan.launching`.
+    cold caches. `chosen`: whether the program runs this plan. `launching`: how its kernels follow each other
+    (`Plan.launching`).
     """
 
     kernels: Natural

@@ -65,7 +65,7 @@ def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> 
 
 
 def html(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """HTML table of a timeline, with bars; `rows` as for `drawn`."""
+    """HTML table of a timeline, with bars; `rows`: activity -> (begin, end) pairs in seconds since the call."""
     whole = max((end for spans in rows.values() for _, end in spans), default=0.0) or 1.0
     lines = []
     for name, spans in rows.items():

@@ -28,8 +28,9 @@ def bitwise_difference(
     """The first difference in bits between the compiled and the eager graph, as text; "" for none.
 
     Compares results, written arguments and gradients, on `args`, and with random and special numbers in place of their
-    floats, but not in place of the tensors whose ids are in `kept`. `written`, `gradients`: see `TrialStep`. Draws from
-    the default random generators, which the caller restores.
+    floats, but not in place of the tensors whose ids are in `kept`. `written`: positions of the arguments that the
+    graph writes. `gradients`: whether the backward pass runs. Draws from the default random generators, which the
+    caller restores.
     """
     import torch
 

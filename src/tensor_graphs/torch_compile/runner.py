@@ -1,5 +1,5 @@
-"""Call of a saved program as a submodule of a traced graph, verified at its first call, with the eager subgraph beside
-it."""
+"""Torch module that runs a saved program in place of a subgraph of a traced graph; its first call is compared with the
+eager subgraph, which also runs wherever the program cannot."""
 
 from __future__ import annotations
 
@@ -86,9 +86,11 @@ def make_runner(
 
 
 def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
-    """Function that calls a runner (module of one program, `make_runner`) without the interpreter of the split module.
+    """Function with the arguments and results of the split graph `module` that calls `runner` itself, which saves
+    interpreting the graph. None if the graph does more than one call of a submodule.
 
-    None if the split module does more than that call.
+    `runner`: the module that runs the program of `part` (`make_runner`); `part`: the supported subgraph that it stands
+    for.
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
     rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]

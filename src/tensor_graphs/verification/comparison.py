@@ -1,4 +1,5 @@
-"""Tolerances, verdicts, and comparison of an output with its references."""
+"""Tolerances, verdicts (whether outputs are within tolerance), and comparison of a program's output with its
+references."""
 
 from __future__ import annotations
 
@@ -155,8 +156,8 @@ class Verification:
         return max(self.outputs, key=lambda o: (not o.finite, o.excess))
 
     def of_unoptimized(self) -> Verification:
-        """The verdict on a program that is the unoptimized graph itself: its own error on this backend becomes the
-        allowed error.
+        """The verdict (whether outputs are within tolerance) on a program that is the unoptimized graph itself: its own
+        error on this backend becomes the allowed error.
 
         The error of the reference interpreter, from which limits are otherwise derived, may be smaller by chance, for
         example for an output of one element. From FAR times those limits on, the verdict has a warning.
@@ -173,7 +174,7 @@ class Verification:
         return replace(self, outputs=outputs, note=note, warning=beyond if worst.excess > FAR else "")
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON values."""
+        """The verdict (whether outputs are within tolerance) as JSON values."""
         w = self.worst
         return {
             "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,

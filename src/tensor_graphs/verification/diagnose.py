@@ -79,11 +79,11 @@ def diagnose(
     device: str = "",
 ) -> Diagnosis | None:  # fmt: skip
     """Compare the plan's term with the graph in float64, and each kernel alone with its own term; returns what was
-    found.
+    found, or None if time was up during the comparison of the terms.
 
-    None if the comparison of the terms did not end in time. `rewritten`: whether the plan may compute another term than
-    the graph. `ended`: polled before each operation of the terms, and before each kernel but the first; the remaining
-    kernels are then left out. `device`: as for `rewrite_error`.
+    `rewritten`: whether the plan may compute another term than the graph. `ended`: returns True when time is up; it is
+    called before each operation of the terms, and before each kernel but the first, when the remaining kernels are left
+    out. `device`: Torch device on which the terms run if its memory suffices; "": the host.
     """
 
     def poll() -> None:

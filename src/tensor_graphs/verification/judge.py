@@ -24,10 +24,11 @@ from .comparison import FACTORS, FAR, INNER, MISCOMPILE, WRONG, OutputError, Tol
 class Judge:
     """Comparison of the outputs of one run of a program with their references.
 
-    `graph`: the program's original graph in atomic ops. `values`: the inputs and states of the run by name. `exact`,
-    `own`: outputs of the graph in float64 and in its own dtypes. `tolerance`: the user's option. `slack`: factor on the
-    allowed error. `adversarial`: whether the values are large numbers or ties. `device`, `weights`, `poll`: as in
-    `rounding_noise.RoundingSensitivity`. `noise`: known runs with rounding noise on these values.
+    `graph`: the program's original graph, composite ops decomposed. `values`: the inputs and states of the run by name.
+    `exact`, `own`: outputs of the graph in float64 and in its own dtypes. `tolerance`: the user's option. `slack`:
+    factor on the allowed error. `adversarial`: whether the values are large numbers or ties. `device`: Torch device of
+    the values; "": the host. `weights`: params already on it, by name. `poll` is called between operations and may
+    raise to interrupt a run. `noise`: known runs with rounding noise on these values.
     """
 
     graph: Graph

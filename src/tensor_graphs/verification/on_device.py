@@ -53,7 +53,7 @@ def sample_tensors(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str,
     typical: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Random inputs and states drawn on a device, distributed as in `reference.sample_inputs`.
+    """Random inputs and states drawn on a device, with the distributions of `reference.sample_inputs`.
 
     The same generator on the same kind of device gives the same values. `bounds`: exclusive upper bounds of index
     inputs by name. `typical`: mean and deviation of floats by name.
@@ -79,7 +79,7 @@ def sample_tensors(
 
 
 def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> dict[str, torch.Tensor]:
-    """Random inputs and states of a graph on a device, distributed as in `backends.verification.inputs.inputs`.
+    """Random inputs and states of a graph on a device, with the distributions of `backends.verification.inputs.inputs`.
 
     The same generator on the same kind of device gives the same values. `turn`: index of the input set; selects the
     distribution.
@@ -130,9 +130,9 @@ def reference_tensors(
     """Draw inputs on a device and run the graph there; returns (inputs, outputs in float64, outputs in the graph's own
     dtypes).
 
-    Raises torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`.
-    `turn`: index of the input set within one verification, from 0. `poll` is called before each operation and may
-    raise.
+    Raises torch.OutOfMemoryError if memory runs out. `kept`: weights already on the device, by name; newly copied ones
+    are added. `turn`: index of the input set within one verification, from 0. `poll` is called before each operation
+    and may raise.
     """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))

@@ -105,8 +105,8 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = T
     """Estimate of the seconds that verifying `graph` on one input takes, on the GPU or on the CPU.
 
     Sum of: reading the weights once (on a GPU: copying `weight_bytes(graph, derived)` to it), and two runs (the graph
-    and its reference), each of `flops` operations, in which every value is written once and read once. `derived`: as in
-    `weight_bytes`.
+    and its reference), each of `flops` operations, in which every value is written once and read once. `derived`:
+    whether quantized weights are copied, too; if not, they are on the GPU already.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
@@ -139,7 +139,7 @@ def fits_device(device: str, nbytes: int) -> bool:
 
 
 def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
-    """Empty cache of weights on a Torch device, if they fit into its memory; else None."""
+    """A new, empty cache for a graph's weights on a Torch device if they fit into its memory; else None."""
     if not device:
         return None
     from .on_device import room_for_weights

@@ -2,9 +2,9 @@
 
 The program runs on complete inputs. Its outputs are compared with references of slices (strips) along one axis, each
 computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and LEAST random
-strips are always compared, all others while time is left; the verdict gives the fraction of elements compared. Before
-that, while time is left, FEW strips are compared on each of the further kinds of inputs (special and nonpositive
-values) that whole outputs are compared on.
+strips are always compared, all others while time is left; the verdict (whether outputs are within tolerance) gives the
+fraction of elements compared. Before that, while time is left, FEW strips are compared on each of the further kinds of
+inputs (special and nonpositive values) that whole outputs are compared on.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ def verify_strips(
     seeds: int | None = None,
 ) -> Verification:
     """Compare `run` with the graph on up to three random inputs (`seeds`: at most so many), strip by strip until
-    `enough()`; returns the verdict.
+    `enough()`; returns the verdict (whether outputs are within tolerance).
 
-    See `verify`. `cuts`: axis of each output (`strips_of`). The ordinary input comes last: it is the one that is
-    compared whatever time is left, and whose compared fraction of elements the verdict gives.
+    `poll` is called before every operation of a reference run and may raise. `cuts`: axis of each output (`strips_of`).
+    The ordinary input comes last: it is the one that is compared whatever time is left, and whose compared fraction of
+    elements the verdict gives.
 
     Raises VerificationError if the program writes to its inputs, which are not copied for it. Raises TooLargeError if
     inputs, outputs and the references of one strip exceed the available memory.

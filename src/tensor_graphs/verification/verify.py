@@ -81,7 +81,7 @@ def verify(
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
     """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
-    verdict.
+    verdict (whether outputs are within tolerance).
 
     `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
     values, compared as well if they have other bits. `seeds`: number of inputs. `flops`: of the graph. `references`:
@@ -89,10 +89,10 @@ def verify(
     rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
     caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
     is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
-    possible (strips.py). `enough()`: polled before each seed but the first; the rest is then skipped and counted in
-    `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification ends, and
-    the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the host whose
-    values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
+    possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining seeds are skipped and
+    counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification
+    ends, and the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the
+    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
