@@ -61,8 +61,8 @@ class SizedTemplate(LibraryKernel):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """What is measured in place of `call`: (kernel at the searched sizes, call without sizes among its attributes),
-        under which the cost store has the time."""
+        """The kernel and call that are measured in place of `call` (`Template.measured_as`): (kernel at the searched
+        sizes, call without sizes among its attributes), under which the cost store has the time."""
         return self.searched, replace(call, attrs={})
 
 

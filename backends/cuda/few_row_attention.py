@@ -174,10 +174,11 @@ class FewRowAttentionRanking:
 
 
 def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRanking | None:
-    """What ranking needs to know of `kernel`, whose axes have the roles `shape` (row, column, batch, reduction); None
-    unless it is attention of few rows with keys and values contiguous along the head size.
+    """Description of `kernel` from which its schedules are ranked; None unless it is attention of few rows with keys
+    and values contiguous along the head size.
 
-    `splits`: whether the positions may be split (split-KV).
+    `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether the positions may be split
+    (split-KV).
     """
     positions = positions_of(shape) if shape.kind == "attention" and not shape.walks and not shape.joined else None
     if positions is None or shape.m > ROWS or any(b.dtype == "float64" for b in kernel.buffers.values()):

@@ -292,8 +292,8 @@ def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int)
 
 
 def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRanking | None:
-    """What ranking needs to know of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time;
-    None if `kernel` is another kernel, or its weights have no known encoding (`code_forms`).
+    """Description, from which schedules are ranked, of a skinny GEMM whose quantized weights are converted 16 bytes of
+    codes at a time; None if `kernel` is another kernel, or its weights have no known encoding (`code_forms`).
 
     `splits`: whether the reduction may be split (split-K).
     """

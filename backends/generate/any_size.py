@@ -75,8 +75,8 @@ class SizedKernel(KernelBase):
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """What is measured in place of `call`: (kernel at generic sizes, the primes that stood for free sizes in the
-        search; its call with the schedule of `call`)."""
+        """The kernel and call that are measured in place of `call` (`Template.measured_as`): (kernel at generic sizes,
+        the primes that stood for free sizes in the search; its call with the schedule of `call`)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property

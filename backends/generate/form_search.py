@@ -281,7 +281,7 @@ class FormSearch:
                 raise NoForm(f"the emitted source at {dict(sizes)} differs from the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts | str:
-        """What `emitter` writes with a schedule at some sizes, or the reason why it cannot. Cached."""
+        """The texts that `emitter` writes with a schedule at some sizes, or the reason why it cannot. Cached."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._known:
             try:

@@ -1,4 +1,4 @@
-"""Requests to lower the fusion groups of an e-graph view to the kernel IR."""
+"""Requests to lower the fusion groups (terms that one kernel computes) of an e-graph to the kernel IR."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class EmittedTexts:
-    """What one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands and
-    kernels (`kernel0_`, …), bytes of scratch memory, and definitions as (name, source)."""
+    """The texts that one schedule emits at one choice of sizes: the statements of a call, with placeholders for
+    operands and kernels (`kernel0_`, …), bytes of scratch memory, and definitions as (name, source)."""
 
     statement: str
     scratch: int

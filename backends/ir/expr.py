@@ -224,8 +224,8 @@ class Builder:
 
 
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
-    """What must be computed before `root` and is not known yet (`known` is false), then `root` itself, each after its
-    operands.
+    """The expressions that must be computed before `root` and are not known yet (`known` is false), then `root` itself,
+    each after its operands.
 
     The operands of loads and reductions are left out, since these are computed elsewhere.
     """

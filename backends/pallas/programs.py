@@ -73,7 +73,8 @@ class JaxPrograms(DevicePrograms):
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Marshalling:
-        """What converts arguments and results between the caller's arrays and JAX's (`DevicePrograms.exchange`)."""
+        """The object that converts arguments and results between the caller's arrays and JAX's
+        (`DevicePrograms.exchange`)."""
         return JaxMarshalling()
 
 

@@ -80,7 +80,8 @@ class Buckets:
 
 
 class BucketForm(Protocol):
-    """What makes the calls at the sizes of a bucket: a program, or the caller's own function."""
+    """Protocol of what makes the calls at the sizes of a bucket (range of sizes): a program, or the caller's own
+    function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
         """Function that converts inputs of the types `specs` to arguments quickly (`Marshalling.quick`); None if there

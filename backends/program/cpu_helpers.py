@@ -59,10 +59,8 @@ HELPERS: dict[str, str] = {
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
-    "pointer": '''start = (ctypes.c_char * 0).from_buffer  # an argument of C kernels that keeps the array alive
-
-
-def pointer(x):
+    "start": "start = (ctypes.c_char * 0).from_buffer  # an argument of C kernels that keeps the array alive",
+    "pointer": '''def pointer(x):
     """Memory address of an array or tensor as an argument of a C kernel; keeps the array alive."""
     if x.__class__ is np.ndarray:
         try:

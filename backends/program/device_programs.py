@@ -35,7 +35,7 @@ class DevicePrograms:
         raise NotImplementedError
 
     def exchange(self, place: str) -> Marshalling:
-        """What converts arguments and results of programs on the device `place`."""
+        """The object that converts arguments and results of programs on the device `place`."""
         return NumpyMarshalling()
 
     def bound(

@@ -36,7 +36,7 @@ def device_of(plan: Plan) -> str:
 
 
 def programs_of(name: str) -> DevicePrograms:
-    """What emits and calls programs on the device called `name`. Raises UsageError for an unknown one."""
+    """The object that emits and calls programs on the device called `name`. Raises UsageError for an unknown name."""
     from ..registry import device
 
     return device(name).programs

@@ -110,8 +110,8 @@ class Source:
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """For each free size, the input axis that it is read from: an axis whose extent is the size, else one whose extent
-    is a linear expression in the size.
+    """For each free size (known only at a call), the input axis that it is read from: an axis whose extent is the size,
+    else one whose extent is a linear expression in the size.
 
     `shapes`: of the inputs. `names`: the free sizes. Raises UsageError if no axis determines a size.
     """

@@ -26,7 +26,7 @@ __all__ = ["PROGRAMS", "GpuPrograms"]
 
 
 class GpuPrograms(DevicePrograms):
-    """What emits and calls programs on an NVIDIA GPU.
+    """Emits and calls programs on an NVIDIA GPU.
 
     A `place` "cpu" runs a program of Torch library kernels on Torch's CPU tensors.
     """
@@ -47,7 +47,7 @@ class GpuPrograms(DevicePrograms):
         return emit_cuda(plan_for_launching(plan), reuse_outputs=reuse_outputs)
 
     def exchange(self, place: str) -> Marshalling:
-        """What converts arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
+        """The object that converts arguments and results to and from tensors on `place` (`DevicePrograms.exchange`)."""
         return TensorMarshalling(place)
 
     def bound(

@@ -13,7 +13,7 @@ __all__ = ["PROGRAMS", "HostPrograms"]
 
 
 class HostPrograms(DevicePrograms):
-    """What emits and calls programs on the CPU, which work on NumPy arrays."""
+    """Emits and calls programs on the CPU, which work on NumPy arrays."""
 
     helpers = HELPERS
 

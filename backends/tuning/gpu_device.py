@@ -140,7 +140,8 @@ class HostDevice:
     sound: bool = True
 
     def synchronize(self) -> None:
-        """Do nothing: calls on the host are synchronous."""
+        """Wait for the device's work (`MeasuringDevice.synchronize`): nothing to do, since calls on the host are
+        synchronous."""
 
     def capture(self, calls: Sequence[Run]) -> Run:
         """Function that makes the calls one after another."""

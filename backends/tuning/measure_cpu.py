@@ -96,7 +96,8 @@ class SinkBase:
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """Do nothing: added rows are not buffered (`Sink.flush`)."""
+        """Write all added rows to the disk (`Sink.flush`): nothing to do by default, since added rows are
+        not buffered."""
         return None
 
     def calibrated(self, device: str) -> bool:

@@ -80,7 +80,8 @@ class GpuMeasurer(TrialPipeline):
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:
-        """Do nothing: the processes are kept, because they take long to start."""
+        """Free the processes' memory while nothing is measured (`Measurer.pause`): does nothing, because they take long
+        to start."""
 
     def start(self) -> None:
         """Start the processes without waiting for them, or for the driver's answer on the compute capability."""

@@ -35,8 +35,7 @@ def kernel_file(path: str | Path) -> KernelFile:
 
 
 def user_module(path: str, digest: str) -> Any:
-    """The module of a file of user kernels, executed once for each content. `digest`: the hash that the content must
-    have. Raises RuntimeError if the file is missing or has changed."""
+    """The module of a file of kernels, executed once for each content. RuntimeError if it is missing or has changed."""
     import hashlib
     import importlib.util
     import sys
@@ -63,8 +62,7 @@ def user_module(path: str, digest: str) -> Any:
 
 
 def user_kernel(path: str, digest: str, name: str) -> Any:
-    """The function of the kernel `name` in a file of user kernels. `digest`: the hash that the file's content must
-    have. Raises RuntimeError if the file is missing or has changed."""
+    """The function of a kernel in a file of kernels. RuntimeError if the file is missing or has changed."""
     return getattr(user_module(path, digest), name).body
 
 

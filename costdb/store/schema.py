@@ -151,7 +151,8 @@ def arrow_schema() -> pa.Schema:
 
 
 def to_table(rows: Iterable[Row]) -> pa.Table:
-    """Rows as an Arrow table of the schema, with valid UTF-8; numbers are validated later, by `checked`."""
+    """Rows as an Arrow table with the columns of the schema; what UTF-8 cannot encode becomes escape sequences, and
+    long messages are cut. Numbers are validated later, by `checked`."""
     import pyarrow as pa
 
     records = [row.record() for row in rows]

@@ -1,4 +1,5 @@
-"""Builders of nodes: Array-API names and operators that insert the casts, reshapes and broadcasts they need.
+"""Functions that build nodes, under the names of the Array API; they insert the casts, reshapes and broadcasts that
+operands need.
 
 Python numbers are weakly typed: they take the dtype of the tensor they are combined with. Between tensors
 `dtypes.promote` decides.
@@ -153,7 +154,7 @@ _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def elementwise(name: str) -> Callable[..., Tensor]:
-    """The builder of the elementwise op `name`, which has no attributes.
+    """The function that builds nodes of the elementwise op `name`, which has no attributes.
 
     Of one operand: integers and bools of an op for floats are cast to float32 first. Of two: ranks and dtypes are
     aligned.

@@ -87,7 +87,7 @@ def recurrent(
     x: Array, state: Array, w: Array, cell: str, variant: str, activations: str, hidden: int, width: int, layers: int,
     directions: int,
 ) -> Array:  # fmt: skip
-    """The op `recurrent` on NumPy's arrays, with the arguments of `scan`; 16-bit floats are computed in float32."""
+    """The op `recurrent` on NumPy's arrays, as `scan`; 16-bit floats are computed in float32."""
     acts = {
         "sigmoid": lambda v: 1.0 / (1.0 + np.exp(-v)),
         "tanh": np.tanh,

@@ -1,4 +1,4 @@
-"""Decoding of the saturation engine's arrays to an e-graph view."""
+"""Decoding of the saturation engine's arrays to an e-graph (EGraphView)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .tables import LoweredGraph
 
 
 def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
-    """The view that the engine's arrays describe (`arrays`, `names`: of `Engine.view`; `dims`: size vectors by id).
+    """The saturated e-graph that the engine's arrays describe (`arrays`, `names`: what `Engine.view` returned; `dims`:
+    size vectors by id).
 
     E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
     the roots.

@@ -13,7 +13,7 @@ NOWHERE: frozenset[int] = frozenset()
 
 
 class TermLookup:
-    """The e-nodes of a view by op, attributes and operands."""
+    """Index of the e-nodes of an e-graph (`view`) by op, attributes and operands."""
 
     def __init__(self, view: EGraphView) -> None:
         self._leaves: dict[Tensor, set[int]] = {}

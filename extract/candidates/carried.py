@@ -1,4 +1,5 @@
-"""Kernels of a model's short form (egraph/ir/short_form.py), carried over to the whole model."""
+"""Kernels of a model's short form (egraph/ir/short_form.py), (the model with few of its repeated layers), carried over
+to the whole model."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ from .hypergraph import Hypergraph
 
 @dataclass(frozen=True)
 class CarriedKernels:
-    """The only kernels to bind in a view.
+    """The only kernels to bind in an e-graph of the whole model.
 
-    `templates`: ids of the templates. `matches`: where those hold that are not matched by their patterns.
+    `templates`: ids of their templates (patterns and code). `matches`: where those hold that are not matched by their
+    patterns.
     """
 
     templates: frozenset[int]
@@ -27,8 +29,9 @@ class CarriedKernels:
 
 
 def carried_kernels(short: Hypergraph, chosen: Iterable[int], whole: EGraphView) -> CarriedKernels:
-    """Kernels in a view of the whole model: the candidates `chosen` of its short form, at the corresponding e-classes
-    of all copies of their blocks where their terms are in the e-graph."""
+    """Kernels in the e-graph `whole` of the whole model: the candidates `chosen` of its short form (the model with few
+    of its repeated layers), at the corresponding e-classes of all copies of their blocks where their terms are in the
+    e-graph."""
     to, lookup = Correspondence.of(short.view, whole), TermLookup(whole)
     matches, proofs = dict[tuple[int, ...], KernelMatch](), dict[int, Callable[[Sequence[int]], bool]]()
     candidates = [short.candidates[i] for i in chosen]

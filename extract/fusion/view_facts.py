@@ -1,4 +1,4 @@
-"""Properties of a view's e-nodes and e-classes that decide how fusion groups grow and that do not depend on kernel
+"""Properties of an e-graph's e-nodes and e-classes that decide how fusion groups grow and that do not depend on kernel
 times."""
 
 from __future__ import annotations

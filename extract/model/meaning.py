@@ -18,9 +18,10 @@ COMPUTE_DTYPE = "float32"
 
 
 def output_terms(template: Template, call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
-    """Semantics of a kernel call: one term per output, the template's pattern over leaves named like the operands.
+    """Semantics of a kernel call: one term per output, made from the pattern of `template`, over leaves named like the
+    operands.
 
-    `leaf`: builder of the leaves. If storage dtypes of operands differ from the compute dtype
+    `leaf`: function that makes the leaves. If storage dtypes of operands differ from the compute dtype
     (model/storage_dtypes.py), all floats are unified: they become float32, and casts between them disappear. Raises
     ShapeError if the operands do not fit the pattern.
     """

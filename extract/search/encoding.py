@@ -1,4 +1,4 @@
-"""The extraction problem of a kernel hypergraph."""
+"""Conversion of a hypergraph of candidate kernels to the arrays of an extraction problem, and of its solutions back."""
 
 from __future__ import annotations
 

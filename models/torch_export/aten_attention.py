@@ -1,4 +1,4 @@
-"""ATen's attention overloads as expressions. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen's attention overloads. They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 

@@ -73,7 +73,8 @@ class SymbolicSizes:
         return part * dims_.dim(name, min=-(-low // part), max=high // part)
 
     def dim(self, size: Any) -> Dim:
-        """The dimension of a size of a traced shape. Raises UnsupportedError as `dimension` does."""
+        """The dimension of a size of a traced shape. Raises UnsupportedError for a size that depends on data, and for
+        operators that dimensions lack."""
         if isinstance(size, int) and not hasattr(size, "node"):
             return size
         return dimension(size.node.expr, self.symbols)

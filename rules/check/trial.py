@@ -98,7 +98,7 @@ def _show(x: Array) -> str:
 class TypedRule(Protocol):
     """Protocol of a rule with concrete types for its tensor variables.
 
-    An `Instance`, or its counterpart for text rules.
+    Implemented by `Instance` and, for rules in TASO's and Tensat's language, by `TextInstance`.
     """
 
     @property

@@ -26,8 +26,10 @@ BACK = "-back"  # name suffix of a rule that is another rule's reverse
 
 
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes the random tests of `tested` with the test effort `effort` (index into `EFFORTS`), also at
-    the rank `home` of its first variable (0: at no certain rank); False if it is malformed or has no instances."""
+    """Whether a rule passes the random tests of `tested`; False if it is malformed or has no instances.
+
+    `effort`: index into `EFFORTS`. `home`: a further rank of its first variable at which it is tested (0: none).
+    """
     return tested(rule, effort, home) is not None
 
 

@@ -1,4 +1,4 @@
-"""Type inference for text rules: shape laws of the operators as linear equations between unknown sizes."""
+"""Type inference for text rules: the operators' rules for result shapes, as linear equations between unknown sizes."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class SaturateOptions(CommonOptions):
 
     @property
     def exact(self) -> bool:
-        """Whether only bitwise-exact rewriting is allowed."""
+        """Whether only rewriting is allowed that changes no bit of a value."""
         return self.tolerance == "exact"
 
 

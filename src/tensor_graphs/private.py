@@ -119,8 +119,7 @@ def sealed(content: bytes, name: str = "") -> bytes:
 
 
 def read_sealed(path: Path, most: int = 1 << 28, name: str = "") -> bytes:
-    """The content of a file of at most `most` bytes in a private folder, without its checksum. `name`: the name for
-    which `sealed` wrote it; the checksum covers it.
+    """The content of a file of at most `most` bytes in a private folder, without its checksum. `name`: as for `sealed`.
 
     Raises FileNotFoundError if there is no file, another OSError if it cannot be read or is a link; ValueError if it is
     not a regular file, can be written by another user, is too large, or does not match its checksum.

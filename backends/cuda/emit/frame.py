@@ -144,7 +144,7 @@ class ThreadFrame(Writer[CudaScope]):
 
     def before_wait(self, e: Expr) -> bool:
         """Whether the load `e` may be issued before the wait for the previous kernel: it reads an operand that no
-        earlier kernel writes, at a position that depends on no other value."""
+        earlier kernel writes, at a position that depends on no data, only on the thread and loop indices."""
         return e.value[0] in self.constant and all(a.op in ("const", "index") for a in e.args)
 
     def is_safe(self, e: Expr) -> bool:

@@ -438,7 +438,8 @@ class PackedFragments(Fragments):
         nest.close()
 
     def warmed(self) -> list[str]:
-        """No prefetch statements (`Fragments.warmed`): quantized codes are few bytes."""
+        """CUDA statements that prefetch the matrices into L2 (`Fragments.warmed`): none, since quantized codes are few
+        bytes."""
         return []
 
 

@@ -110,9 +110,8 @@ class Symbolic:
         return self.generic if self.on_gpu else self.searched
 
     def narrow(self, view: EGraphView) -> Sequence[Type]:
-        """Types (shape, storage dtype) of a lifted view's e-classes on a GPU; empty on a CPU, which stores every
-        value in its e-graph dtype.
-        """
+        """Types (shape, storage dtype) of the e-classes of a lifted e-graph on a GPU; empty on a CPU, which stores
+        every value in its e-graph dtype."""
         return narrow_types(view) if self.on_gpu else ()
 
     # ------------------------------------------------------------ lifting

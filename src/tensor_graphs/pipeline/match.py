@@ -34,8 +34,8 @@ def hypergraph(
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
     carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Candidate kernels of an e-graph view as a hypergraph. With tolerance "exact", only bitwise-exact kernels are
-    candidates of ops that have some.
+    """Candidate kernels of an e-graph as a hypergraph. With tolerance "exact", an op that has kernels whose results
+    equal the unoptimized graph's bit by bit has no other candidates.
 
     Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
     `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be

@@ -49,8 +49,8 @@ def check_order(program: Program) -> None:
 
 
 def run_first(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """As `run_flat`, on poisoned memory (`Program.poisoned`): a program on a GPU that reads what it has not written
-    gives NaN."""
+    """Run a program on named inputs and states like `run_flat`, on poisoned memory (`Program.poisoned`): a program on a
+    GPU that reads what it has not written gives NaN."""
     with program.poisoned():
         return run_flat(program, values)
 

@@ -29,9 +29,10 @@ class Rounding:
         self._disturbed = RoundingSensitivity(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
 
     def explains(self, output: int, own: Array, found: Array) -> bool:
-        """Whether every difference between the function's output `own` and the graph's `found` is of rounding's size.
+        """Whether rounding explains every difference between output number `output` of the traced function (`own`) and
+        of its graph (`found`).
 
-        The graph runs up to eleven times with noise of its dtypes' rounding
+        The graph runs up to eleven times with random noise of the size of its dtypes' rounding
         (`backends/verification/rounding_noise.py`).
         """
         with np.errstate(all="ignore"):

@@ -171,7 +171,7 @@ class Report:
 
     @property
     def instances(self) -> int:
-        """Number of block instances in the model."""
+        """Number of occurrences, in the model, of its blocks (repeated subgraphs)."""
         return sum(b.instances for b in self.blocks)
 
     @property

@@ -80,7 +80,8 @@ class Search:
         return self._program
 
     def run_here(self) -> None:
-        """Search in this process and thread."""
+        """Search the program of the graph in this process and thread. An error is kept as text and leaves the graph
+        eager."""
         try:
             with _plain_mode():
                 self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()

@@ -1,4 +1,5 @@
-"""Tolerances, verdicts (whether outputs are within tolerance), and comparison of an output with its references."""
+"""Tolerances, verdicts (whether outputs are within tolerance), and comparison of a program's output with its
+references."""
 
 from __future__ import annotations
 
