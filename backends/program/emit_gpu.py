@@ -74,6 +74,8 @@ class GpuProgramEmitter(ProgramEmitter):
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
         text = super()._written(step, names)
+        # made in `bind`: made in a call that the caller captures, they would be zero only when that graph has run
+        text = _COUNTERS.sub(lambda _: self._once("counters(device)", "counts"), text)
         statements = [s.strip() for s in STATEMENTS.split(text)]
         started = [_LAUNCH.match(s) for s in statements if not s.endswith(":")]  # without conditions on sizes
         known = self.definitions if step.template.source is not None else {}
@@ -202,4 +204,5 @@ class GpuProgramEmitter(ProgramEmitter):
 
 
 _LAUNCH = re.compile(r"(\w+)[\[(]")
+_COUNTERS = re.compile(r"\bcounters\(\w+\.device\)")
 __all__ = ["GpuProgramEmitter", "emit_cuda", "torch_dtype"]
