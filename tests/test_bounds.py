@@ -478,6 +478,17 @@ def test_a_large_constant_is_held_once_and_not_read_again_from_a_stored_plan(tmp
     assert plan_from_json(written, graph).weights == plan.weights
 
 
+def test_programs_of_many_inputs_and_outputs_are_written_in_linear_time() -> None:
+    def seconds(count: int) -> float:
+        graph = Graph.of([tg.tanh(tg.input(f"x{i}", (3, 4))) for i in range(count)])
+        plan, began = direct_plan(graph, [backend("numpy")]), time.process_time()
+        Program(plan)
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(1200) < 8 * seconds(300) + 0.1  # 4 times as many; quadratic: 16 times
+
+
 @pytest.mark.parametrize("torch", [False, True])
 def test_a_large_function_that_is_not_its_graph_is_refused(torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x: Any = np.ones((MANY,), np.float32)

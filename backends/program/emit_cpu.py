@@ -16,6 +16,7 @@ Outputs and results that a kernel allocates are made in `run`; everything else e
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -430,13 +431,16 @@ class ProgramEmitter:
 
         Only for outputs that `run` uses as addresses or tensors.
         """
+        uses, lines = self._other_uses(), dict[str, list[int]]()
+        for n, line in enumerate(self.each):
+            if found := _ALLOCATED.match(line):
+                lines.setdefault(found[1], []).append(n)
         for i, v in enumerate(self.plan.outputs):
             name = self.names.get((v, "numpy"), "")
-            made = f"{name} = np.empty("
-            lines = [n for n, line in enumerate(self.each) if line.startswith(made)]
-            if v in self.fresh_outputs and len(lines) == 1 and self._uses_in_other_ways(name) == 1:
-                self.each[lines[0]] += f" if {name} is None else {name}"
-                self.movable.add(self.each[lines[0]])
+            made = lines.pop(name, [])
+            if v in self.fresh_outputs and len(made) == 1 and uses[name] == 1:
+                self.each[made[0]] += f" if {name} is None else {name}"
+                self.movable.add(self.each[made[0]])
                 self.offered[i] = name
 
     def _tensor_or_array(self, value: int) -> str:
@@ -541,17 +545,19 @@ class ProgramEmitter:
     def _takes_tensors(self) -> bool:
         """Whether callers may pass arrays or tensors: `run` uses inputs as addresses or tensors. At one size it may
         use some of them as arrays (`arrays`), if these can be made of tensors by NumPy alone."""
-        self.arrays = [name for name in self.inputs.values() if self._uses_in_other_ways(name)]
+        uses = self._other_uses()
+        self.arrays = [name for name in self.inputs.values() if uses[name]]
         types = {self.inputs[v.name]: v.type.dtype for v in self.plan.values if v.origin == "input"}
         if self.one_size and all(types.get(name) != "bfloat16" for name in self.arrays):
             return len(self.arrays) < len(self.inputs)
         return bool(self.inputs) and not self.arrays
 
-    def _uses_in_other_ways(self, name: str) -> int:
-        """Number of uses of a variable in `run` other than as an address, as a tensor or as a result."""
+    def _other_uses(self) -> Counter[str]:
+        """Number of uses of each variable in `run` other than as an address, as a tensor or as a result."""
         lines = "\n".join(line for line in self.each if not line.startswith(("# ", "return ")))
-        uses = rf"\b{re.escape(name)}\b"
-        return len(re.findall(uses, lines)) - len(re.findall(rf"= (?:argument|tensor)\({uses}\)\n", lines))
+        uses = Counter(re.findall(r"\w+", lines))
+        uses.subtract(_ADDRESSED.findall(lines))
+        return uses
 
     def _parameters(self) -> list[str]:
         """Source of each parameter of the emitted function `run`: the inputs, then outputs whose memory a call may
@@ -578,5 +584,7 @@ class ProgramEmitter:
 
 _ONCE = re.compile(r"\b(hidden_scores)\([\w, *+]*\)")  # loop-invariant calls, hoisted to `bind`
 _PART = re.compile(r"\bplace\(([A-Za-z_]\w*), [^,]+, \([^()]*\), [\w.]+\)")
+_ADDRESSED = re.compile(r"= (?:argument|tensor)\((\w+)\)\n")
+_ALLOCATED = re.compile(r"(\w+) = np\.empty\(")
 STATEMENTS = re.compile(r"; |\n")
 _RESHAPE = re.compile(r"\b([A-Za-z_]\w*)\.(?:view|reshape)\((?:\(([\w*, ]+?),?\)|([\w*, ]+?))\)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from ...egraph.ir.dims import Dim
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.ops import Type
 from ...extract.model.plan import Plan, Step
+
+Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 
@@ -48,21 +51,21 @@ def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[li
     for i in sorted(range(n), key=lambda i: (-sizes[i], buffers[i].first, i)):
         others = np.flatnonzero(placed & (first <= last[i]) & (last >= first[i]) & (sizes > 0))
         others = others[np.argsort(offsets[others], kind="stable")]
-        offsets[i] = _best_gap(offsets[others].tolist(), sizes[others].tolist(), int(sizes[i]))
+        offsets[i] = _best_gap(offsets[others], sizes[others], int(sizes[i]))
         placed[i] = True
     return [int(o) for o in offsets], int((offsets + sizes).max(initial=0))
 
 
-def _best_gap(offsets: Sequence[int], sizes: Sequence[int], size: int) -> int:
+def _best_gap(offsets: Array, sizes: Array, size: int) -> int:
     """Start of the smallest gap of at least `size` bytes between blocks, which are sorted by offset; the end of the
     last block if there is no such gap."""
-    end, best, best_room = 0, -1, -1
-    for offset, taken in zip(offsets, sizes):
-        room = offset - end
-        if room >= size and (best < 0 or room < best_room):
-            best, best_room = end, room
-        end = max(end, offset + taken)
-    return best if best >= 0 else end
+    if not len(offsets):
+        return 0
+    ends = np.maximum.accumulate(offsets + sizes)
+    starts = np.concatenate(([0], ends[:-1]))
+    rooms = offsets - starts
+    fitting = np.flatnonzero(rooms >= size)
+    return int(starts[fitting[np.argmin(rooms[fitting])]] if len(fitting) else ends[-1])
 
 
 def nbytes(kind: Type, sizes: Mapping[str, int] | None = None) -> int:
