@@ -48,7 +48,8 @@ def plan_for_launching(plan: Plan) -> Plan:
 
 
 def changes_schedules(plan: Plan, launching: str) -> bool:
-    """Whether launching the kernels of `plan` in the way `launching` changes their schedules or constant operands."""
+    """Whether the kernels of `plan` need other schedules or constant operands if they are launched in the way
+    `launching` (one of `WAYS`) than one after another."""
     pairs = zip(plan.steps, plan_for_launching(replace(plan, launching=launching)).steps, strict=True)
     return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 

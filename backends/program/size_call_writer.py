@@ -132,8 +132,9 @@ class SizeCallWriter:
         return ", ".join(self.tracer.spelled(x, needs) for x in (tuple(shape), tuple(strides), dtype)), needs
 
     def template(self, one: Launched) -> LaunchTemplate:
-        """The template of the recorded launch `one`, from which launches at other sizes are made; launches must be
-        given in order. Raises Untraceable if there is none, or if it has tensor descriptors of Triton."""
+        """The template of the recorded launch `one`, from which launches at other sizes are made. Call it for the
+        launches in the order in which they were recorded. Raises Untraceable if no template of the launch is known, or
+        if the launch takes tensor descriptors of Triton."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
         if found is None or found.described:

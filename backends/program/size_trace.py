@@ -199,8 +199,8 @@ class Launcher:
 
 
 class Tracer:
-    """Recorder of one run of the emitted function `at` and of the launching function that it makes: their statements,
-    as `Line`s in order, and the conditions on sizes that they tested."""
+    """Records one run of the emitted function `at`, which makes the launching function for given sizes, and one run of
+    that launching function: their statements, as `Line`s in order, and the conditions on sizes that they tested."""
 
     def __init__(self, space: Mapping[str, Any]) -> None:
         self.space = space

@@ -26,8 +26,8 @@ Ahead = tuple[Measured, Schedule]  # a kernel and a schedule to compile speculat
 
 
 class KernelSearches:
-    """The schedule searches of kernels, of at most `schedules` schedules each; they continue from the results in a
-    sink."""
+    """Schedule searches, one per kernel, that try at most `schedules` schedules each. A search resumes from the earlier
+    measurements in `sink` (the cost store)."""
 
     def __init__(self, sink: Sink, schedules: int) -> None:
         self.sink, self.schedules = sink, schedules
@@ -86,9 +86,8 @@ class KernelSearches:
         return [i for i in right[:BEST] if alive[i].us <= CLOSE * alive[right[0]].us]
 
     def beginnings(self, later: Iterable[tuple[Candidate, bool]]) -> Iterator[tuple[Measured, Schedule]]:
-        """Yields (kernel, schedule) for the first schedules that searches of further candidates would propose.
-
-        `later`: (candidate, whether it is a first look) of candidates that are not yet started.
+        """Yields (kernel, schedule) for the first schedules that searches of further candidates would propose. `later`:
+        pairs (candidate whose search has not begun, whether only a few of its schedules are tried).
         """
         for candidate, look in later:
             if not candidate.is_view:

@@ -1,7 +1,9 @@
-"""The pipeline of tuning trials on a GPU: emission, compilation in a process pool, device jobs, and their events.
+"""Runs tuning trials (one schedule of a kernel each) on a GPU as a pipeline: emission of source, compilation in a
+process pool, jobs of device processes.
 
-The calling thread queues trials (`_submit`) and processes one completion at a time (`_step`); a writer thread emits
-source, compilers and device processes work in parallel. Idle compilers get schedules that a search may want next.
+The calling thread queues trials (`_submit`) and processes one completion at a time (`_step`), of which it is told by an
+`Event`. A writer thread emits source. Compilers and device processes work in parallel. Idle compilers get schedules
+that a search may want next.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Union of e-graph views of one graph, so that a search under wider limits has all terms of one under narrower
-limits.
+"""Computes the union of several saturated e-graphs (views) of one graph, so that a search under wider limits has all
+terms of a search under narrower limits.
 
-Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because which e-nodes are
-pruned depends on which others were found. Their union contains both: it has every e-node of both views, merges
-e-classes that share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set
-of limits stands for.
+Two saturations of a graph under different limits (a wider beam, or more slack: added cost up to which an e-node is
+kept) are not nested, because which e-nodes are pruned depends on which others were found. Their union contains both: it
+has every e-node of both, merges e-classes that hold the same e-node, and is closed under congruence. For given limits,
+`saturate/limit_steps.py` lists the saturations whose union is searched.
 """
 
 from __future__ import annotations

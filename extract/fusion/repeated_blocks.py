@@ -108,10 +108,12 @@ class RepeatedBlocks:
         return owners is None or any(n in self.active for n, _ in owners)
 
     def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
-        """For each other instance with equal surroundings, the e-classes there that correspond to `classes`, in the
-        same order; instances in which some have no counterpart are left out.
+        """Yields, for each other instance of the block with equal surroundings (producers and consumers), the e-classes
+        there that correspond to `classes`, in the same order. Instances that lack a counterpart of one of them are left
+        out.
 
-        `classes`: those of a kernel found in an active instance, its first result first.
+        `classes`: e-classes of one kernel, the class of its first result first. The kernel was found in an active
+        instance, one in which fusion groups are searched.
         """
         sources = {n for n, _ in self.owners.get(classes[0], ()) if n in self.active}
         for source in sorted(sources):

@@ -1,4 +1,5 @@
-"""Other plans of a solved search: alternatives in rising cost, variants without some kernels, finalists to be timed."""
+"""Finds plans (choices of kernels that compute a graph) other than the cheapest of a finished search: the next ones in
+rising cost, the cheapest that avoid certain kernels, and the finalists, whose programs are timed as a whole."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ ends; it would be returned if the search ended now. A kernel's *stake* is the nu
 change a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more
 tuning.
 
-The next request, in this order:
+A *first look* is the first measurement of a kernel, in a few schedules only. The next request, in this order:
 
 1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
    that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements.
-2. Unmeasured kernels of the pessimistic plan with large stakes. (A prediction far too low wins there, while optimistic
-   plans use other kernels.)
-3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of the schedules. (The optimistic
-   plan may require first looks forever.)
+2. Unmeasured kernels of the pessimistic plan with large stakes. (A kernel whose predicted time is far too low may be in
+   this plan and in no optimistic plan.)
+3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of all schedules measured. (Otherwise
+   first looks of ever new optimistic plans could leave no time for it.)
 4. The optimistic plan: first looks at its unmeasured kernels and at alternatives that may be faster; tuning, once no
    first look has a large stake; then first looks and tuning with small stakes.
 

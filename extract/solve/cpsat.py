@@ -59,8 +59,8 @@ MAX_CONSTRAINT_SUM = 1e18
 
 
 class Encoding:
-    """The CP-SAT model of a problem: variables, constraints and levels, without an objective; k-best extraction uses
-    it, too.
+    """CP-SAT model of an extraction problem without an objective: variables, constraints, and integer levels of
+    e-classes that exclude cycles. k-best extraction uses it, too.
     """
 
     def __init__(self, rows: ProblemRows, *, implications: bool = True) -> None:

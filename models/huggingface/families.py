@@ -139,9 +139,11 @@ class Sizes:
 
 
 def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
-    """Sizes of a rotary decoder from its config.
+    """Sizes of a decoder with rotary position embeddings, from its config; `family` has defaults for what the config
+    lacks.
 
-    Raises BadModelError if heads do not fit, TooLargeError for more than `most_layers` layers.
+    Raises BadModelError if the number of heads is no multiple of the number of key-value heads or if the head size is
+    odd, TooLargeError for more than `most_layers` layers.
     """
     hidden, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     kv = config.size("num_key_value_heads", n_heads)

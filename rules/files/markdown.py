@@ -55,8 +55,9 @@ def _row(rule: Rule, samples: int) -> str:
 
 
 def table_markdown(rules: Sequence[Rule], *, samples: int = 6) -> str:
-    """One section per family, one row per rule: name, sides, guards, growth, whether it preserves every bit, verdict
-    (proved, tested, refuted or unknown), doc."""
+    """Markdown with one section per family and one row per rule: name, both sides, guards, growth (whether the right
+    side is smaller, similar or larger), whether it preserves every bit, verdict (proved, tested, refuted or unknown),
+    doc. `samples`: number of random inputs on which a rule is tested."""
     families = list(dict.fromkeys(r.family for r in rules))
     one_way = sum(len(r.directions) for r in rules)
     parts = [_HEAD.format(rules=len(rules), one_way=one_way, families=len(families))]

@@ -53,10 +53,11 @@ class Total:
 
 @dataclass(frozen=True)
 class Extreme:
-    """Symbolic maximum (`most`) or minimum of a set of values.
+    """Symbolic maximum (`most` true) or minimum of a set of values, which is the union of its `terms`.
 
-    Each term is (bound, condition, body): the values of the body at all indices that satisfy the condition. `some`
-    means that the set is known to be nonempty.
+    Each term is (bound, condition, body): `bound` lists the term's index variables as (variable, size); the term holds
+    the values of the body at all values of these variables that satisfy the condition. `some`: the set is known to be
+    nonempty.
     """
 
     most: bool

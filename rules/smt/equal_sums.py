@@ -23,7 +23,8 @@ class SumEquality(Unknowns):
         return found, size
 
     def assumed(self, facts: SizeFacts, *read: Any) -> list[Any]:
-        """Assumptions about the elements that are read, and the bounds of summation indices that occur in `read`."""
+        """SMT formulas that hold where the expressions `read` are evaluated: the assumptions about sizes (`facts`, and
+        those of the rule) and about tensor elements, and the bounds of the summation indices in `read`."""
         found = dict.fromkeys(n for e in read for n in unknowns(self.z, e) if n in self.ranges)
         inside = [c for n in found for c in (self.ranges[n][0] >= 0, self.ranges[n][0] < self.ranges[n][1])]
         return [*self.facts.conditions, *self.given, *facts.conditions, *inside]

@@ -32,7 +32,8 @@ class Open(Unprovable):
 class Effort:
     """Work limit for the symbolic proof of a rule.
 
-    `left`: number of simplifications and printed products that may still be made; `until`: deadline (`perf_counter`).
+    `left`: number of steps that may still be made (a step simplifies an expression, or writes a product as text to
+    compare it). `until`: deadline (`perf_counter`).
     """
 
     left: int = 15_000  # some thousands a second

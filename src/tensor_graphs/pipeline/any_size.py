@@ -208,10 +208,11 @@ class Symbolic:
             raise NoFormError(f"kernels without a form for every size: {'; '.join(sorted({*without.values()}))}", kept)
 
     def without_sized(self, choice: Choice, text: str) -> tuple[str, list[Candidate]]:
-        """Suspects for a failed program, as (kernel names, the hypergraph's candidates without these kernels).
+        """The kernels that may have made a program of the plan `choice` fail, and the candidates for the next plan:
+        (names of these kernels, the candidates of the plan's hypergraph without them).
 
-        Suspects are those of the plan's generated GPU kernels for every size that the error `text` names; all of these
-        kernels if it names none.
+        They are the size-polymorphic generated GPU kernels of the plan whose names the error message `text` contains;
+        all such kernels if it contains none.
         """
         chosen: dict[int, tuple[str, bool]] = {}  # id of the template -> its name, whether the text names its source
         for i in choice.chosen:

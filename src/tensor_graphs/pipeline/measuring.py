@@ -1,4 +1,4 @@
-"""Backends of a call, and the processes that measure their kernels."""
+"""Creates the backends that one call of `optimize` uses, and starts the processes that measure their kernels."""
 
 from __future__ import annotations
 

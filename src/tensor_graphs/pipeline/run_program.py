@@ -49,8 +49,9 @@ def check_order(program: Program) -> None:
 
 
 def run_first(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Run a program on named inputs and states like `run_flat`, on poisoned memory (`Program.poisoned`): a program on a
-    GPU that reads what it has not written gives NaN."""
+    """Run a program on named inputs and states, on memory filled with NaN (`Program.poisoned`), so that a program on a
+    GPU that reads what it has not written gives NaN. Returns its outputs, then its updated states, as a list. For the
+    first run of a verification."""
     with program.poisoned():
         return run_flat(program, values)
 

@@ -38,7 +38,7 @@ class Repeated:
 
     @property
     def spread(self) -> float:
-        """Largest median divided by the smallest."""
+        """Largest median latency of the kernel in a run divided by its smallest, over all runs that measured it."""
         return max(self.us) / min(self.us)
 
 

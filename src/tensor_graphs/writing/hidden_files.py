@@ -37,7 +37,8 @@ def _short(name: str) -> str:
 
 
 def locked(descriptor: int) -> bool:
-    """Lock an open file until it is closed. Also True if the file system has no locks."""
+    """Try to lock an open file, without waiting, until it is closed. Returns True if it is locked now, or if the system
+    has no file locks; False if another process holds the lock."""
     if fcntl is None:
         return True
     try:
