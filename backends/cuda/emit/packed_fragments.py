@@ -1,10 +1,12 @@
-"""Skinny GEMM with quantized weights in CUDA C++: 16 bytes of codes per load, converted two at a time in registers.
+"""Emits a skinny GEMM (few rows) with quantized weights in CUDA C++: 16 bytes of codes (stored numbers) per load,
+converted two at a time in registers.
 
-A thread holds the 16 or 32 numbers in 16 bytes of a column, which are contiguous along K, as mma fragment vectors of 8,
-and the elements of the rows at the same K. Conversions are functions of cuda_library.cuh (code_forms.py says which). A
-scale or zero point that is the same for all numbers of such 16 bytes is applied to the converted pairs. Scales and zero
-points of 4-bit codes that are the same for all numbers that four neighbouring threads hold (a group of 128) are applied
-to the sums of products instead: the offset times the sum of the row's elements is added, then the scale multiplied.
+A thread holds 16 bytes of codes of one weight column (16 or 32 numbers, contiguous along K) and the elements of the
+left operand's rows at the same K, as mma fragment vectors of 8. Conversions are functions of cuda_library.cuh
+(code_forms.py says which). A scale or zero point that is the same for all numbers of such 16 bytes is applied to the
+converted pairs. Scales and zero points of 4-bit codes that are the same for all numbers that four neighbouring threads
+hold (a group of 128) are applied to the sums of products instead: an offset (constant of the encoding minus zero point)
+times the sum of the row's elements is added, then the scale multiplied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Stages of `optimize`, from a source to a verified and timed program, and the state of one call.
+"""Holds the stages of `optimize`, from a source (expression, function, module, file) to a verified and timed program,
+and the state of one call.
 
 In: an expression, function, module or file.
 Out: a `Program` with a report.

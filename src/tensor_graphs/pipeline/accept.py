@@ -1,4 +1,5 @@
-"""Stages "build" and "verify" of a search: the verify-or-retry loop, set up for the options of the call."""
+"""Runs the stages "build" and "verify" of a search: the loop of verify_or_retry.py, which replaces a plan (choice of
+kernels) whose program fails, set up for the options of the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Size-polymorphic programs: search at one choice of sizes, keep what holds at all sizes, verify at others.
+"""Searches for a size-polymorphic program: optimizes the graph at one choice of sizes, keeps what holds at all sizes,
+and verifies the program at other sizes.
 
 A graph with free dimensions is saturated at generic sizes (`egraph/saturate/lift.py`), chosen such that every number in
 the e-graph can be converted back to an expression in the dimensions. E-nodes and kernels that hold only at the generic
@@ -211,8 +212,8 @@ class Symbolic:
         """The kernels that may have made a program of the plan `choice` fail, and the candidates for the next plan:
         (names of these kernels, the candidates of the plan's hypergraph without them).
 
-        They are the size-polymorphic generated GPU kernels of the plan whose names the error message `text` contains;
-        all such kernels if it contains none.
+        They are the size-polymorphic generated GPU kernels of the plan whose functions the error message `text` names;
+        all such kernels if it names none.
         """
         chosen: dict[int, tuple[str, bool]] = {}  # id of the template -> its name, whether the text names its source
         for i in choice.chosen:

@@ -1,4 +1,4 @@
-"""Nested arguments and results of a Python function as flat lists of tensors or arrays."""
+"""Converts nested arguments and results of a Python function to flat lists of tensors or arrays, and back."""
 
 from __future__ import annotations
 

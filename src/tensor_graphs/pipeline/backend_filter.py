@@ -1,4 +1,4 @@
-"""Restriction of backends to the kernels that the tolerance of an optimization allows."""
+"""Restricts backends to the kernels that the tolerance of an optimization allows."""
 
 from __future__ import annotations
 

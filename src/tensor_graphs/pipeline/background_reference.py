@@ -1,4 +1,4 @@
-"""The first verification reference, computed on the GPU while the host rewrites the graph."""
+"""Computes the reference outputs of the first verification on the GPU while the host rewrites the graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Encoding of quantized weights on the GPU while the host searches. That wastes no work: every plan reads nearly all of
-them."""
+"""Encodes quantized weights on the GPU while the host searches. That wastes no work: every plan (choice of kernels)
+reads nearly all of them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The forms that may run the calls of a bucket (range of sizes), and their times: the plan for all sizes, the bucket's
-own plan, and the caller's function.
+"""Times the forms (alternatives) that may run the calls of a bucket (range of sizes): the program for all sizes, a
+program optimized for the bucket, and the caller's function.
 
 Whole calls of each form are timed at chosen sizes. Where different forms are fastest at the two ends of a bucket,
 bisection finds the size at which it is divided.

@@ -1,5 +1,5 @@
-"""Compiled kernels of a cached plan, in a file beside the plan: another process then needs no compiler, nor its
-imports.
+"""Stores the compiled kernels of a plan (choice of kernels) in the plan cache, in a file beside the plan, so that
+another process needs no compiler, nor its imports.
 
 They are stored with the hash of the emitted program's text, and are used for equal text only. The key of the plan cache
 already contains the machine, its driver and the versions of the compilers; a program uses them on the same kind of GPU

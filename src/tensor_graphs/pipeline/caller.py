@@ -1,6 +1,4 @@
-"""The caller's own module or function as a rival of the compiled program on the CPU.
-
-Both are timed, the faster one runs.
+"""Times the caller's own module or function against the compiled program on the CPU; the faster one runs.
 
 The cost model prices kernels one by one. Only whole calls in the caller's process tell whether the program is faster
 than the caller's existing code. If the program loses by more than noise, `optimize` returns a `CallerProgram`, which

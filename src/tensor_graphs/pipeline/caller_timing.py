@@ -1,4 +1,4 @@
-"""Timing of the caller's own function against the compiled program."""
+"""Times the caller's own function against the compiled program, for caller.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stages "extract" and "measure": choice of the cheapest kernels of a hypergraph, for which unmeasured kernels of the
-best plan are measured."""
+"""Runs the stages "extract" and "measure" of a search: chooses the cheapest kernels from the candidates that a
+hypergraph holds, and measures the best plan's kernels that have no measured time."""
 
 from __future__ import annotations
 

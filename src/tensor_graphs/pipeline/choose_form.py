@@ -1,9 +1,11 @@
-"""Choice between the forms of a model that can run: compiled program, unfused baseline, the caller's own function.
+"""Chooses which form of a model runs: compiled program, unfused baseline (one kernel per operation), or the caller's
+own function.
 
 The compiled program is the default. Each of the others replaces it only if it is faster by more than noise and passes
 verification:
 
-- the unfused baseline ("as written"), on every device; not if the options limit memory or error, which it may violate;
+- the unfused baseline ("as written"), on every device; not if the options limit memory or error, since it may exceed
+  the limits;
 - the caller's own function, on the CPU, called with the examples; not with `allow_caller=False` (see
   `_not_comparable`).
 

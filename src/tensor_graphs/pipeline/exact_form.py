@@ -1,4 +1,4 @@
-"""Tolerance "exact" of functions and modules: what runs is bitwise equal to the caller's own function.
+"""Ensures for tolerance "exact" that what runs is bitwise equal to the caller's own function or module.
 
 Kernels are verified bit by bit against the graph as NumPy computes it. The function may compute other bits than its
 graph: PyTorch's exp, NumPy's cosh (in the graph a sum of exponentials), the sign of a zero result. Both are therefore

@@ -1,6 +1,7 @@
-"""Hypergraphs of the next attempts after a plan failed, without some of its kernels or values.
+"""Makes the hypergraphs (sets of candidate kernels) from which the next plan is extracted after a plan's program
+failed: without some of its kernels or values.
 
-Each method takes the failed choice and what was found out about it, and returns the hypergraph of the next plan.
+Each method takes the failed plan and what verification found out about it, and returns the next plan's hypergraph.
 """
 
 from __future__ import annotations

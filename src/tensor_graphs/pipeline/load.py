@@ -1,4 +1,5 @@
-"""Stage "load": the source as a graph with weights and sizes, compared with the caller's function."""
+"""Runs the stage "load": converts the source to a graph with weights and sizes, and compares the graph with the
+caller's function."""
 
 from __future__ import annotations
 

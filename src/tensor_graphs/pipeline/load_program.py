@@ -1,4 +1,4 @@
-"""Loading of saved programs with their reports."""
+"""Loads saved programs with their optimization reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a search: e-graph sizes, rules, prices of the chosen kernels."""
+"""Makes the report of a search: e-graph sizes, rules used, prices of the chosen kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stage "candidates": kernels matched on a saturated e-graph, as hypergraphs to extract from."""
+"""Runs the stage "candidates": matches kernels on a saturated e-graph and returns them as hypergraphs (values as
+vertices, candidate kernels as edges), from which a plan is extracted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Driver of the optimization, from a source (expression, function, module, file) to a verified program.
+"""Drives the optimization, from a source (expression, function, module, file) to a verified program.
 
     load -> look up in the plan cache -> prepare -> recall | search -> choose the form that runs
 

@@ -1,4 +1,4 @@
-"""Overlapped tuning: kernels of the unrewritten graph are measured on the GPU while the host saturates the e-graph.
+"""Measures kernels of the graph as written on the GPU while the host saturates the e-graph (overlapped tuning).
 
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph

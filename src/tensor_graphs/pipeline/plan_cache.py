@@ -1,4 +1,5 @@
-"""Plan cache: a search for the same model, machine and options is not repeated.
+"""Stores finished plans (choices of kernels) on disk, so that a search for the same model, machine and options is not
+repeated.
 
 A finished search stores its plan in the cache folder under a key of everything that the result depends on: the graph,
 sizes, all options but the budget, the cost store's folder, the machine with its tools, and this package's source. A

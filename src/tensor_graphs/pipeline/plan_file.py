@@ -1,4 +1,4 @@
-"""JSON serialization of plans: values, steps, weights and kernel names.
+"""Writes and reads plans as JSON: values, steps (kernel calls), weights and kernel names.
 
 The file contains no code. A library kernel is stored by name, a generated kernel by its term, from which it is
 generated again, a size-polymorphic C kernel by the kernel at generic sizes from which it was lifted. Each has the hash

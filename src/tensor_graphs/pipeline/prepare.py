@@ -1,5 +1,5 @@
-"""Stage "simplify": the graphs that later stages use, made from a loaded graph: at concrete sizes, simplified,
-widened.
+"""Runs the stage "simplify": makes the graphs that later stages use from a loaded graph: at concrete sizes, simplified,
+and with 16-bit floats widened to float32.
 """
 
 from __future__ import annotations

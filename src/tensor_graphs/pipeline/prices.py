@@ -1,4 +1,5 @@
-"""Prices of candidate kernels, from the cost store's measurements and predictions for the target machine."""
+"""Computes prices (times in µs) of candidate kernels for the target machine, from measurements in the cost store and
+predictions."""
 
 from __future__ import annotations
 

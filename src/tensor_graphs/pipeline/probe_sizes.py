@@ -1,4 +1,5 @@
-"""Choices of sizes at which a size-polymorphic search checks or generates kernels, besides the generic sizes."""
+"""Chooses sizes at which a size-polymorphic search checks or generates kernels, besides the generic sizes (those that
+the search runs at)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Provenance of a saved program: the graph that was optimized and the terms that its kernels compute.
+"""Saves with a program where it comes from: the graph that was optimized, and the terms that its kernels compute.
 
 Stored in the program's folder in the format of `save_graph`, without parameter data: the roots of the graph, for each
 the chosen term in the graph's own dtypes, and the values that kernels round when storing them in a narrower dtype

@@ -1,4 +1,5 @@
-"""Stage "recall": the program of an earlier equal search from the plan cache, and storing the plan of a new one."""
+"""Runs the stage "recall": makes the program from the plan that an earlier equal search stored in the plan cache, or
+stores the plan of a new search there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds that a search on a GPU leaves for the stages after it, so that a call ends within its budget.
+"""Computes how many seconds a search on a GPU leaves for the stages after it, so that a call ends within its budget.
 
 After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and
 storing the plan. With small budgets no time is reserved: measuring gets it, and stages for which no time is left are

@@ -1,5 +1,5 @@
-"""Stages "blocks", "saturate" and "glue": equality saturation of each repeated subgraph of a model once, and joining of
-the results."""
+"""Runs the stages "blocks", "saturate" and "glue": saturates each repeated subgraph (block) of a model once, and joins
+the results to one e-graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a program on named values, for verification and timing."""
+"""Runs a program on named values, for verification and timing."""
 
 from __future__ import annotations
 

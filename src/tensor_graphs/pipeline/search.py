@@ -1,4 +1,4 @@
-"""The search for a program: rewrite, match, choose, build and verify, time.
+"""Searches for a program: rewrites the graph, matches and chooses kernels, builds, verifies and times the program.
 
     rewrite -> match -> choose (price, measure) -> build, verify -> report -> time
 

@@ -1,4 +1,4 @@
-"""State of one optimization: options, deadline clock, cost store, and messages for the report."""
+"""Holds the state of one optimization: options, deadline clock, cost store, and messages for the report."""
 
 from __future__ import annotations
 

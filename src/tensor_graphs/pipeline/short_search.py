@@ -1,8 +1,9 @@
-"""The search of a deep model by its short form (egraph/ir/short_form.py), in which each block is once.
+"""Searches a deep model by its short form (egraph/ir/short_form.py), in which each repeated block of layers occurs
+once.
 
-The kernels of the short form are matched, measured and solved for; those that were measured, with those of its plan,
-are carried over to the whole model, and its plan is where the solves of the whole model start. So equal layers are
-searched once. If kernels carried over do not cover the whole model, all of its kernels are matched.
+Kernels are matched, measured and chosen for the short form. The measured kernels and those of the chosen plan are
+carried over to the whole model, whose search starts from that plan. So equal layers are searched once. If kernels
+carried over do not cover the whole model, all of its kernels are matched.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Plans by size: in which ranges of a free dimension a program runs a plan chosen there, or the caller's own function.
+"""Chooses in which ranges of a free dimension a program runs a plan (choice of kernels) made for the range, or the
+caller's own function.
 
 A program for all sizes is chosen at one size. Whole calls of it are timed at other sizes, beside those of the caller's
 function. For each bucket of sizes another plan is searched at a size in the middle. The bucket in which the plan for
 all sizes is slowest, relative to the caller's function, comes first and gets the largest share of the remaining budget.
-Then the fastest form at both ends of a bucket is measured; where they differ, the bucket is divided. Buckets in which
-the plan for all sizes is as fast as any get no plan of their own.
+Then the fastest form (plan for all sizes, bucket's plan, caller's function) is measured at both ends of a bucket; where
+they differ, the bucket is divided. Buckets in which the plan for all sizes is as fast as any get no plan of their own.
 """
 
 from __future__ import annotations

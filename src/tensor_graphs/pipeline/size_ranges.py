@@ -1,4 +1,4 @@
-"""Ranges of sizes that a graph's free dimensions may have."""
+"""Determines the ranges of sizes that a graph's free dimensions may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of an optimization source (expression, function, module, path) to a graph with bound weights and sizes."""
+"""Converts an optimization source (expression, function, module, path) to a graph with its weights and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Choice between the finalists of a search, the few best plans of measured kernels, by timing each as a whole program.
+"""Chooses between the finalists of a search (the few best plans whose kernels are all measured) by timing each as a
+whole program.
 
 The sum of its kernels' times, by which a plan is chosen, is not the time of a program: see `finalists`. Only on a GPU:
 on a CPU a program's C code takes as long to compile as its search is allowed to spend here.

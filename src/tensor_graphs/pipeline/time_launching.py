@@ -1,4 +1,5 @@
-"""Choice of how the kernels of a program on a GPU follow each other, by timing the program in each way.
+"""Chooses how the kernels of a GPU program are launched, one after another or partly overlapping, by timing the program
+in each way.
 
 See `backends/program/launching.py`. Kernels are measured one by one, which does not tell how much of one overlaps with
 the next.

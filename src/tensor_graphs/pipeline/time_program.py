@@ -1,4 +1,5 @@
-"""Stage "time": end-to-end latency of a program and of the unfused baseline."""
+"""Runs the stage "time": measures the end-to-end latency of a program and of the unfused baseline (one kernel per
+operation)."""
 
 from __future__ import annotations
 

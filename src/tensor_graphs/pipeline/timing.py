@@ -1,4 +1,4 @@
-"""End-to-end timing of callables, interleaved so that machine drift affects all alike."""
+"""Times callables end to end, interleaved so that changes in the machine's speed affect all alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement of a graph's outputs with those of the function that it was traced from, up to rounding."""
+"""Checks that a graph's outputs agree with those of the function that it was traced from, up to rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of a traced graph with the caller's own function or module.
+"""Compares a traced graph with the caller's own function or module.
 
 `optimize` verifies a program against the traced graph. This module verifies the graph against the function itself,
 which it calls with arrays: the examples, where they are arrays, and random inputs, both in the inputs' dtypes and with

@@ -1,4 +1,4 @@
-"""Comparison of a traced graph of large arrays with the caller's function: one call, outputs compared in strips.
+"""Compares a traced graph of large arrays with the caller's function: one call, outputs compared in strips.
 
 Memory for one set of inputs and outputs and one strip's float64 run suffices.
 """

@@ -1,4 +1,4 @@
-"""Comparison of a traced graph with the caller's own Torch module, or function of tensors (part of trace_check.py)."""
+"""Compares a traced graph with the caller's own Torch module, or function of tensors (part of trace_check.py)."""
 
 from __future__ import annotations
 

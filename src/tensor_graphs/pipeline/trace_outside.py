@@ -1,4 +1,4 @@
-"""Detection of functions and modules whose code reads the clock, the environment or files.
+"""Detects functions and modules whose code reads the clock, the environment or files.
 
 A traced program keeps the values that were read during tracing. Comparing the results of two calls does not detect
 values that change rarely, so the code objects are inspected instead.

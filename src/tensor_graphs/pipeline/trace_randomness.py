@@ -1,6 +1,4 @@
-"""Detection of functions and modules that draw random numbers, or whose results differ between calls for another
-reason.
-"""
+"""Detects functions and modules that draw random numbers, or whose results differ between calls for another reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Verify-or-retry loop: build and verify the extracted plan's program; on failure extract under stricter limits.
+"""Builds and verifies the program of the extracted plan (choice of kernels); if that fails, extracts another plan under
+stricter limits and tries again.
 
 The attempts, from the fastest plan to the unoptimized graph, which always passes:
 
@@ -10,10 +11,10 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
    family's sums keep the original order. The family whose rewritten kernels have most flops comes first.
 5. Disable rewriting.
 
-Attempts are made as long as verifications like the last one end in time. The last one that does is for the cheapest
-plan of the values that the model itself has: the same kernels at the same prices, solved again. If the first plan ends
-too late, that plan is next nevertheless, if its verification takes no longer than the time by which the search for a
-plan may exceed the budget. Without time for any of these, rewriting is disabled.
+Attempts are made as long as a verification that takes as long as the last one would end in time. The last such attempt
+is the cheapest plan that computes only values of the original model, from the same kernels at the same prices. If the
+first plan ends too late, that plan is next nevertheless, if its verification takes no longer than the time by which the
+search for a plan may exceed the budget. Without time for any of these, rewriting is disabled.
 """
 
 from __future__ import annotations

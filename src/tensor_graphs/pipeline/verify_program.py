@@ -1,4 +1,4 @@
-"""Verification of a finished program: one from the plan cache, or the unfused baseline."""
+"""Verifies a finished program: one from the plan cache, or the unfused baseline (one kernel per operation)."""
 
 from __future__ import annotations
 

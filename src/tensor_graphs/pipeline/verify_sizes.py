@@ -1,4 +1,4 @@
-"""Verification of a size-polymorphic program at other sizes than those it was searched at."""
+"""Verifies a size-polymorphic program at sizes other than those at which it was optimized."""
 
 from __future__ import annotations
 
