@@ -1,4 +1,5 @@
-"""From a saturated e-graph to a plan: candidate kernels, the extraction problem, its solvers, the measuring search.
+"""Chooses a plan (the kernels that compute a graph) from a saturated e-graph: candidate kernels, the extraction
+problem, its solvers, and the search that measures kernels.
 
 In: a view and backends.
 Out: a plan.

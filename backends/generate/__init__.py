@@ -1,4 +1,5 @@
-"""Templates of generated kernels, and the generator that makes them for the fusion groups of an e-graph view.
+"""Generates kernels: makes templates (kernels' patterns and code) for the fusion groups (terms for one kernel) of an
+e-graph view.
 
 In: fusion groups.
 Out: kernel templates.

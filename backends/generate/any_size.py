@@ -1,4 +1,4 @@
-"""Generated GPU kernels for every size: templates (kernels' patterns and code) whose source has the sizes as
+"""Defines generated GPU kernels for every size: templates (kernels' patterns and code) whose source has the sizes as
 parameters.
 
 A *form* of such a kernel is the source of one schedule together with the range of sizes for which it is correct; forms

@@ -1,5 +1,5 @@
-"""Protocols of code generators (`Emitter`) and of the kernel launches that they emit (`Launch`), with default
-members."""
+"""Defines the protocols of code generators (`Emitter`) and of the kernel launches that they emit (`Launch`), with
+default members."""
 
 from __future__ import annotations
 

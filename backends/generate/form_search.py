@@ -1,4 +1,4 @@
-"""Search for the forms of a generated GPU kernel whose text holds at every size, or for a range of sizes.
+"""Searches for the forms of a generated GPU kernel: source texts that hold at every size, or for a range of sizes.
 
 The kernel is emitted at several choices of sizes (points). The texts must be equal up to integers, and each integer
 that differs must be a known function of the sizes (generate/size_fit.py). The function replaces the integer; its

@@ -1,4 +1,5 @@
-"""Backends that generate kernels for the fusion groups of an e-graph view, and kernels of theirs for every size.
+"""Defines backends that generate kernels for the fusion groups (terms for one kernel) of an e-graph view, and such
+kernels for every size.
 
 A `KernelGenerator` describes a backend and is immutable; its `Lowering` (lowerings.py) belongs to one optimization.
 """

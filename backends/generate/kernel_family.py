@@ -1,4 +1,4 @@
-"""Family of a generated kernel in reports, from the ops of its terms."""
+"""Names the family of a generated kernel in reports, from the ops of its terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Source of a single kernel: a module with its definitions, `run(operands, out, scratch)` and weight preparations.
+"""Writes the source of a single kernel: a module with its definitions, `run(operands, out, scratch)` and weight
+preparations.
 
 Compiling and timing processes execute the same text, so that the timing process hits Triton's cache.
 """

@@ -1,4 +1,4 @@
-"""Messages between the lowering pool and its worker processes: jobs, replies, and terms as flat lists."""
+"""Defines the messages between the lowering pool and its worker processes: jobs, replies, and terms as flat lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool of worker processes that lower terms to kernels; the parent's side of generate/lowering_worker.py.
+"""Lowers terms to kernels in a pool of worker processes; the parent's side of generate/lowering_worker.py.
 
 The caller takes jobs from the beginning of a batch, workers from its end, until all are taken. So the caller never
 waits for a worker to start, and a machine without idle cores is not slower than without a pool. While the batch still

@@ -1,4 +1,4 @@
-"""Requests to lower the fusion groups (terms that one kernel computes) of an e-graph to the kernel IR."""
+"""Makes the requests to lower the fusion groups (terms that one kernel computes) of an e-graph to the kernel IR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker process that lowers terms to kernels, for the generating backends.
+"""Lowers terms to kernels in a worker process, for the generating backends.
 
 A job is one lowering request: terms, layouts of operands and results, names of the weights. The worker runs the same
 code as the parent (lowerings.py) and sends back the lowered kernels. Messages are pickles over private pipes between

@@ -1,5 +1,5 @@
-"""State of the kernel generation of one optimization: fusion groups (terms that one kernel computes) of an e-graph,
-lowered to kernels.
+"""Holds the state of the kernel generation of one optimization: fusion groups (terms that one kernel computes) of an
+e-graph, lowered to kernels.
 
 A `Lowering` grows fusion groups (extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output
 (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each (generate/template.py) in worker

@@ -1,4 +1,5 @@
-"""Declarations of schedules: frozen dataclasses whose fields declare domain, default, search moves and stored name.
+"""Defines how schedules (tuning parameters of kernels) are declared: frozen dataclasses whose fields declare domain,
+default, search moves and stored name.
 
 A schedule class (`Schedule`) belongs to one strategy (generate/strategy.py). Everything that depends on which
 parameters exist is derived from its fields: the stored form (parameter name -> integer, in cost stores, job files and

@@ -1,4 +1,4 @@
-"""Integers of emitted text as expressions in free sizes, inferred from the text at several choices of sizes.
+"""Infers the integers of emitted text as expressions in free sizes, from the text at several choices of sizes.
 
 A kernel emitted at several sizes with one schedule has the same text up to integers: extents, strides, tile counts.
 Each such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and

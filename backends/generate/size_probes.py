@@ -1,4 +1,4 @@
-"""Choices of sizes at which kernels are emitted to infer a text for every size, and to check the inferred text."""
+"""Chooses sizes at which kernels are emitted to infer a text for every size, and to check the inferred text."""
 
 from __future__ import annotations
 

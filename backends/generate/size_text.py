@@ -1,4 +1,4 @@
-"""Emitted text with sizes as parameters: the generalization of the texts that one schedule emits at several choices
+"""Generalizes emitted text to text with sizes as parameters, from the texts that one schedule emits at several choices
 of sizes, which are equal up to integers.
 """
 

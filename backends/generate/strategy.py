@@ -1,4 +1,4 @@
-"""Strategies: the ways in which an emitter writes kernels, as a list of data that the emitter iterates over.
+"""Defines strategies, the ways in which an emitter writes kernels, as a list of data that the emitter iterates over.
 
 A strategy names its schedule class (generate/schedule.py), says for which kernels it offers candidate schedules, ranks
 them, decides legality, and emits. `StrategyEmitter` derives from the list the methods that templates (kernels' patterns

@@ -1,5 +1,5 @@
-"""Generated kernels: templates for fusion groups of the e-graph (extract/fusion/groups.py), lowered through the kernel
-IR.
+"""Makes the templates (patterns and code) of generated kernels, for fusion groups of the e-graph
+(extract/fusion/groups.py) lowered through the kernel IR.
 
 A fusion group's term becomes a `GeneratedKernel` template, whose code, scratch memory, schedules and source follow from
 the term and the operands' layouts. An `Emitter` tiles the kernel and writes its source; this module, which all emitters

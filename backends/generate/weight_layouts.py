@@ -1,5 +1,5 @@
-"""Memory layouts that generated kernels prefer: weights and filters transposed or padded at load time, images
-channels-last."""
+"""Chooses the memory layouts that generated kernels prefer: weights and filters transposed or padded at load time,
+images channels-last."""
 
 from __future__ import annotations
 

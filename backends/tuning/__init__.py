@@ -1,4 +1,5 @@
-"""Autotuning: compile pools, CPU and GPU measuring processes, schedule search, export of jobs.
+"""Tunes kernels automatically: compile pools, CPU and GPU measuring processes, search over schedules (tuning
+parameters), files of jobs for other machines.
 
 In: candidate kernels.
 Out: rows of the cost store.

@@ -1,4 +1,4 @@
-"""Parallel compilation of kernel texts: the pool of compiler processes as the calling process sees it (their side is
+"""Compiles kernel texts in parallel: the calling process's side of the pool of compiler processes (their side is
 compile_server.py)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile server: a process that loads the compiler once and forks compiler processes.
+"""Runs a compile server: a process that loads the compiler once and forks compiler processes.
 
 Jobs (requests to compile kernels) are JSON lines and go to idle compilers; replies are written in order of completion.
 If a compiler crashes or exceeds its deadline, only its job fails; a replacement is forked in milliseconds, with

@@ -1,10 +1,10 @@
-"""Compilation of generated kernels without launching them, and their resource use.
+"""Compiles generated kernels without launching them, and reports their use of registers and shared memory.
 
 Runs in compile_server.py's children; needs no GPU.
 
 The module of a kernel text runs on meta tensors with a fake Triton driver for the target architecture: each launch
-compiles into Triton's disk cache and nothing runs. A compiler crash or hang ends this process, which costs one
-schedule.
+compiles into Triton's disk cache and nothing runs. A compiler crash or hang ends this process; only the schedule that
+it was compiling is lost.
 """
 
 from __future__ import annotations

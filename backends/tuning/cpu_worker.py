@@ -1,4 +1,4 @@
-"""Worker process that measures CPU kernels: reads jobs as JSON lines and answers each with one JSON line.
+"""Measures CPU kernels in a worker process, which reads jobs as JSON lines and answers each with one JSON line.
 
 A job names a template (a kernel's pattern and code) and describes operands; the pipe carries no code. A kernel's result
 is checked against a float64 reference before its time counts. A job that kills this process costs only that job: the

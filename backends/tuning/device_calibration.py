@@ -1,5 +1,4 @@
-"""Calibration of a GPU's roofline by a device process: decides when to measure the limits of the device, and stores
-them."""
+"""Decides when a device process measures the limits of a GPU (the rates of its roofline), and stores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring a job file on a Ray cluster: one actor per GPU, and one per machine for CPU jobs.
+"""Measures a file of tuning jobs on a Ray cluster: one actor per GPU, and one per machine for CPU jobs.
 
 The driver hands out one job at a time per actor, writes the rows that come back as shards, and starts a new actor in
 place of one that died. A job whose actor died is tried once more; if that actor dies too, the job is reported as lost.

@@ -1,4 +1,4 @@
-"""Error norms of a kernel's result on a GPU against the float64 reference, and their limits."""
+"""Computes error norms of a kernel's result on a GPU against the float64 reference, and their limits."""
 
 from __future__ import annotations
 

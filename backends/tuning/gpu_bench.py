@@ -1,4 +1,5 @@
-"""Test bench of a kernel on a GPU: operands, float64 reference, checks and timing of the trials of its schedules."""
+"""Tests and times one kernel on a GPU: holds its operands and float64 reference, and checks and times its trials (one
+schedule each)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration of a GPU's roofline: bandwidths, GEMM rates per dtype, and the gap between launches."""
+"""Measures the rates of a GPU's roofline: bandwidths, GEMM rates per dtype, and the gap between launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start-up of a measuring process in threads: the CUDA context while PyTorch is imported, and Triton's driver.
+"""Starts a measuring process in threads: creates the CUDA context while PyTorch is imported, and loads Triton's driver.
 
 The context takes a good half second, as does the import of PyTorch.
 """

@@ -1,4 +1,4 @@
-"""Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time.
+"""Abstracts the device on which kernels are measured: synchronization, capture and replay of calls, elapsed time.
 
 `CudaDevice` is a GPU. `HostDevice` implements the same protocol on Torch's CPU tensors, with kernels in Triton's
 interpreter, for tests without a GPU; its times are meaningless.

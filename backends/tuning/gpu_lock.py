@@ -1,5 +1,5 @@
-"""GPU lock, a file lock by which the calling process and the measuring processes take turns on the device: no kernel
-is timed while another process uses it.
+"""Locks the GPU by a file, so that the calling process and the measuring processes take turns: no kernel is timed while
+another process uses the device.
 """
 
 from __future__ import annotations

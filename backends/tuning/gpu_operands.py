@@ -1,4 +1,5 @@
-"""Operands for measuring on a GPU: random values of sensible magnitude in a call's layouts, and guarded outputs.
+"""Makes operands for measuring on a GPU: random values of sensible magnitude in a call's layouts, and outputs between
+guard zones.
 
 Values are normal numbers, never zeros (zeros hide unwritten outputs and run faster). Divisors and arguments of roots
 and logarithms are positive. Weights of products are scaled so that sums stay near one. Broadcast factors and divisors

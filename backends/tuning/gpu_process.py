@@ -1,4 +1,4 @@
-"""A device process (gpu_worker.py) as the calling process sees it, and the kernels that it has open.
+"""Starts and drives a device process (gpu_worker.py) from the calling process, and records which kernels it has open.
 
 A thread per process runs its jobs (requests to the device process) in order, so that the caller can plan further jobs.
 A process that ended is replaced; kernels and trials are sent again.

@@ -1,4 +1,4 @@
-"""Worker process with the GPU: checks and times kernels, one at a time; jobs and replies are JSON lines.
+"""Checks and times kernels one at a time, in the worker process that has the GPU; jobs and replies are JSON lines.
 
     open  a kernel: draw operands, compute the float64 reference; several kernels can be open
     try   one schedule: run, check, take a few samples

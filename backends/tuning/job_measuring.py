@@ -1,4 +1,4 @@
-"""Measurement of tuning jobs (requests to measure kernels) on one machine into Parquet shards, without e-graph, solver
+"""Measures tuning jobs (requests to measure kernels) on one machine and writes Parquet shards, without e-graph, solver
 or database.
 
 `tensor-graphs db merge` merges the shards into a store.

@@ -1,4 +1,5 @@
-"""Tuning jobs: kernel calls as data, and files of jobs to measure on another machine (job_measuring.py).
+"""Represents tuning jobs, kernel calls as data, and reads and writes files of them for another machine
+(job_measuring.py).
 
 A job names a kernel (a backend's template, or the term of a generated kernel), describes a call, and may list
 schedules. Only kernels that the local emitters write from these names and terms are executed.

@@ -1,4 +1,5 @@
-"""Schedule searches of the kernels that a measurer tunes; similar kernels share their best schedules.
+"""Keeps the schedule searches (over tuning parameters) of the kernels that a measurer tunes; similar kernels share
+their best schedules.
 
 Two kernels are similar if `trials.similarity_key` gives them equal keys. A search starts with the best schedules of
 similar kernels, and is shorter once a similar kernel was searched to the end.

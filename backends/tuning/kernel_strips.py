@@ -1,5 +1,5 @@
-"""Strips of a kernel's outputs, which are compared instead of whole outputs if the reference would take much longer
-than the kernel.
+"""Computes strips of a kernel's outputs, which are checked instead of whole outputs if the float64 reference would take
+much longer than the kernel.
 
 A product of one row with a matrix of 10^8 packed numbers takes milliseconds; its float64 reference takes seconds and
 gigabytes. The whole program that uses the kernel is verified later.

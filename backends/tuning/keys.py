@@ -1,4 +1,4 @@
-"""Keys under which the cost store holds measurements of kernel calls."""
+"""Computes the keys under which the cost store holds measurements of kernel calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Measurement of kernels on the CPU in a worker process that is kept between candidates; a crash or hang costs only
-one candidate.
+"""Measures kernels on the CPU in a worker process that is kept between candidates; a crash or hang costs only one
+candidate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measurement and tuning of kernels on a GPU: a process pool compiles schedules, device processes check and time them.
+"""Measures and tunes kernels on a GPU: a process pool compiles schedules (tuning parameters), device processes check
+and time them.
 
 Each candidate is measured with the schedules that its search proposes (schedule_search.py). Several candidates are in
 flight: while schedules of some compile, ready schedules of others run, in any order. Schedules that need too many

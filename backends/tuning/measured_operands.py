@@ -1,4 +1,5 @@
-"""Operand values with which a CPU kernel is checked and timed. Kernels with the same meaning get the same values."""
+"""Makes the operand values with which a CPU kernel is checked and timed. Kernels with the same meaning get the same
+values."""
 
 from __future__ import annotations
 

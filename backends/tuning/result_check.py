@@ -1,4 +1,4 @@
-"""Check of a kernel's results against its reference: type, layout, and error norms within limits."""
+"""Checks a kernel's results against its reference: type, layout, and error norms within limits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Random legal calls of a template (a kernel's pattern and code): operand shapes are inferred backwards from a random
-output shape.
+"""Draws random legal calls of a template (a kernel's pattern and code): operand shapes are inferred backwards from a
+random output shape.
 
 Tests and `doctor`, which run every kernel of every backend, draw their calls here.
 """

@@ -1,11 +1,11 @@
-"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
-moves.
+"""Searches over the schedules (tuning parameters) of one kernel: ranked guesses first, then local search by
+single-parameter moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
-parameters that paid off before come first. A first look tries only a few guesses: one with and one without warp
-specialization, then the other first guesses if the result is not far above the cutoff. If similar kernels were
-measured, it tries only their best schedule.
+parameters that paid off before come first. A kernel's first measurement (first look) tries only a few guesses: one with
+and one without warp specialization, then the other first guesses if the result is not far above the cutoff. If similar
+kernels were measured, it tries only their best schedule.
 
 The search ends when `COUNT` schedules are measured, when nothing is left to try, or when the kernel is so far above the
 cost cutoff `worth` (µs above which it is useless) that the remaining schedules are unlikely to reach it.

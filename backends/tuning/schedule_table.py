@@ -1,4 +1,4 @@
-"""The strategies (ways to write kernels) of all generators and their schedule parameters as Markdown, the page
+"""Writes the strategies (ways to write kernels) of all generators and their schedule parameters as Markdown, the page
 docs/schedules.md.
 
 python -m tensor_graphs.backends.tuning.schedule_table > docs/schedules.md

@@ -1,4 +1,4 @@
-"""One kernel as a program of its own, for measuring and tests, and operand values for it."""
+"""Makes a program of one kernel, for measuring and tests, and operand values for it."""
 
 from __future__ import annotations
 

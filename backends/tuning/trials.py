@@ -1,4 +1,4 @@
-"""Tuning trials of a kernel on a GPU: their results, and the rows stored in the cost store."""
+"""Defines tuning trials (one schedule of a kernel on a GPU): their results, and the rows stored in the cost store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unfused baseline plan: one kernel per graph node. Also the fallback if optimization finds no plan."""
+"""Makes the unfused baseline plan: one kernel per graph node. Also the fallback if optimization finds no plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Matching of kernel templates on an e-graph view (arrays of a saturated e-graph), for every layout of the operands.
+"""Matches kernel templates (kernels' patterns and code) on an e-graph view (arrays of a saturated e-graph), for every
+layout of the operands.
 
 In: a view and templates.
 Out: a hypergraph of candidate kernels.

@@ -1,4 +1,4 @@
-"""Binding of matched kernels to layouts (strides in memory): the candidates of a match, one for each combination of
+"""Binds matched kernels to layouts (strides in memory): makes the candidates of a match, one for each combination of
 layouts of its operands."""
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""From an e-graph view to the kernel hypergraph: all candidate kernels of all backends, for each value and layout.
+"""Makes the kernel hypergraph of an e-graph view: all candidate kernels of all backends, for each value and layout
+(strides in memory).
 
-Vertices are (e-class, layout) pairs; candidates are hyperedges. Weight-only classes are computed once at load time and
-are available row-major at no cost. Views (reshape, permute, slice, …) of existing values cost nothing either: they only
-add layouts, at most `MAX_LAYOUTS` per class. Intermediate values of a fused kernel are not vertices.
+Vertices are (e-class, layout) pairs; candidates are hyperedges. Values that depend on weights alone are computed once
+at load time and are available row-major at no cost. Views (reshape, permute, slice, …) of existing values cost nothing
+either: they only add layouts, at most `MAX_LAYOUTS` per class. Intermediate values of a fused kernel are not vertices.
 """
 
 from __future__ import annotations

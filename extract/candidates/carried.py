@@ -1,5 +1,5 @@
-"""Kernels of a model's short form (egraph/ir/short_form.py), (the model with few of its repeated layers), carried over
-to the whole model."""
+"""Carries kernels of a model's short form (egraph/ir/short_form.py: the model with few of its repeated layers) over to
+the whole model."""
 
 from __future__ import annotations
 

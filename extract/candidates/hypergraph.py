@@ -1,4 +1,5 @@
-"""The problem of choosing kernels: vertices are values in a layout, hyperedges are candidate kernels."""
+"""Holds the problem of choosing kernels as a hypergraph: vertices are values in a layout (strides in memory),
+hyperedges are candidate kernels."""
 
 from __future__ import annotations
 

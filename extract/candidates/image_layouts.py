@@ -1,4 +1,5 @@
-"""Layouts in which generated kernels over images are considered: uniformly row-major or uniformly channels-last.
+"""Chooses the layouts in which generated kernels over images are considered: all images row-major, or all
+channels-last.
 
 A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model, all of them
 would take most of the time available for measuring. A good plan keeps all images in one layout and changes it where it

@@ -1,4 +1,5 @@
-"""Layouts in which the values of an e-graph may be stored, found while candidate kernels are matched."""
+"""Collects the layouts (strides in memory) in which the values of an e-graph may be stored, while candidate kernels are
+matched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Fusion groups: terms that one kernel computes (single-output, multi-output, consumer and maximal fusion).
+"""Finds fusion groups (terms that one kernel computes), with one or several outputs, with consumers of slices, or as
+large as possible.
 
 In: an e-graph view.
 Out: fusion groups as terms.

@@ -1,7 +1,6 @@
-"""Consumer fusion of slices.
+"""Finds fusion groups that compute a value and what later steps make of its slices (consumer fusion).
 
-Kernels that compute one value and the consumers of its slices (queries, keys and values of one GEMM, rotated, and
-written into caches).
+An example: one GEMM computes queries, keys and values; the same kernel rotates them and writes them into caches.
 
 The kernel that computes a value may store its slices separately (fusion/multi_output.py). The consumers of a slice are
 often cheap: another layout, a rotation, a row of a cache. If a slice is needed only for one later value, which

@@ -1,8 +1,9 @@
-"""Fusion groups: subgraphs of a saturated e-graph that one generated kernel could compute.
+"""Finds fusion groups: subgraphs of a saturated e-graph that one generated kernel could compute.
 
-A fusion group has an output class, a term over leaf classes in memory, and everything between inlined. Groups grow from
-the output towards the leaves, always through elementwise operations and views, and through reductions and products as
-far as the fusion policy allows. Backends decide whether they can lower a group; extraction decides whether it is used.
+A fusion group has an output e-class and a term over leaf e-classes, whose values are in memory; everything between is
+computed inside the kernel (inlined). Groups grow from the output towards the leaves, always through elementwise
+operations and views, and through reductions and products as far as the fusion policy allows. Backends decide whether
+they can lower a group; extraction decides whether it is used.
 
 Limits: per class the few cheapest e-nodes start groups (by the tree cost that saturation prunes with); inside a group
 each class is its cheapest e-node of an admitted kind. Groups end at values with other consumers (a residual stream): a

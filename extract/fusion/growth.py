@@ -1,4 +1,5 @@
-"""Growth of one fusion group, from its output class towards the leaves: inlined e-nodes, leaf classes, size limits."""
+"""Grows one fusion group (a term for one kernel) from its output e-class towards the leaves: chooses inlined e-nodes
+and leaf e-classes within size limits."""
 
 from __future__ import annotations
 

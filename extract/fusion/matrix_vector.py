@@ -1,4 +1,5 @@
-"""Matrix-vector products as reductions along one axis, and outer products as elementwise operations.
+"""Treats matrix-vector products as reductions along one axis, and outer products as elementwise operations, so that
+fusion groups (terms for one kernel) can contain them.
 
 A GEMM kernel computes tiles on tensor cores. A short GEMV (the product of a state-space model's state and a row of C, a
 query times a state) is an ordinary reduction, and an outer product is elementwise: both can be fused with the producers

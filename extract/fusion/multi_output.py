@@ -1,4 +1,4 @@
-"""Multi-output (horizontal) fusion: fusion groups with several output classes.
+"""Finds fusion groups (terms for one kernel) with several output e-classes: multi-output, or horizontal, fusion.
 
 Five kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
 norm, a GEMM and its activation, a residual stream and the products of its norm). (2) Values of one shape over the same

@@ -1,4 +1,5 @@
-"""Fusion groups and fusion policies: which operations a group may contain, and which operands stay in memory."""
+"""Defines fusion groups (terms for one kernel) and fusion policies: which operations a group may contain, and which
+operands stay in memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Left operands of matrix products as further results of the product's kernel: a residual stream and the product of its
-norm.
+"""Lets the kernel of a matrix product also store the left operand, as a further result: for example a residual stream
+with the product of its norm.
 
 Every thread block of a matrix-vector product computes the whole left operand anyway; one block may store it, or a value
 from which it is computed, along the product's reduction axis. Such a result has the product's rows and as many columns

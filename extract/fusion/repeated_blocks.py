@@ -1,12 +1,12 @@
-"""Instances of repeated blocks (repeated subgraphs) with equal surroundings: kernels found in one of them hold in the
-others.
+"""Finds the instances of a repeated block (subgraph) that have equal surroundings, so that kernels found in one of them
+are copied to the others.
 
-A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
-`CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the
-*active* instances, the first one of each context. A kernel found there is copied to every other instance of the
-context, class by class: a class of an instance becomes the class at the same position of the corresponding instance.
-The map covers the neighbours of an instance, as far as its classes correspond one to one; kernels that reach further
-are not copied.
+A glued view (e-graph joined from saturated blocks, egraph/view/glue.py) has the e-classes of a block once per instance.
+Two instances have equal contexts if `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish
+them. Fusion groups start only in the *active* instances, the first one of each context. A kernel found there is copied
+to every other instance of the context, class by class: a class of an instance becomes the class at the same position of
+the corresponding instance. The map covers the neighbours of an instance, as far as its classes correspond one to one;
+kernels that reach further are not copied.
 """
 
 from __future__ import annotations

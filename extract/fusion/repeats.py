@@ -1,4 +1,5 @@
-"""Repeated subgraphs of an e-graph: classes with equal surroundings, and the mapping of one occurrence to another.
+"""Finds repeated subgraphs of an e-graph: e-classes with equal surroundings, and the mapping of one occurrence to
+another.
 
 Models repeat layers. A result for a class of one layer holds for the corresponding class of another, with other
 operands. Two classes have equal colours if colour refinement (Weisfeiler and Leman, 1968) over `COLOUR_RADIUS` e-nodes,

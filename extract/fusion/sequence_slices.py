@@ -1,4 +1,4 @@
-"""Sequence slices: single positions of a value in memory, as an unrolled program reads a sequence step by step.
+"""Finds sequence slices: single positions of a value in memory, which an unrolled program reads step by step.
 
 Such a slice is a view, at no cost. A fusion group that reads the sequence itself at position 7 is a kernel for that
 step alone; a group that reads the view is the same kernel at every step: generated, compiled and measured once.

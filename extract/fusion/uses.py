@@ -1,4 +1,4 @@
-"""Consumers and dominators of values, over the cheapest e-node of each e-class.
+"""Estimates the consumers and dominators of values, taking the cheapest e-node of each e-class.
 
 A fused kernel should store an intermediate value only if another consumer needs it. When kernels are generated, the
 plan and so the consumers are not known yet; they are estimated by taking the cheapest e-node of each e-class.

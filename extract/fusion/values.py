@@ -1,5 +1,5 @@
-"""Classification of values for maximal fusion (fusion/maximal.py): values that can be fused, reductions, and values
-that every consumer recomputes because that is cheaper than memory traffic.
+"""Classifies values for maximal fusion (fusion/maximal.py): values that can be fused, reductions, and values that every
+consumer recomputes because that is cheaper than memory traffic.
 """
 
 from __future__ import annotations

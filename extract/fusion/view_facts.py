@@ -1,5 +1,5 @@
-"""Properties of an e-graph's e-nodes and e-classes that decide how fusion groups grow and that do not depend on kernel
-times."""
+"""Computes properties of an e-graph's e-nodes and e-classes that decide how fusion groups (terms for one kernel) grow
+and that do not depend on kernel times."""
 
 from __future__ import annotations
 

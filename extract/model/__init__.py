@@ -1,4 +1,4 @@
-"""Data model of extraction: kernel templates, calls, candidates, plans, flops and bytes, sizes.
+"""Defines the records of extraction: kernel templates, calls, candidates, plans, flops and bytes, sizes.
 
 In: declarations of backends.
 Out: typed records.

@@ -1,4 +1,4 @@
-"""Wall-clock accounting: seconds and time spans by name."""
+"""Accounts wall-clock time: seconds and time spans by name."""
 
 from __future__ import annotations
 

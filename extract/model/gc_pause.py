@@ -1,4 +1,4 @@
-"""Pausing Python's cyclic garbage collector while many small long-lived objects are allocated."""
+"""Pauses Python's cyclic garbage collector while many small long-lived objects are allocated."""
 
 from __future__ import annotations
 

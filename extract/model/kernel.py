@@ -1,5 +1,5 @@
-"""Kernel templates (kernels' patterns and code) declared by backends, kernel calls, and candidate kernels bound to
-e-classes.
+"""Defines kernel templates (kernels' patterns and code, declared by backends), kernel calls, and candidate kernels
+bound to e-classes.
 
 A *template* pairs a kernel's semantics (a pattern of the rule language) with a code template. A *candidate* is a
 template matched at an e-class: input vertices, output vertices, layouts. This module knows no particular backend. A

@@ -1,4 +1,5 @@
-"""Library kernels: templates whose code is declared as text or a function, and the declared identity of that code."""
+"""Defines library kernels: templates (kernels' patterns and code) whose code is declared as text or as a function, with
+a declared identity."""
 
 from __future__ import annotations
 

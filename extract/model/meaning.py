@@ -1,4 +1,4 @@
-"""Semantics of a kernel call: one term over its operands per output."""
+"""Computes the meaning of a kernel call: for each output, one term over the call's operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: the values and steps of a program, in execution order."""
+"""Defines plans: the values and steps (kernel calls) of a program, in execution order."""
 
 from __future__ import annotations
 

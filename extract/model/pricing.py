@@ -1,4 +1,5 @@
-"""Prices of candidates, and the protocols of their sources: pricers (the cost store) and measurers (a device)."""
+"""Defines the prices (times) of candidate kernels, and the protocols of their sources: pricers (the cost store) and
+measurers (a device)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strongly connected components."""
+"""Computes the strongly connected components of a directed graph."""
 
 from __future__ import annotations
 

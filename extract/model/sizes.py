@@ -1,4 +1,4 @@
-"""Kernel calls in free (symbolic) sizes.
+"""Converts kernel calls between concrete and free (symbolic) sizes.
 
 A call at generic sizes is lifted to free sizes, a call in free sizes is bound to concrete ones, and a kernel's source
 at two choices of sizes is compared: it holds at all sizes if only numbers differ.

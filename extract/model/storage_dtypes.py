@@ -1,4 +1,4 @@
-"""Storage dtypes of values whose e-graph dtype was widened.
+"""Chooses the dtypes in which values are stored whose dtype was widened in the e-graph.
 
 16-bit models are widened to float32 before the e-graph. On devices whose kernels read and write 16-bit floats, values
 of a widened model are stored in the model's own dtype, so rounding happens where the original rounded. Statistics (one

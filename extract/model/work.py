@@ -1,4 +1,5 @@
-"""Flops and compulsory memory traffic of a kernel call: the input of the roofline."""
+"""Computes the flops and the compulsory memory traffic of a kernel call, from which the roofline (lower bound of its
+time) follows."""
 
 from __future__ import annotations
 

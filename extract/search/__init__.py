@@ -1,4 +1,5 @@
-"""Lazy measuring: solve with optimistic prices, measure kernels of the winner, solve again.
+"""Chooses kernels and measures only those that matter: solves with optimistic prices, measures the best plan's kernels,
+solves again.
 
 In: a hypergraph, prices, a measurer.
 Out: the chosen kernels and their plan.

@@ -1,4 +1,5 @@
-"""Cost cutoff of measuring: the time above which a kernel is in no best plan, from kernels with measured times.
+"""Computes the cost cutoff of measuring, the time above which a kernel is in no best plan, from the kernels whose times
+are measured.
 
 A kernel slower than the cheapest measured way to produce its outputs from values in memory and its own inputs is in no
 best plan: replacing it makes any plan cheaper. (That way is another measured kernel with the same outputs, plus a

@@ -1,4 +1,5 @@
-"""Conversion of a hypergraph of candidate kernels to the arrays of an extraction problem, and of its solutions back."""
+"""Converts a hypergraph of candidate kernels to the arrays of an extraction problem, and the problem's solutions back
+to kernels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Lazy pricing of a hypergraph's candidates: prices of generated kernels are looked up while library kernels are
-measured.
+"""Looks up prices of generated kernels in the background, while library kernels are measured (lazy pricing).
 
 The lookup key of a kernel's price covers everything that its time depends on; for the thousands of generated kernels of
 a whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not:

@@ -1,4 +1,5 @@
-"""Measurement state of a search: which kernel calls were requested, had a first look, were tuned, or are in flight."""
+"""Holds the state of a search's measurements: which kernel calls were requested, were measured in a few schedules
+(first look), were tuned, or are being measured now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From chosen candidate kernels to a plan: values, steps in execution order, and expressions of the weights."""
+"""Makes a plan (values, steps in execution order, expressions of the weights) from chosen candidate kernels."""
 
 from __future__ import annotations
 

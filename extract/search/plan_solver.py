@@ -1,4 +1,5 @@
-"""The solver calls of a search: its optimistic, pessimistic and compiler-free plans, each within the remaining time."""
+"""Calls the solvers for a search, each within the remaining time: for the optimistic plan (unmeasured kernels at the
+low ends of their predicted times), the pessimistic plan (at the high ends), and a plan that needs no compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acquisition policy: which kernels a search measures next.
+"""Decides which kernels a search measures next (acquisition policy).
 
 Each round has two plans. The *optimistic* plan is the cheapest with unmeasured kernels at the lower ends of their price
 intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper

@@ -1,4 +1,4 @@
-"""Background import of libraries that a later search step needs."""
+"""Imports libraries that a later search step needs, in the background."""
 
 from __future__ import annotations
 

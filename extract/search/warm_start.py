@@ -1,4 +1,5 @@
-"""Warm start from nested smaller problems, so that a larger e-graph never leads to a worse plan.
+"""Solves nested smaller problems first and starts from their plans (warm start), so that a larger e-graph never leads
+to a worse plan.
 
 A large problem that is not solved to optimality may end with a worse plan than a smaller one that is. Each e-class
 records the saturation round of its creation; the kernels over e-classes of the first n rounds form a problem that

@@ -1,4 +1,5 @@
-"""Solvers of the extraction problem: greedy, local search, frontier DP, CP-SAT, HiGHS, k best; presolve, lower bounds.
+"""Solves the extraction problem: greedy, local search, frontier DP (dynamic programming), CP-SAT, HiGHS, k best;
+presolve, lower bounds.
 
 In: a problem in arrays.
 Out: a choice with a proven lower bound.

@@ -1,5 +1,5 @@
-"""Budgets of a plan: upper limits on sums over its kernels (bytes, rounding errors), in addition to the minimized
-time."""
+"""Defines budgets of a plan: upper limits on sums over its kernels (bytes, rounding errors). Within them extraction
+minimizes the time."""
 
 from __future__ import annotations
 

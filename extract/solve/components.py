@@ -1,4 +1,4 @@
-"""Independent components of a problem; identical components are detected, to be solved once."""
+"""Splits an extraction problem into independent components, and detects identical ones, which are solved once."""
 
 from __future__ import annotations
 

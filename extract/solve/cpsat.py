@@ -1,4 +1,4 @@
-"""Extraction as an integer program for CP-SAT, with level variables that exclude cycles.
+"""Solves extraction as an integer program with CP-SAT, in which level variables exclude cycles.
 
 y_c: class c is needed, x_r: row r is chosen. The rows of class c that have child k form one aggregated constraint (sum
 of their x_r <= y_k). Classes of a strongly connected component have level variables that decrease along chosen rows.

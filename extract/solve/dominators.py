@@ -1,4 +1,5 @@
-"""Must sets (dominators): for each class, the classes that occur in every acyclic derivation of it, as bitsets."""
+"""Computes must sets (dominators): for each e-class, the e-classes that occur in every acyclic derivation of it, as
+bitsets."""
 
 from __future__ import annotations
 

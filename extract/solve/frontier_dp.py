@@ -1,4 +1,5 @@
-"""Frontier DP: exact search for kernel covers of deep models, whose layers are joined by few values.
+"""Solves kernel covers of deep models, whose layers are joined by few values, exactly by dynamic programming (frontier
+DP).
 
 Classes are resolved in an order with few open classes (needed and not yet resolved) at any time. The classes of a
 strongly connected component are resolved together; a root is resolved only when its children are open anyway (it is

@@ -1,4 +1,5 @@
-"""Pieces of the frontier DP: the classes between two cuts of the resolution order, and their labels."""
+"""Computes the pieces of the frontier DP (the e-classes between two cuts of the order in which they are resolved) and
+their labels (search states)."""
 
 from __future__ import annotations
 

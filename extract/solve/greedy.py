@@ -1,4 +1,4 @@
-"""Greedy extractions without proof: initial incumbents of every exact solver.
+"""Computes greedy extractions without proof, from which every exact solver starts.
 
 All take `ProblemRows`, at other costs of rows (ways to compute a class) if `cost` is given, and return one row per
 class (-1: no finite term); the caller collects what the roots reach (`ProblemRows.walk`).

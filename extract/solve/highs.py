@@ -1,4 +1,4 @@
-"""Extraction as a mixed-integer program for HiGHS, called through OR-tools' MathOpt.
+"""Solves extraction as a mixed-integer program with HiGHS, called through OR-tools' MathOpt.
 
 There are no level variables: cycles are excluded by cutting planes, separated exactly at fractional points (shortest
 paths over the reads) and lazily after each integer solution.

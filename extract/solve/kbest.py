@@ -1,4 +1,4 @@
-"""k-best extraction: the k cheapest extractions in rising cost.
+"""Finds the k cheapest extractions in rising cost.
 
 One integer program is solved repeatedly. Each solution found is excluded by a constraint that requires at least
 `min_distance` other choices, and by one that requires a share of other kernels. Further constraints exclude classes

@@ -1,4 +1,4 @@
-"""Dominance of labels in the frontier DP: which of the labels of a bucket can be part of a cheapest solution."""
+"""Decides which labels (search states) of the frontier DP can be part of a cheapest solution."""
 
 from __future__ import annotations
 

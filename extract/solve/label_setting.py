@@ -1,4 +1,5 @@
-"""Label-setting search for problems with a narrow frontier, such as kernel covers of tensor graphs.
+"""Solves problems with a narrow frontier (few e-classes needed at a time), such as kernel covers of tensor graphs, by
+label-setting search.
 
 A label is a set of classes that are still needed. The search always resolves the topologically last class of the set,
 so the future of a label depends on the set alone and one label per set suffices (a shortest path over sets). With a

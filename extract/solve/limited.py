@@ -1,10 +1,10 @@
-"""Extraction under limits on sums (error budget, memory).
+"""Solves extraction under limits on sums over the chosen kernels (rounding errors, memory).
 
 The unlimited optimum is solved first: if it satisfies the limits it is the answer, otherwise its bound is still valid.
-Then greedies and local search, at costs plus a growing price per unit of use, give a feasible incumbent, which HiGHS
-and CP-SAT improve in turn, over reductions that lose no solution; problems too large for these are searched in part.
-The frontier search (a label would need one cost per amount used) and the split into independent components (a limit
-couples them) are not used."""
+Then greedy extractions and local search, at costs plus a growing price for each unit of the limited sum, give a
+feasible solution, which HiGHS and CP-SAT improve in turn, over reductions that lose no solution; problems too large for
+these are searched in part. The frontier search (a label would need one cost per amount used) and the split into
+independent components (a limit couples them) are not used."""
 
 from __future__ import annotations
 

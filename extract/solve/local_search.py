@@ -1,4 +1,4 @@
-"""Local search over an extraction, for problems too large for a proof and as a better incumbent before proofs.
+"""Improves an extraction by local search, for problems too large for a proof and before proofs.
 
 A move gives one class of the solution another row (a way to compute a class). Its cost change is computed, not
 estimated: classes that only the old row needed are released, classes that the new row lacks are added along default

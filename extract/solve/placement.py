@@ -1,4 +1,5 @@
-"""Device placement as an extraction problem: classes are (class, device) pairs, copies between devices are nodes.
+"""Assigns computations to devices as an extraction problem: e-classes are (class, device) pairs, copies between devices
+are nodes.
 
 A value may be computed on several devices, or computed on one and copied to others; the solver finds the cheapest sum.
 Extractions are acyclic, so each chain of copies starts at a kernel.

@@ -1,4 +1,4 @@
-"""Presolve: which reductions of an extraction problem (`Presolver`) are applied, in which order and how often."""
+"""Decides which reductions of an extraction problem (`Presolver`) are applied, in which order and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions of an extraction problem that keep an optimal extraction, for costs >= 0.
+"""Reduces an extraction problem such that an optimal extraction remains, for costs >= 0.
 
 The *must set* of a class is the set of classes in every acyclic derivation of it (its dominators). A class in the must
 set of a root is computed in every solution, so a choice that has it as an operand costs nothing more by that: the

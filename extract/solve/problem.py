@@ -1,4 +1,5 @@
-"""The extraction problem as plain arrays, its solutions, and `evaluate`, the reference implementation of DAG cost.
+"""Holds the extraction problem as plain arrays, its solutions, and `evaluate`, the reference implementation of DAG cost
+(each chosen node counts once).
 
 An e-graph is a set of e-classes; each class holds e-nodes; a node has child classes and a cost. An extraction chooses
 one node in every class reachable from the roots, without a cycle, and pays for each chosen node once (DAG cost).

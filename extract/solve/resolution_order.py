@@ -1,4 +1,5 @@
-"""Order in which the frontier DP resolves the classes of a problem: parents first, with few open classes."""
+"""Computes the order in which the frontier DP (dynamic programming) resolves the e-classes of a problem: parents first,
+with few e-classes needed and not yet resolved at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading and writing the egraph-serialize JSON format, plain or gzipped.
+"""Reads and writes the egraph-serialize JSON format, plain or gzipped.
 
 `{"nodes": {id: {"op", "cost", "eclass", "children"}}, "root_eclasses": [...]}`; children name nodes (standing for their
 class) or, in files of some writers, classes. Other top-level keys are ignored.

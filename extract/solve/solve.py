@@ -1,6 +1,6 @@
-"""Extraction of any e-graph: a solver portfolio behind one function, with a proven lower bound and hard time limits.
+"""Extracts from any e-graph: one function that calls several solvers, with a proven lower bound and hard time limits.
 
-The steps: greedy extractions and local search give an incumbent; cheap reductions; the split into independent
+The steps: greedy extractions and local search give a first solution; cheap reductions; the split into independent
 components, of which identical ones are solved once; for each component greedy extractions, full presolve and another
 split; for each of these leaves the frontier DP, HiGHS and CP-SAT, or, if it is too large, local search alternating with
 exact solutions of its most promising part. Finally the parts are combined and evaluated on the original e-graph."""

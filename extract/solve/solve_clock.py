@@ -1,4 +1,4 @@
-"""Time that is left for solving one extraction problem."""
+"""Measures the time that is left for solving one extraction problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost-independent steps of solving, kept between solves of one e-graph at changing costs.
+"""Keeps the results of cost-independent steps of solving between solves of one e-graph at changing costs.
 
 A search with measurements solves the same rows (ways to compute a class) again and again. The lists of a problem, the
 index of its rows by class and by child, and the first reduction (`detach`) depend on classes, children and roots alone.
