@@ -1,4 +1,5 @@
-"""From a plan to running code: kernel IR, generated and library kernels, emitters, programs, tuning.
+"""Turns a plan (choice of kernels) into running code: kernel IR, generated and library kernels, emitters, programs,
+tuning.
 
 In: a plan.
 Out: a program.

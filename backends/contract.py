@@ -1,4 +1,4 @@
-"""The contract of a backend: the protocol `Target`, with all members that other modules use, and its defaults,
+"""Defines the contract of a backend: the protocol `Target`, with all members that other modules use, and its defaults,
 `BackendBase`.
 
 How to add a backend: docs/backends.md.

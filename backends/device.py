@@ -1,4 +1,5 @@
-"""Devices of backends: the memory and processor that kernels use, and the module that makes programs for the device."""
+"""Defines devices of backends: the memory and processor that kernels use, and the module that makes programs for the
+device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The local GPU: its name, whether it is usable, free memory, and errors."""
+"""Queries the local GPU: its name, whether it is usable, free memory, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of backends for an NVIDIA GPU, with the members that they share."""
+"""Defines the base class of backends for an NVIDIA GPU, with the members that they share."""
 
 from __future__ import annotations
 

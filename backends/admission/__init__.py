@@ -1,4 +1,5 @@
-"""Admission of user kernels: checks against their references in a child process, verdicts, and the kernels in use.
+"""Admits user kernels: checks them against their references in a child process, stores verdicts, and keeps the kernels
+in use.
 
 In: files of user kernels, which are executed.
 Out: admitted kernel templates.

@@ -1,4 +1,4 @@
-"""Test cases of a user kernel: sizes within its declaration, edges included, and adversarial values."""
+"""Makes the test cases of a user kernel: sizes within its declaration, edges included, and adversarial values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of user kernels against their references.
+"""Checks user kernels against their references.
 
 The kernels run in a child process that can be killed; this process draws the operands, computes the references and
 judges the results.

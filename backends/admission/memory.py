@@ -1,4 +1,5 @@
-"""Operands of a kernel under check in shared memory, each between red zones.
+"""Places the operands of a kernel under check in shared memory, each between red zones (guard bytes that must stay
+unchanged).
 
 The checking process owns the file and checks its content; the child process that runs the kernel maps the same file. So
 a kernel cannot access its reference, and its process reports only that the kernel has run.

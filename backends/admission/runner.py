@@ -1,4 +1,4 @@
-"""Child process that executes a file of user kernels and runs them on operands in shared memory.
+"""Executes a file of user kernels in a child process and runs them on operands in shared memory.
 
 Jobs and replies are JSON lines. Results are checked in the parent (checks.py), not here.
 """

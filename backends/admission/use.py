@@ -1,5 +1,5 @@
-"""User kernels that searches use (`tg.use_kernels`), and verdicts (admitted, or the check that failed) stored under the
-content of their files."""
+"""Keeps the user kernels that searches use (`tg.use_kernels`), and stores verdicts (admitted, or the check that failed)
+under the content of their files."""
 
 from __future__ import annotations
 

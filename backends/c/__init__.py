@@ -1,4 +1,4 @@
-"""C backend: generated kernels for the CPU, compiled by the system compiler, and convolutions.
+"""C backend: generates kernels for the CPU, which the system compiler compiles, and declares convolutions.
 
 In: kernels of the IR.
 Out: C functions.

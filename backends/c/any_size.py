@@ -1,5 +1,5 @@
-"""C kernels with free sizes: the text of a function generated for one choice of sizes, with its numbers replaced by
-size expressions.
+"""Makes C kernels with free sizes: the text of a function generated for one choice of sizes, with its numbers replaced
+by size expressions.
 
 At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size expression. With
 these expressions over parameters, the text becomes a function for every size. As a check, functions generated at

@@ -1,4 +1,4 @@
-"""C backend: generated kernels (generate/template.py) for the CPU, compiled by the system's C compiler.
+"""Defines the C backend: generated kernels (generate/template.py) for the CPU, compiled by the system's C compiler.
 
 It fuses pointwise chains, row and column reductions, gathers and transposing copies into one kernel, where libraries
 make one pass over memory per operation. Of matrix products it generates only memory-bound ones (GEMV, skinny GEMM).

@@ -1,4 +1,4 @@
-"""Library kernels in C for 2-D convolutions and pooling.
+"""Declares library kernels in C for 2-D convolutions and pooling.
 
 Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
 and activation fused; maximum and average pooling. Values are channels-last; weights are packed at load. A call has less

@@ -1,4 +1,4 @@
-"""Emitter of C: one function per kernel, for kernels that a plain loop nest computes efficiently."""
+"""Emits one C function per kernel, for kernels that a plain loop nest computes efficiently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Library kernels in C for group norms of channels-last images, alone and with SiLU behind.
+"""Declares library kernels in C for group norms of channels-last images, alone and followed by SiLU.
 
 A generated kernel reduces over neighbouring memory, so it takes row-major images only; convolutions in C are
 channels-last. Here each channel has sums of its own, which are then added for each group: blocks of pixels are divided

@@ -1,4 +1,4 @@
-"""A library kernel in C that copies row-major images to channels-last ones, which convolutions in C read."""
+"""Declares a library kernel in C that copies row-major images to channels-last ones, which convolutions in C read."""
 
 from __future__ import annotations
 

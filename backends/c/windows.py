@@ -1,4 +1,5 @@
-"""C text of channels-last windows without a sum over channels: depthwise convolutions, maximum and average pooling.
+"""Writes the C text of channels-last windows without a sum over channels: depthwise convolutions, maximum and average
+pooling.
 
 Lines of output pixels are divided over the threads. Each pixel reads the taps of its window that are inside of the
 image, several vectors of channels at a time. The text uses the vectors and activations of tiled_products.py.

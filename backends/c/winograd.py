@@ -1,4 +1,4 @@
-"""C text of Winograd's convolution F(2x2, 3x3): 16 instead of 36 products for each four output pixels.
+"""Writes the C text of Winograd's convolution F(2x2, 3x3): 16 instead of 36 products for each four output pixels.
 
 Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). Inputs of 4 x 4 pixels are transformed channel
 by channel, multiplied by transformed weights in 16 matrix products of the micro-kernel (tiled_products.py), and

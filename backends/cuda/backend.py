@@ -1,4 +1,4 @@
-"""The CUDA C++ backend: generated kernels (generate/template.py), compiled by NVRTC through cuda-core."""
+"""Defines the CUDA C++ backend: generated kernels (generate/template.py), compiled by NVRTC through cuda-core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Register and stack use of a compiled CUDA kernel, parsed from its cubin.
+"""Parses the register and stack use of a compiled CUDA kernel from its cubin.
 
 A cubin is an ELF file whose section `.nv.info` lists function attributes. An attribute has a format (1 byte), an id (1
 byte) and a size or value (2 bytes). In format 4 the size is the number of bytes that follow; those read here are a

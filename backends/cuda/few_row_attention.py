@@ -1,4 +1,5 @@
-"""Attention of few rows in CUDA C++ (decode steps): schedules, their ranking and legality.
+"""Ranks schedules (tuning parameters) of attention of few rows (decode steps) in CUDA C++, and decides whether one is
+legal.
 
 The rows are the query heads that share keys and values, times the tokens of a step. A group of `lanes` threads shares
 the head size of queries, keys and values: each thread holds vectors of `vector` elements of a key, the group sums the

@@ -1,5 +1,5 @@
-"""Schedules (tuning parameters) of SIMT and skinny-GEMM CUDA kernels: their classes, candidates (best guess first) and
-whether one is legal."""
+"""Defines schedules (tuning parameters) of SIMT and skinny-GEMM CUDA kernels: their classes, candidates (best guess
+first) and whether one is legal."""
 
 from __future__ import annotations
 

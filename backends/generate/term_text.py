@@ -1,5 +1,4 @@
-"""Writes terms as pattern text (the notation of kernel patterns), from which a tuning job generates the kernel again.
-"""
+"""Writes terms as pattern text (the notation of kernel patterns), from which a tuning job generates the kernel again."""
 
 from __future__ import annotations
 

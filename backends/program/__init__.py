@@ -1,5 +1,5 @@
-"""Programs: a plan (the chosen kernel calls) as source that binds weights and runs, for CPU and GPU; its memory plan,
-arguments, weights, saved form.
+"""Makes programs: a plan (the chosen kernel calls) as source that binds weights and runs, for CPU and GPU; its memory
+plan, arguments, weights, saved form.
 
 In: a plan.
 Out: a callable program.

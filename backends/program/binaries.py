@@ -1,4 +1,5 @@
-"""Compiled kernels of a saved program: cubins and the metadata of launches, so that loading needs no compiler.
+"""Stores the compiled kernels of a saved program, cubins and the metadata of launches, so that loading needs no
+compiler.
 
 `binaries/launches.json` names the GPU and has a record for each launch of a generated kernel (see `StoredLaunch` in
 gpu_launches.py); `binaries/N.cubin` are the kernels' code; of a program with C kernels, `binaries/kernels.so` is the

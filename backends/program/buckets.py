@@ -1,4 +1,5 @@
-"""Buckets of sizes: ranges of one free dimension, each with the plan that a program runs there.
+"""Represents buckets of sizes: ranges of one free dimension, each with the plan (choice of kernels) that a program runs
+there.
 
 The program's own plan is chosen at one size and holds for all sizes. A bucket may have another plan, chosen at a size
 within the bucket.

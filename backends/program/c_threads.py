@@ -1,5 +1,5 @@
-"""Thread pool of C kernels in programs whose other kernels use no threads: C text that replaces OpenMP's run-time
-library.
+"""Provides the thread pool of C kernels in programs whose other kernels use no threads: C text that replaces OpenMP's
+run-time library.
 
 The compiler turns a parallel loop into a function of (thread, number of threads) and a call of `GOMP_parallel`. Here a
 region is divided into `PARTS` parts per thread, which count as threads for the loop; a free thread takes the next part.

@@ -1,4 +1,4 @@
-"""Helper functions of emitted CPU programs, and the emitted definition of C kernels."""
+"""Collects the helper functions of emitted CPU programs, and writes the emitted definition of C kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Contract of programs on a device: the class `DevicePrograms`, whose defaults are those of programs on the host."""
+"""Defines the contract of programs on a device: the class `DevicePrograms`, whose defaults are those of programs on the
+host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One C function that makes a whole call of a bound GPU program (one with its weights in place): no code of the emitted
+"""Makes one C function for a whole call of a bound GPU program (one with its weights in place): no code of the emitted
 program runs between the caller and the driver.
 
 Once a program's way of launching is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates

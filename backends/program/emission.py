@@ -1,4 +1,4 @@
-"""Choice of the emitter for a plan's device, and execution of emitted source."""
+"""Chooses the emitter for a plan's device, and executes emitted source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emission of CPU programs: of one size, or of any size."""
+"""Emits CPU programs from plans (choices of kernels): for one size, or for any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emitter for CPU plans with free sizes: the emitted program runs at every size.
+"""Emits Python source for CPU plans (choices of kernels) with free sizes: the emitted program runs at every size.
 
 def bind(weights):
     w0 = weights['w']                                 size-independent objects are made once

@@ -1,4 +1,4 @@
-"""Emitter of Python source for a CPU plan.
+"""Emits Python source for a CPU plan (the chosen kernel calls).
 
 The source runs without this package: NumPy, and Torch only where a kernel uses it.
 

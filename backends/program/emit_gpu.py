@@ -1,4 +1,4 @@
-"""Emitter of Python source for a GPU plan. The source runs without this package, on Torch tensors.
+"""Emits Python source for a GPU plan (the chosen kernel calls). The source runs without this package, on Torch tensors.
 
     def bind(weights, states=None, device="cuda", graph=True, way=""):
         memory = device_bytes(...)                     intermediate values have fixed addresses

@@ -1,4 +1,5 @@
-"""Emitter for GPU plans with free sizes: the emitted program runs at every size, and a new size compiles nothing.
+"""Emits Python source for GPU plans (choices of kernels) with free sizes: the emitted program runs at every size, and a
+new size compiles nothing.
 
     def bind(weights, states=None, device="cuda", graph=True):
         w0 = uploaded(weights['w'], device)            size-independent objects are made once

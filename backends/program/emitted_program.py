@@ -1,4 +1,4 @@
-"""The result of emission: a program's source with its weights, states and memory plan."""
+"""Holds the result of emission: a program's source with its weights, states and memory plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of a CPU program's values: buffers, views, weights, states, and their definitions.
+"""Writes the variables of a CPU program's values: buffers, views, weights, states, and their definitions.
 
 The part of the emitter that does not depend on the calls: see emit_cpu.py.
 """

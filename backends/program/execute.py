@@ -1,4 +1,4 @@
-"""Execution of emitted source, with its lines available to tracebacks and Triton."""
+"""Executes emitted source, with its lines available to tracebacks and Triton."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs on an NVIDIA GPU: Torch tensors at fixed addresses, replayed as a CUDA graph."""
+"""Runs programs on an NVIDIA GPU: Torch tensors at fixed addresses, replayed as a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Helper functions of emitted programs: collecting all that backends declare, and selecting those that a program
-needs."""
+"""Collects the helper functions of emitted programs that backends declare, and selects those that a program needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs on the CPU: NumPy arrays, and Torch tensors or memory addresses over the same memory."""
+"""Runs programs on the CPU: NumPy arrays, and Torch tensors or memory addresses over the same memory."""
 
 from __future__ import annotations
 

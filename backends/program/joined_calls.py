@@ -1,4 +1,4 @@
-"""One C function in place of consecutive calls of C kernels, so that a step of a model is one call from Python.
+"""Joins consecutive calls of C kernels to one C function, so that a step of a model is one call from Python.
 
 The kernels' addresses are in one table of the program. Addresses that never change are written into it once; those of a
 call's inputs, results and views when the call defines them:

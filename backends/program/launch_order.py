@@ -1,4 +1,5 @@
-"""Happens-before check of an emitted GPU program, on its source text.
+"""Checks an emitted GPU program, on its source text, for kernels that read memory before it is written (happens-before
+check).
 
 All launches of a program go to one stream. A kernel with programmatic dependent launch starts while its predecessor
 runs, and may read before it waits for it (`await_previous`, `begin_early`). The check simulates memory: it follows

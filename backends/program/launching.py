@@ -1,4 +1,5 @@
-"""Ways in which consecutive kernels of a GPU program are launched: one after another, or partly overlapping.
+"""Defines the ways in which consecutive kernels of a GPU program are launched: one after another, or partly
+overlapping.
 
 `Plan.launching` is one of `WAYS`. A search times whole programs to choose one, because times of single kernels do not
 tell which way is fastest.

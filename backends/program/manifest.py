@@ -1,4 +1,4 @@
-"""Manifest of a program: names, shapes, structure and sizes, without weights and code.
+"""Reads and writes the manifest of a program: names, shapes, structure and sizes, without weights and code.
 
 `manifest.json` in a saved folder.
 """

@@ -1,4 +1,4 @@
-"""Summaries of a program from its manifest: bytes on the device, one line of text, a table in HTML."""
+"""Summarizes a program from its manifest: bytes on the device, one line of text, a table in HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Memory plan: offsets of values in one workspace, in which values that are never needed at the same time share memory.
+"""Assigns the values of a program to offsets in one workspace, in which values that are never needed at the same time
+share memory (memory plan).
 
 Liveness over the flat list of steps, in-place reuse where a template allows it, then offsets by the greedy-by-size
 method (Pisarchyk and Lee, 2020): largest buffer first, each into the tightest gap among the buffers live at the same

@@ -1,4 +1,5 @@
-"""Poisoned memory of a bound GPU program: a call that reads memory which it has not written yet reads NaN.
+"""Fills the memory of a bound GPU program with NaN (poisons it), so that a call that reads memory which it has not
+written yet reads NaN.
 
 After a call, the workspace and recycled results hold the right values of that call. A kernel that runs too early,
 writes to another place or not at all would therefore go unnoticed in a second call on the same inputs.

@@ -1,4 +1,5 @@
-"""Calls of a program: marshalling of arguments, plans and functions for its sizes, direct calls, errors of devices."""
+"""Calls programs: marshals arguments, selects plans and functions for the call's sizes, makes direct calls, and
+translates errors of devices."""
 
 from __future__ import annotations
 

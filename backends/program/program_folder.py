@@ -1,4 +1,4 @@
-"""Files of a saved program: writing them, and whether a folder may be written."""
+"""Writes the files of a saved program, and decides whether a folder may be written."""
 
 from __future__ import annotations
 

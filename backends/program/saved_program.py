@@ -1,4 +1,4 @@
-"""Saved programs: reading the folder that `Program.save` wrote, with its checks."""
+"""Reads and checks the folder of a saved program that `Program.save` wrote."""
 
 from __future__ import annotations
 

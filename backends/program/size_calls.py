@@ -1,4 +1,4 @@
-"""Functions that call a GPU program at sizes at which it has not been called yet.
+"""Makes functions that call a GPU program at sizes at which it has not been called yet.
 
 For each choice of sizes, the emitted function `at(*shapes)` makes views, a function that launches the kernels, and an
 object for calls; this takes most of a first call's time on the host. Its operations are therefore recorded with

@@ -1,5 +1,5 @@
-"""Recording of the operations of a GPU program with free sizes: of its emitted function `at`, and of the function
-that launches its kernels.
+"""Records the operations of a GPU program with free sizes: of its emitted function `at`, which prepares calls at given
+sizes, and of the function that launches its kernels.
 
 Both are run once with symbolic sizes and tensors, which record integer expressions, launches of generated kernels, and
 calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.

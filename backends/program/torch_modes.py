@@ -1,4 +1,4 @@
-"""Modes of Torch that are switched off during calls of programs: autocast, inference mode, gradients."""
+"""Switches off modes of Torch during calls of programs: autocast, inference mode, gradients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Weights of a program by key, computed from params when read or read from a safetensors file, and the writer of that
-file."""
+"""Holds the weights of a program by key, computed from params when read or read from a safetensors file, and writes
+that file."""
 
 from __future__ import annotations
 

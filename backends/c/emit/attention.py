@@ -1,4 +1,4 @@
-"""Emitter of C for attention of few rows (decode steps): one pass over the positions, up to the last visible one.
+"""Emits C for attention of few rows (decode steps): one pass over the positions, up to the last visible one.
 
 The rows are the query heads that share keys and values, times the tokens of a step. Threads divide the remaining axes
 (`batch`). For each of their elements:

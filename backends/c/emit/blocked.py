@@ -1,5 +1,5 @@
-"""Blocked sums: reductions whose operands are stored in blocks along the reduction axis (packed numbers, one scale per
-group).
+"""Emits blocked sums: reductions whose operands are stored in blocks along the reduction axis (packed numbers, one
+scale per group).
 
 A sum over K elements becomes a loop over blocks with a vector of `LANES` accumulators. Inside a block, the chunks of
 `LANES` consecutive elements are unrolled, so that masks and shifts of packed numbers are constants. Factors that are

@@ -1,5 +1,5 @@
-"""C text of integer dot products: a row of floats is split into planes of 8-bit integers, and the sums of a block are
-computed from them."""
+"""Writes the C text of integer dot products: a row of floats is split into planes of 8-bit integers, and the sums of a
+block are computed from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Integer dot products: products of a row of floats with packed integer weights, computed in integer arithmetic.
+"""Recognizes products of a row of floats with packed integer weights that can be computed in integer arithmetic
+(integer dot products).
 
 In a sum over x · scale · (n - zero), n are the packed integers of a weight. Each block of the row x is quantized once,
 to integers of 16 or 24 bits with one scale per block, which are stored as planes of 8 bits (`dots_split` in

@@ -1,4 +1,4 @@
-"""Emitter of C functions from the kernel IR: parallel loops, loop-invariant code motion, reduction loops, vectorizable
+"""Emits C functions from the kernel IR: parallel loops, loop-invariant code motion, reduction loops, vectorizable
 innermost loops.
 
     void softmax(const float *restrict x0, float *restrict out)

@@ -1,4 +1,4 @@
-"""C text of expressions over `LANES` consecutive elements at once, in the compiler's vector types.
+"""Writes the C text of expressions over `LANES` consecutive elements at once, in the compiler's vector types.
 
 Vector types are used because compilers do not vectorize the conversion of packed bytes to floats well. Helpers in
 `backends/ir/c_lanes.py` load and convert vectors, by instructions of AVX-512 or AVX2 where the processor has them.

@@ -1,4 +1,5 @@
-"""Loop nest of a C function: the order of loops, the kind of reductions (row or column), and buffered row values."""
+"""Builds the loop nest of a C function: the order of loops, the kind of reductions (row or column), and buffered row
+values."""
 
 from __future__ import annotations
 

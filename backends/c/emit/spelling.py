@@ -1,4 +1,4 @@
-"""C text of IR operations for the CPU: float and double arithmetic, types in memory."""
+"""Writes the C text of IR operations for the CPU: float and double arithmetic, types in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of a C function: loop-invariant code motion of values, and reduction loops."""
+"""Writes the statements of a C function that compute values: loop-invariant code motion, and reduction loops."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Recognition of attention of few query rows (decode steps) in kernel IR: its two products, its softmax, its loads of
-keys and values."""
+"""Recognizes attention of few query rows (decode steps) in kernel IR: its two products, its softmax, its loads of keys
+and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and
+"""Emits attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and
 values.
 
 Each block of a cluster processes a slice of the positions. Keys and values are loaded from global memory straight into

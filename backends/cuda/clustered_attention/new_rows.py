@@ -1,4 +1,4 @@
-"""New rows of keys and values (of a decode step's token) that an attention kernel writes into its caches.
+"""Emits the new rows of keys and values (of a decode step's token) that an attention kernel writes into its caches.
 
 A warp computes such a row into shared memory; there the kernel reads it in place of the row that was loaded from the
 cache at this position. The first block of a cluster also writes it to global memory.

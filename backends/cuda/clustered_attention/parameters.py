@@ -1,5 +1,5 @@
-"""Schedule (tuning parameters) of clustered attention, and the sizes of blocks and shared memory that follow
-from it."""
+"""Defines the schedule (tuning parameters) of clustered attention, and the sizes of blocks and shared memory that
+follow from it."""
 
 from __future__ import annotations
 

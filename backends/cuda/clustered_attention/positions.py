@@ -1,4 +1,5 @@
-"""Positions of a block of a cluster: their range, the number that a mask leaves visible, loads of keys and values."""
+"""Emits what concerns the positions of a cluster's block: their range, the number that a mask leaves visible, loads of
+keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Candidate schedules (tuning parameters) of clustered attention, best guess first, and whether a schedule is legal.
+"""Lists candidate schedules (tuning parameters) of clustered attention, best guess first, and decides whether one is
+legal.
 
 The schedule class is `ClusteredAttentionSchedule` in clustered_attention/parameters.py.
 """

@@ -1,4 +1,4 @@
-"""Encodings of quantized numbers that are converted several at a time in registers, recognized by evaluating
+"""Recognizes encodings of quantized numbers that are converted several at a time in registers, by evaluating
 expressions.
 
 A *code* is the bytes of a quantized number, the encoding is the function from codes to numbers. An expression over one

@@ -1,5 +1,5 @@
-"""State of the emitter of one CUDA kernel in a thread layout: its dimensions, the nested scopes of emitted text, and
-the values that are already in variables."""
+"""Holds the state of the emitter of one CUDA kernel in a thread layout: its dimensions, the nested scopes of emitted
+text, and the values that are already in variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops over axes that are longer than a block's part of them: all reductions along one axis whose operands are
+"""Emits loops over axes that are longer than a block's part of them: all reductions along one axis whose operands are
 available share one loop."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loop nests over the elements that one thread holds, and the expressions inside them."""
+"""Emits loop nests over the elements that one thread holds, and the expressions inside them."""
 
 from __future__ import annotations
 

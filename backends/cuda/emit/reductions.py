@@ -1,4 +1,4 @@
-"""Block-level reductions: per-thread accumulation, then warp shuffles, then shared memory across warps."""
+"""Emits block-level reductions: per-thread accumulation, then warp shuffles, then shared memory across warps."""
 
 from __future__ import annotations
 

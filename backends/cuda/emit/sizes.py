@@ -1,4 +1,4 @@
-"""CUDA C++ kernels for free sizes: sizes become integer parameters of kernels, and the grid an expression at the
+"""Makes CUDA C++ kernels for free sizes: sizes become integer parameters of kernels, and the grid an expression at the
 launch."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""CUDA C++ text of dtypes, operations and conditions, and the record of an emitted kernel with its launch
-(`CudaLaunch`)."""
+"""Writes the CUDA C++ text of dtypes, operations and conditions, and defines the record of an emitted kernel with its
+launch (`CudaLaunch`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of results, vectorized where their elements are contiguous."""
+"""Emits stores of results, vectorized where their elements are contiguous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions of skinny GEMM kernels on tensor cores.
+"""Emits reductions of skinny GEMM kernels on tensor cores.
 
 fragments.py computes them warp by warp; the warps' partial sums are added in the kernel's thread layout.
 """

@@ -1,4 +1,4 @@
-"""Thread layouts of CUDA kernels, and contiguity and alignment analysis for vectorized accesses."""
+"""Defines thread layouts of CUDA kernels, and analyses contiguity and alignment for vectorized accesses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranking of schedules of GEMV and skinny GEMM on CUDA cores."""
+"""Ranks schedules (tuning parameters) of GEMV and skinny GEMM on CUDA cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranking of candidate schedules of a CUDA kernel by an analytical cost model.
+"""Ranks candidate schedules (tuning parameters) of a CUDA kernel by an analytical cost model.
 
 The model sees only a small description of the kernel (`RankingModel`), so kernels with equal descriptions share one
 cached ranking. The constants were fitted to times measured on an H200. Estimated times are in µs; other ranks are

@@ -1,4 +1,4 @@
-"""Ranking of schedules of elementwise kernels, transposes, and row and column reductions on CUDA cores."""
+"""Ranks schedules (tuning parameters) of elementwise kernels, transposes, and row and column reductions on CUDA cores."""
 
 from __future__ import annotations
 

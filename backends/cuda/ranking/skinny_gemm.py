@@ -1,4 +1,4 @@
-"""Ranking of schedules of skinny GEMM on tensor cores whose weights need no unpacking of codes."""
+"""Ranks schedules (tuning parameters) of skinny GEMM on tensor cores whose weights need no unpacking of codes."""
 
 from __future__ import annotations
 

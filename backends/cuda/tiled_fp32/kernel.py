@@ -1,4 +1,4 @@
-"""Tiled float32 GEMM in CUDA C++ (kernel.cuh).
+"""Emits tiled float32 GEMM in CUDA C++ (kernel.cuh).
 
 FMA on CUDA cores, or tensor cores with 3xTF32 split operands (precision.py).
 

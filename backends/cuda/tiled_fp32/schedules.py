@@ -1,4 +1,5 @@
-"""Candidate schedules (tuning parameters) of tiled float32 GEMM by a cost model, and whether one is legal.
+"""Lists candidate schedules (tuning parameters) of tiled float32 GEMM, ranked by a cost model, and decides whether one
+is legal.
 
 The schedule class is `TiledSchedule` in tiled_fp32/kernel.py.
 """

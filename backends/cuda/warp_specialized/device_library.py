@@ -1,5 +1,5 @@
-"""CUDA C++ library text that warp-specialized kernels include (kernel.cuh), for Hopper only; it needs the common
-library too."""
+"""Holds the CUDA C++ library text that warp-specialized kernels include (kernel.cuh), for Hopper only; it needs the
+common library too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Warp-specialized persistent GEMM in CUDA C++ for Hopper: one TMA producer warp group, two wgmma consumer warp groups.
+"""Emits warp-specialized persistent GEMM in CUDA C++ for Hopper: one TMA producer warp group, two wgmma consumer warp
+groups.
 
 The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.py) into a ring in shared memory guarded
 by mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared

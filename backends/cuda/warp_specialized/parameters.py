@@ -1,4 +1,4 @@
-"""Schedule (tuning parameters) of a warp-specialized GEMM, and the sizes that follow from it."""
+"""Defines the schedule (tuning parameters) of a warp-specialized GEMM, and the sizes that follow from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Candidate schedules (tuning parameters) of warp-specialized GEMM, ranked by a cost model, and whether one is legal.
+"""Lists candidate schedules (tuning parameters) of warp-specialized GEMM, ranked by a cost model, and decides whether
+one is legal.
 
 The schedule class is `GemmSchedule` in warp_specialized/parameters.py.
 """

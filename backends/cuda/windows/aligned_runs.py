@@ -1,4 +1,4 @@
-"""Aligned runs of memory: accesses whose indices differ by constants become vector accesses of up to 16 bytes."""
+"""Merges accesses whose indices differ by constants into vector accesses of up to 16 bytes (aligned runs of memory)."""
 
 from __future__ import annotations
 

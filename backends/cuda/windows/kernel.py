@@ -1,4 +1,5 @@
-"""Short-window reductions in CUDA C++ (depthwise convolution, pooling): fully unrolled threads with register reuse.
+"""Emits short-window reductions in CUDA C++ (depthwise convolution, pooling): fully unrolled threads with register
+reuse.
 
 A thread computes a small box of results: `x` along the contiguous axis, `y` and `z` along the two axes before that. The
 window elements of a thread become separate expressions whose indices differ by constants. Equal expressions are shared,

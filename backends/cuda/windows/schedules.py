@@ -1,4 +1,5 @@
-"""Candidate schedules (tuning parameters) of short-window kernels, best guess first, and whether one is legal.
+"""Lists candidate schedules (tuning parameters) of short-window kernels, best guess first, and decides whether one is
+legal.
 
 The schedule class is `WindowSchedule` in windows/kernel.py.
 """

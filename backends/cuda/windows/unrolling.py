@@ -1,4 +1,4 @@
-"""Reductions of the kernel IR unrolled into separate expressions, and axes replaced by indices."""
+"""Unrolls reductions of the kernel IR into separate expressions, and replaces axes by indices."""
 
 from __future__ import annotations
 
