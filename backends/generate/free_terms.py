@@ -1,4 +1,5 @@
-"""Converts terms and calls of generated kernels from generic sizes to free (symbolic) sizes (egraph/saturate/lift.py)."""
+"""Converts terms and calls of generated kernels from generic sizes to free (symbolic) sizes
+(egraph/saturate/lift.py)."""
 
 from __future__ import annotations
 

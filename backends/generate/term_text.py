@@ -1,4 +1,5 @@
-"""Writes terms as pattern text (the notation of kernel patterns), from which a tuning job generates the kernel again."""
+"""Writes terms as pattern text (the notation of kernel patterns), from which a tuning job generates the kernel
+again."""
 
 from __future__ import annotations
 

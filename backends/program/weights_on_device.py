@@ -1,4 +1,5 @@
-"""Evaluates a program's weights on its GPU, which expands a quantized matrix in milliseconds where NumPy takes seconds."""
+"""Evaluates a program's weights on its GPU, which expands a quantized matrix in milliseconds where NumPy takes
+seconds."""
 
 from __future__ import annotations
 

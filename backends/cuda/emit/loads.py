@@ -1,4 +1,5 @@
-"""Emits loads into registers: vectorized where contiguous, prefetched through shared memory where the layout says so."""
+"""Emits loads into registers: vectorized where contiguous, prefetched through shared memory where the layout says
+so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks schedules (tuning parameters) of elementwise kernels, transposes, and row and column reductions on CUDA cores."""
+"""Ranks schedules (tuning parameters) of elementwise kernels, transposes, and row and column reductions on CUDA
+cores."""
 
 from __future__ import annotations
 

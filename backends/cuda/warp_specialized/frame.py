@@ -1,4 +1,5 @@
-"""Holds the emitter's state for a warp-specialized GEMM: its epilogue in the thread layout of the wgmma accumulators."""
+"""Holds the emitter's state for a warp-specialized GEMM: its epilogue in the thread layout of the wgmma
+accumulators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Determines which values of a rewritten graph also occur in the original graph, and which kernels compute the others."""
+"""Determines which values of a rewritten graph also occur in the original graph, and which kernels compute the
+others."""
 
 from __future__ import annotations
 
