@@ -1,4 +1,4 @@
-"""Collects the helper functions of emitted CPU programs, and writes the emitted definition of C kernels."""
+"""Holds the helper functions of emitted CPU programs, and writes the emitted definition of C kernels."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ HELPERS: dict[str, str] = {
     except (TypeError, ValueError):  # bfloat16, or a negative stride of an axis of one element
         return tensor_of(x)''',
     "tensor_of": '''def tensor_of(x):
-    """A Torch tensor over the memory of an array that torch.from_numpy refuses: bfloat16 (through its bits), negative
-    strides."""
+    """A Torch tensor over the memory of an array that torch.from_numpy refuses: bfloat16 (through its bits), negative strides."""
     if min(x.strides, default=0) < 0:
         x = np.lib.stride_tricks.as_strided(x, strides=[abs(s) for s in x.strides])
     if x.dtype.name == "bfloat16":
@@ -70,8 +69,7 @@ HELPERS: dict[str, str] = {
             pass
     return address(x)''',
     "table": '''def table(*given):
-    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive; None: written
-    later."""
+    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive; None: written later."""
     places = [getattr(x, "value", None) if x is None or isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
     found = (ctypes.c_void_p * len(given))(*places)
     found.given = given
@@ -88,8 +86,7 @@ HELPERS: dict[str, str] = {
     """Memory addresses of arrays or tensors, as numbers."""
     return [start_of(x) if x.__class__ is np.ndarray else x.data_ptr() for x in given]''',
     "argument": '''def argument(x):
-    """Memory address of an array or tensor as an argument of a C kernel; the caller keeps x alive until the kernel
-    ends."""
+    """Memory address of an array or tensor as an argument of a C kernel; the caller keeps x alive until the kernel ends."""
     return pointer(x) if x.__class__ is np.ndarray else ctypes.c_void_p(x.data_ptr())''',
     **SIZED_HELPERS,
 }  # fmt: skip
