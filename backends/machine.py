@@ -1,4 +1,5 @@
-"""The GPU that generated kernels are scheduled for: sizes and rates, queried from the driver or stated per model.
+"""Describes the GPU that generated kernels are scheduled for: sizes and rates, queried from the driver or stated per
+model.
 
 Legality, ranking and emission of GPU kernels read `target`. A worker process that schedules kernels for its parent uses
 the parent's machine (`using_machine`).

@@ -1,4 +1,5 @@
-"""Backend registry: built-in backends, and others from the entry point group `tensor_graphs.backends` or `register`."""
+"""Registers backends: the built-in ones, and others from the entry point group `tensor_graphs.backends` or
+`register`."""
 
 from __future__ import annotations
 

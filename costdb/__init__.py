@@ -1,4 +1,4 @@
-"""Measured and predicted kernel costs.
+"""Stores measured kernel costs, and predicts those of other kernels.
 
 In: kernel keys and samples.
 Out: prices with their origin.

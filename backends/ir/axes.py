@@ -1,4 +1,5 @@
-"""Normal form of a kernel's axes: merged, split and ordered so that kernels with the same loops get the same axes."""
+"""Brings a kernel's axes to a normal form: merged, split and ordered so that kernels with the same loops get the same
+axes."""
 
 from __future__ import annotations
 

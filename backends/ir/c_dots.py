@@ -1,5 +1,5 @@
-"""C source of helper functions for integer dot products: a row of floats divided into 8-bit planes (digits), and sums
-of products of bytes."""
+"""Holds the C source of helper functions for integer dot products: a row of floats divided into 8-bit planes (digits),
+and sums of products of bytes."""
 
 from __future__ import annotations
 

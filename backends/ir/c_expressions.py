@@ -1,4 +1,4 @@
-"""C and CUDA C++ spelling of scalar IR expressions.
+"""Writes scalar IR expressions in C and CUDA C++.
 
 The operands `{0}`, `{1}`, `{2}` are atomic: names, numbers (also negative), or parenthesized expressions. A `Spelling`
 holds the differences between languages and precisions.

@@ -1,4 +1,4 @@
-"""C source of helper functions for kernels that work on vectors of 16 numbers: loads, conversions, sums."""
+"""Holds the C source of helper functions for kernels that work on vectors of 16 numbers: loads, conversions, sums."""
 
 from __future__ import annotations
 

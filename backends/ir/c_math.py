@@ -1,4 +1,5 @@
-"""Elementary float32 functions in C that compilers vectorize (no branches, tables or calls), and integer division.
+"""Holds elementary float32 functions in C that compilers vectorize (no branches, tables or calls), and integer
+division.
 
 Polynomials are least-squares fits weighted towards minimal maximum relative error (Lawson's method) on a reduced range:
 exp on |r| <= ln(2) / 2 after Cody-Waite reduction, log on a mantissa in [1/sqrt(2), sqrt(2)), tanh near 0 as x * P(x *

@@ -1,4 +1,5 @@
-"""Expressions of the kernel IR: hash-consed scalar expressions over named axes, and traversals of them.
+"""Defines the expressions of the kernel IR, hash-consed (one object per equal expression) scalar expressions over named
+axes, and traverses them.
 
 An expression gives the value of one element at symbolic indices: loads at affine positions, elementwise operations, and
 reductions that bind an axis. Views (reshape, permute, slice, broadcast, concat, pad) become index arithmetic and cost

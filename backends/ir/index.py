@@ -1,4 +1,5 @@
-"""Integer index expressions of generated kernels: affine in axes, with quotients and remainders by constants.
+"""Represents and simplifies integer index expressions of generated kernels: affine in axes, with quotients and
+remainders by constants.
 
 Every axis runs from 0 to its size. Expressions are kept in a normal form, simplified by value ranges, so that splitting
 and merging axes (reshape) leaves no unnecessary division.

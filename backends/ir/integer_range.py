@@ -1,4 +1,4 @@
-"""Ranges of integer expressions of the kernel IR, and arithmetic that wraps at the width of a dtype.
+"""Computes ranges of integer expressions of the kernel IR, and arithmetic that wraps at the width of a dtype.
 
 The kernel IR has integers without a width; emitters compute them in 32 or 64 bits. Where a result may leave the range
 of its dtype, a cast to the dtype follows, and small operands whose result may leave 32 bits are widened first.

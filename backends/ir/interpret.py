@@ -1,5 +1,5 @@
-"""Reference interpreter of the kernel IR, which evaluates whole axes with NumPy, without tiles. Emitted kernels are
-tested against it.
+"""Interprets the kernel IR as a reference: evaluates whole axes with NumPy, without tiles. Emitted kernels are tested
+against it.
 """
 
 from __future__ import annotations

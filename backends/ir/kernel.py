@@ -1,4 +1,5 @@
-"""Kernels in the kernel IR: the computation of one generated kernel as stores of scalar expressions over named axes.
+"""Defines kernels in the kernel IR: the computation of one generated kernel as stores of scalar expressions over named
+axes.
 
 The IR has no tiles, loops or threads: an emitter adds them according to a schedule. Expressions: expr.py.
 """

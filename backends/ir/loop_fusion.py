@@ -1,4 +1,4 @@
-"""Loop analyses of kernel reductions that all emitters share: loop fusion and loop bounds.
+"""Analyses the loops of kernel reductions for all emitters: which loops are fused, and where they end.
 
 A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a loop over positions ends at
 the bound beyond which a mask excludes all of them.

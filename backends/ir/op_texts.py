@@ -1,5 +1,5 @@
-"""Text and cost class of the kernel IR's elementwise operations, which are ops of the op table and a few that exist in
-the kernel IR only."""
+"""Lists the text and cost class of the kernel IR's elementwise operations, which are ops of the op table and a few that
+exist in the kernel IR only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reduced precisions of float32 products on tensor cores: operand formats, errors and speeds.
+"""Describes reduced precisions of float32 products on tensor cores: operand formats, errors and speeds.
 
 TF32 keeps 11 of 24 significand bits, bfloat16 8. If each operand is split into a large and a small part, three products
 (large times small, small times large, large times large) omit only the product of the small parts. In TF32 that is less

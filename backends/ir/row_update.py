@@ -1,4 +1,5 @@
-"""Rows that a kernel writes into an operand that it also reads: the keys and values of a decode step's token.
+"""Recognizes rows that a kernel writes into an operand that it also reads: the keys and values of a decode step's
+token.
 
 A kernel may read an operand and also write a row of it if it uses no element that it overwrites: each load occurs in
 `where(position == place, row, load)`, where `place` is the position that the row is written to. Then the order of loads

@@ -1,4 +1,4 @@
-"""Nested scopes of emitted source, each with the values that are in variables in it.
+"""Keeps nested scopes of emitted source, each with the values that are in variables in it.
 
 A lookup searches a scope, then its enclosing scopes. Emitters derive their own scope classes.
 """

@@ -1,4 +1,4 @@
-"""Polynomial approximations of erf for 16-bit results, at a quarter to a third of the cost of the exact erf.
+"""Computes polynomial approximations of erf for 16-bit results, at a quarter to a third of the cost of the exact erf.
 
 erf(x) = y * p(u) with y = clamp(x, -limit, limit) and u = y * y * scale - 1 in [-1, 1]. The coefficients minimise the
 largest relative error (Lawson's iteratively reweighted least squares over Chebyshev points). The error is below `error`

@@ -1,6 +1,6 @@
-"""Simplification of elementwise operations of the kernel IR: constant folding, neutral elements, comparisons decided by
-index ranges. There is one function per op, with the builder and the operands as arguments; it returns None if nothing
-is simplified."""
+"""Simplifies elementwise operations of the kernel IR: constant folding, neutral elements, comparisons decided by index
+ranges. There is one function per op, with the builder and the operands as arguments; it returns None if nothing is
+simplified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of emitted Python source: identifiers, literals, imports, comments."""
+"""Writes parts of emitted Python source: identifiers, literals, imports, comments."""
 
 from __future__ import annotations
 

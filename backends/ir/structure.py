@@ -1,4 +1,4 @@
-"""Structure of a kernel without its numbers, to compare lowerings of the same terms at different sizes."""
+"""Computes the structure of a kernel without its numbers, to compare lowerings of the same terms at different sizes."""
 
 from __future__ import annotations
 

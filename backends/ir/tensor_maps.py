@@ -1,4 +1,4 @@
-"""TMA boxes: recognition of loads that TMA can make, as a box of a tensor map.
+"""Recognizes loads that the Tensor Memory Accelerator (TMA) can make, as boxes of a tensor map.
 
 Hopper's Tensor Memory Accelerator (TMA) copies a box of a matrix into shared memory with one instruction. The host
 encodes the matrix as a tensor map (CUDA driver API, cuTensorMapEncodeTiled): up to five axes, strides of multiples of

@@ -1,5 +1,5 @@
-"""Tiling of kernels: which axes are rows and columns of a program's tile, which ones a program iterates over, and which
-ones take one value per program (batch axes).
+"""Assigns roles to the axes of kernels: which are rows and columns of a program's tile, which ones a program iterates
+over, and which ones take one value per program (batch axes).
 
 These roles of a kernel's axes (`Shape`) follow from its expressions; tile sizes (`Tiling`) come from the schedule.
 """

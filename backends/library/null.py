@@ -1,4 +1,4 @@
-"""Null backend: kernels of every op that do nothing and leave their output unwritten.
+"""Defines the null backend: kernels of every op that do nothing and leave their output unwritten.
 
 Tests use it to run the whole pipeline (candidates, plans, memory, emission, programs) without arithmetic, and to
 measure a program's overhead beyond its kernels.

@@ -1,4 +1,5 @@
-"""NumPy backend: a reference kernel for every op, so that a plan always exists, and faster kernels for some patterns.
+"""Defines the NumPy backend: a reference kernel for every op, so that a plan always exists, and faster kernels for some
+patterns.
 
 Templates (kernels' patterns and code) are data: a pattern (meaning) and code. Code writes to `out` and allocates
 nothing large, except in helpers documented to do so. float16 and bfloat16 are computed as in the interpreter.

@@ -1,4 +1,4 @@
-"""NumPy kernels for matrix products, convolutions, pooling, recurrent layers and attention."""
+"""Declares NumPy kernels for matrix products, convolutions, pooling, recurrent layers and attention."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Common parts of NumPy library kernels: the constructor of a table row, code from format strings, and conditions on
-dtypes."""
+"""Holds the common parts of NumPy library kernels: the constructor of a row of the kernel table, code from format
+strings, and conditions on dtypes."""
 
 from __future__ import annotations
 

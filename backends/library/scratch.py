@@ -1,4 +1,4 @@
-"""Scratch buffers of NumPy kernels: named temporary arrays, so that a call allocates nothing.
+"""Defines the scratch buffers of NumPy kernels: named temporary arrays, so that a call allocates nothing.
 
 The memory plan places all scratch buffers of a call in one block (`LibraryKernel.scratch`); emitted source makes the
 arrays once.

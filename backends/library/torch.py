@@ -1,4 +1,4 @@
-"""Torch CPU backend: library kernels as rows of a table.
+"""Declares the library kernels of the Torch CPU backend as rows of a table.
 
 Elementwise ops and reductions with `out=`, MKL and oneDNN GEMMs and convolutions with packed weights and fused
 epilogues, attention, normalisations.

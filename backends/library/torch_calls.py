@@ -1,4 +1,4 @@
-"""Call conditions and operand spelling shared by Torch's CPU and GPU templates (kernels' patterns and code)."""
+"""Holds call conditions and operand spelling shared by Torch's CPU and GPU templates (kernels' patterns and code)."""
 
 from __future__ import annotations
 

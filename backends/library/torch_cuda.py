@@ -1,4 +1,4 @@
-"""Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels.
+"""Declares Torch GPU library kernels: cuBLAS and cuBLASLt, cuDNN, fused attention, Torch's elementwise and row kernels.
 
 The storage dtype of tensors may be a 16-bit float under a float32 pattern.
 

@@ -1,4 +1,5 @@
-"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and unfused attention."""
+"""Declares Torch GPU kernels for attention: fused kernels, grouped queries as rows of one matrix, and unfused
+attention."""
 
 from __future__ import annotations
 

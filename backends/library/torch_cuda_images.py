@@ -1,5 +1,5 @@
-"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and compositions of
-several Torch calls.
+"""Declares Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and
+compositions of several Torch calls.
 """
 
 from __future__ import annotations

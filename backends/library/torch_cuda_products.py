@@ -1,4 +1,5 @@
-"""Torch GPU matrix products: cuBLAS and cuBLASLt, in TF32 where the tolerance allows it, and with padded weights."""
+"""Declares Torch GPU matrix products: cuBLAS and cuBLASLt, in TF32 where the tolerance allows it, and with padded
+weights."""
 
 from __future__ import annotations
 

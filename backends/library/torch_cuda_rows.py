@@ -1,4 +1,4 @@
-"""Common parts of Torch GPU templates (kernels' patterns and code): dtype conditions."""
+"""Holds the common parts of Torch GPU templates (kernels' patterns and code): dtype conditions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Torch CPU kernels for convolutions and pooling, oneDNN convolutions with packed weights and fused epilogues among
-them."""
+"""Declares Torch CPU kernels for convolutions and pooling, oneDNN convolutions with packed weights and fused epilogues
+among them."""
 
 from __future__ import annotations
 

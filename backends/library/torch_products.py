@@ -1,5 +1,5 @@
-"""Torch CPU kernels for matrix products: eager GEMMs, and MKL and oneDNN GEMMs with packed weights and
-fused epilogues."""
+"""Declares Torch CPU kernels for matrix products: eager GEMMs, and MKL and oneDNN GEMMs with packed weights and fused
+epilogues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Common parts of Torch CPU library kernels: the constructor of a table row, and conditions on dtypes."""
+"""Holds the common parts of Torch CPU library kernels: the constructor of a row of the kernel table, and conditions on
+dtypes."""
 
 from __future__ import annotations
 

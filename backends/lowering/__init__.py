@@ -1,4 +1,4 @@
-"""Lowering of e-graph terms to the kernel IR: one rule per op, and passes on the kernel IR.
+"""Lowers e-graph terms to the kernel IR by one rule per op, and transforms kernels of the IR.
 
 In: a term and operand layouts.
 Out: a kernel of the IR.

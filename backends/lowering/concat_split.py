@@ -1,4 +1,5 @@
-"""The PIECES transformation (concat split): concatenated results are computed piece by piece in one kernel.
+"""Rewrites a kernel with concatenated results so that it computes them piece by piece (the PIECES transformation,
+concat split).
 
 The value of an element of a concatenation depends on its index. As one expression it is a select between all pieces, so
 every element computes all pieces: an element of sixteen stacked steps of a recurrence computes all sixteen steps. Where

@@ -1,4 +1,4 @@
-"""Horizontal fusion: several results in one kernel, which computes them side by side along an axis.
+"""Fuses several results into one kernel, which computes them side by side along an axis (horizontal fusion).
 
 The results must agree in all other axes, and none may have size 1 along that axis, since it would be constant over the
 other results' elements. Results computed from disjoint slices of one tensor (queries, keys and values of one product)

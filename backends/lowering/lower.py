@@ -1,4 +1,4 @@
-"""Lowering of tensors to a kernel: its parallel axes, and the memory position of each element of its results."""
+"""Lowers tensors to a kernel: its parallel axes, and the memory position of each element of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The MOMENTS transformation: one-pass variance (shifted sums, as in Welford's and Chan's methods).
+"""Rewrites a variance to one pass over its row (the MOMENTS transformation: shifted sums, as in Welford's and Chan's
+methods).
 
 sum((a - m)²) with the mean m of a must wait for all of sum(a). For any constant c, with t = sum(a - c), the mean is c +
 t / n and the sum of squares is sum((a - c)²) - t² / n. The two sums share one loop, and parts of a row can be summed

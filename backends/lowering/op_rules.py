@@ -1,4 +1,4 @@
-"""Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
+"""Lowers tensor ops to the kernel IR: gives the element of a tensor at an index as an expression.
 
 Elementwise ops need no rule, views and layout ops are lowered by their index maps (egraph/ir/index_maps.py); each other
 op has a rule here.

@@ -1,5 +1,5 @@
-"""The HALVES transformation (rotate-half split): an axis is split in two if each half of the results reads reductions
-of the other half.
+"""Splits an axis in two if each half of the results reads reductions of the other half (the HALVES transformation,
+rotate-half split).
 
 Rotary position embedding computes every element from two columns of a product that are half a head apart, or adjacent;
 a condition on the element's index selects the second column. Computed as written, these are two products, which read

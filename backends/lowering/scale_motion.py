@@ -1,4 +1,4 @@
-"""Rewrites of scale factors in kernels: exponentials to base two, sums of exponentials shared between softmax and
+"""Rewrites scale factors in kernels: exponentials to base two, sums of exponentials shared between softmax and
 logsumexp, factors hoisted out of loops."""
 
 from __future__ import annotations

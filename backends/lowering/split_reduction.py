@@ -1,5 +1,5 @@
-"""The SPLIT transformation: different programs compute parts of a reduction, and a second kernel combines the partial
-results.
+"""Splits a reduction: different programs compute parts of it, and a second kernel combines the partial results (the
+SPLIT transformation).
 
 The first kernel stores the partial results of every outermost reduction over the axis (sums and maxima; a sum of exp(a
 - max) is relative to the part's own maximum). The second kernel reduces the partial results over the parts and computes

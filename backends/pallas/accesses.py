@@ -1,5 +1,5 @@
-"""Accesses of a Pallas kernel to its buffers as boxes (one slice per dimension), and the axis that the grid divides
-into blocks."""
+"""Describes the accesses of a Pallas kernel to its buffers as boxes (one slice per dimension), and chooses the axis
+that the grid divides into blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Pallas backend: kernels generated from the kernel IR as functions of jax.experimental.pallas.
+"""Defines the Pallas backend: kernels generated from the kernel IR as functions of jax.experimental.pallas.
 
 Where JAX has only a CPU, kernels are interpreted, which is slow: "auto" never chooses this backend, and its kernels are
 measured only on an accelerator.

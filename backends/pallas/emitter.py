@@ -1,4 +1,4 @@
-"""Emitter of Pallas kernels from the kernel IR.
+"""Emits Pallas kernels from the kernel IR.
 
     def reduction_1f(x):
         def kernel(x_ref, out_ref):

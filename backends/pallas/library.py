@@ -1,4 +1,4 @@
-"""JAX library kernels, one per op, so that every plan can be completed without NumPy.
+"""Declares JAX library kernels, one per op, so that every plan can be completed without NumPy.
 
 A kernel is a `jax.numpy` function whose text follows from the op's decomposition into atomic ops (those without a
 decomposition).

@@ -1,4 +1,4 @@
-"""Programs on JAX arrays. The source runs without this package.
+"""Emits and runs programs on JAX arrays. The source runs without this package.
 
     def bind(weights, states=None):
         with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""JAX text of ops (from the op table), dtypes and numbers, for generated kernels and library kernels."""
+"""Writes the JAX text of ops (from the op table), dtypes and numbers, for generated kernels and library kernels."""
 
 from __future__ import annotations
 

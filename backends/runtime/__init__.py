@@ -1,4 +1,4 @@
-"""Parts of programs at run time: argument checks and marshalling, views, threads, heap settings.
+"""Provides the parts of programs that work at run time: argument checks and marshalling, views, threads, heap settings.
 
 In: arrays and tensors of the caller.
 Out: operands of kernels.

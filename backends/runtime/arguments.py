@@ -1,4 +1,4 @@
-"""Flattening nested arguments of a traced module (dicts, lists, tuples of tensors) to a program's flat inputs."""
+"""Flattens nested arguments of a traced module (dicts, lists, tuples of tensors) to a program's flat inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch tensors of the CPU and NumPy arrays over the same memory: conversion, and calls of programs on arrays with
+"""Converts between Torch tensors of the CPU and NumPy arrays over the same memory, and calls programs on arrays with
 tensors."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Returning freed heap memory of the C library to the system."""
+"""Returns freed heap memory of the C library to the system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Argument marshalling of programs: NumPy arrays for CPU programs, Torch tensors for GPU programs.
+"""Converts the arguments of programs: to NumPy arrays for CPU programs, to Torch tensors for GPU programs.
 
 Callers may pass arrays or tensors to either. Outputs are GPU tensors if any input is on a GPU, CPU tensors if any input
 is a tensor, else arrays; converting GPU results to arrays synchronizes.

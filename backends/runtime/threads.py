@@ -1,4 +1,4 @@
-"""Thread pools of CPU libraries.
+"""Controls the thread pools of CPU libraries.
 
 NumPy's BLAS and Torch's OpenMP have separate pools. If both are active on the same cores, they slow each other down by
 an order of magnitude, because idle workers spin.

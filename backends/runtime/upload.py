@@ -1,4 +1,4 @@
-"""Weight data as Torch tensors on a device, and as arrays."""
+"""Converts weight data to Torch tensors on a device, and to arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Views: their strides, their NumPy and Torch expressions, and the templates (kernels that only make a view) of them.
+"""Describes views (results that share their operand's memory): their strides, their NumPy and Torch expressions, and
+their templates (kernels that only make a view).
 
 A view costs nothing at run time: `view_strides` gives its strides, or None if the op needs a copy. Strides are in
 elements; strides of axes of size 1 are meaningless.

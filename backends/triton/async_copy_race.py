@@ -1,4 +1,4 @@
-"""Detection of async-copy races in compiled Triton kernels: copies that overwrite shared memory that wgmma still reads.
+"""Detects async-copy races in compiled Triton kernels: copies that overwrite shared memory that wgmma still reads.
 
 Works on the text of Triton's GPU IR (TTGIR). A software-pipelined loop copies later tiles into a ring of shared-memory
 buffers while its last asynchronous products are in flight. A copy into a buffer that such a product still reads is a

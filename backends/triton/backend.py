@@ -1,4 +1,4 @@
-"""The Triton backend: generated kernels (generate/template.py) as `@triton.jit` functions."""
+"""Defines the Triton backend: generated kernels (generate/template.py) as `@triton.jit` functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source text of user kernels in emitted programs: definitions and call statements, by language."""
+"""Writes the source text of user kernels in emitted programs: definitions and call statements, by language."""
 
 from __future__ import annotations
 

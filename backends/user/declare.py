@@ -1,4 +1,4 @@
-"""Declaration of a user kernel: the decorator `tg.kernel`, and `tg.Launch`, which a body in C, CUDA C++ or Triton may
+"""Declares user kernels: the decorator `tg.kernel`, and `tg.Launch`, which a body in C, CUDA C++ or Triton may
 return."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operand specifications of user kernels, such as "float32[*B, N]": parsing, and binding to the types of a call."""
+"""Parses operand specifications of user kernels, such as "float32[*B, N]", and binds them to the types of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The reference of a user kernel as patterns, which are matched in e-graphs and against which the kernel is checked.
+"""Converts the reference function of a user kernel to patterns, which are matched in e-graphs and against which the
+kernel is checked.
 
 A reference function is traced with symbolic sizes, once for each rank of starred axes. In the trace, casts between
 floats disappear (values of 16-bit models are rewritten in float32, and storage dtypes are chosen later), scalars become

@@ -1,5 +1,5 @@
-"""Templates (kernels' patterns and code) of user kernels: one for each pattern of the reference (`ReferenceForm`) and
-each backend; in backends without a tuner, one for each combination of choices."""
+"""Makes the templates (kernels' patterns and code) of user kernels: one for each pattern of the reference
+(`ReferenceForm`) and each backend; in backends without a tuner, one for each combination of choices."""
 
 from __future__ import annotations
 

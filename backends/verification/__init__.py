@@ -1,4 +1,5 @@
-"""Numerical verification: inputs for a graph, comparison per element and slice, rounding sensitivity, Torch references.
+"""Verifies results numerically: inputs for a graph, comparison per element and slice, rounding sensitivity, Torch
+references.
 
 In: a graph and results.
 Out: errors as multiples of the allowed error.

@@ -1,4 +1,4 @@
-"""Comparison of a result with its float64 reference, per element and per slice, for NumPy arrays and Torch tensors.
+"""Compares a result with its float64 reference, per element and per slice, for NumPy arrays and Torch tensors.
 
 The norm of a whole output does not show errors in a part with small values. So each element has its own limit: an error
 relative to the element's value, plus the unfused baseline's error in a slice that contains the element (the slice with

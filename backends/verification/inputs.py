@@ -1,4 +1,4 @@
-"""Verification inputs of a graph: random values in the domains of the operations that read them.
+"""Draws the inputs with which a graph is verified: random values in the domains of the operations that read them.
 
 Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
 that the graph compares with a constant or with positions are near that constant or the positions. Divisors are not

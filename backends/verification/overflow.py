@@ -1,4 +1,4 @@
-"""Elements whose value depends on the order of summation in a sum that overflows.
+"""Finds elements whose value depends on the order of summation in a sum that overflows.
 
 A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial
 sums overflow: different libraries give different results for the same product of matrices. The elements are found by

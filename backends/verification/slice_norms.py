@@ -1,4 +1,4 @@
-"""Sums of errors per slice of an output, and the limits of elements and slices that follow from them.
+"""Sums errors per slice of an output, and computes the limits of elements and slices that follow from these sums.
 
 A slice is all elements with one index along an axis; a single long axis is cut into stretches. The limits are explained
 in compare.py.

@@ -1,4 +1,4 @@
-"""Torch evaluation of terms and graphs on a device: the reference for GPU kernels and programs.
+"""Evaluates terms and graphs with Torch on a device: the reference for GPU kernels and programs.
 
 The fast counterpart of `egraph.interpret`: in float64 mode the compute dtype of every float is float64 and casts
 between floats are identities; composites are evaluated by their decompositions. Values are freed after their last

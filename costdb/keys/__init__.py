@@ -1,4 +1,4 @@
-"""Keys of measurements: kernel identity, shapes, dtypes, strides, schedule, device, toolchain.
+"""Computes the keys of measurements: kernel identity, shapes, dtypes, strides, schedule, device, toolchain.
 
 In: a kernel call.
 Out: a digest.

@@ -1,4 +1,4 @@
-"""Identification of the processor, operating system and tool versions under which a time is measured."""
+"""Identifies the processor, operating system and tool versions under which a time is measured."""
 
 from __future__ import annotations
 

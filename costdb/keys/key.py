@@ -1,4 +1,5 @@
-"""Keys of measurements: everything a kernel's time depends on, the key's digest, and the kernel's compulsory work."""
+"""Defines the keys of measurements: everything a kernel's time depends on, the key's digest, and the kernel's
+compulsory work (flops and bytes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stated rates of two kinds of devices, for estimates where nothing was measured: an H200, and two server cores.
+"""States the rates of two kinds of devices, for estimates where nothing was measured: an H200, and two server cores.
 
 The cost model's rooflines, the ranking of GPU schedules and the expected time of verification start from these.
 Calibration rows of the cost store replace them for rooflines.

@@ -1,4 +1,4 @@
-"""Normalised source text and its hash.
+"""Normalises source text and hashes it.
 
 Texts that differ only in comments, blank lines or docstrings get equal hashes.
 """

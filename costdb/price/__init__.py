@@ -1,4 +1,4 @@
-"""Prices of kernels: roofline bound, interpolation from measured neighbours.
+"""Computes prices (times in µs) of kernels: roofline bound, interpolation from measured neighbours.
 
 In: a key, flops and bytes.
 Out: microseconds with an interval.

@@ -1,4 +1,4 @@
-"""Gaussian process regression with a Matérn-1/2 kernel, in NumPy (Rasmussen and Williams 2006, chapters 2 and 4).
+"""Fits Gaussian process regression with a Matérn-1/2 kernel, in NumPy (Rasmussen and Williams 2006, chapters 2 and 4).
 
 The kernel suits functions with steps, as times of kernels over sizes and schedules are. Fitting solves one linear
 system; it is deterministic, and takes 0.1 s for a thousand rows."""

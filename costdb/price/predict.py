@@ -1,5 +1,5 @@
-"""Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
-roofline.
+"""Predicts the price of a kernel: the measured time, otherwise an estimate from the nearest measured relatives,
+otherwise the roofline (lower bound).
 
 The interpolated quantity is log(time / roofline), the distance from the lower bound, minus the prediction of the
 device's learnt model (learnt.py), if there is one. It varies slowly with size, while time spans six decades and is not

@@ -1,4 +1,4 @@
-"""Predictions from related measured kernels: those of the same kernel, name or family.
+"""Predicts times from related measured kernels: those of the same kernel, name or family.
 
 A kernel's log(time / roofline) is the mean of that of its nearest relatives, weighted by the inverse squared distance
 in the logarithms of flops and bytes, and in labels (dtypes, memory order, schedule, …). The interval comes from

@@ -1,4 +1,5 @@
-"""Roofline model: lower bound of a kernel's time from launch overhead, memory traffic and arithmetic."""
+"""Computes the roofline of a kernel: the lower bound of its time from launch overhead, memory traffic and
+arithmetic."""
 
 from __future__ import annotations
 

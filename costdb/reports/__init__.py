@@ -1,4 +1,4 @@
-"""Small result records that can be shown as JSON, text and HTML.
+"""Holds small result records that can be shown as JSON, text and HTML.
 
 In: numbers.
 Out: tables.

@@ -1,4 +1,4 @@
-"""Reports of the store: small dataclasses that can be shown as JSON, text and HTML."""
+"""Defines the reports of the cost store: small dataclasses that can be shown as JSON, text and HTML."""
 
 from __future__ import annotations
 

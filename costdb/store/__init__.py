@@ -1,4 +1,4 @@
-"""The durable store: Parquet shards, DuckDB cache, in-process snapshot, calibration.
+"""Stores measurements durably: Parquet shards, DuckDB cache, in-process snapshot, calibration.
 
 In: rows.
 Out: measurements by digest.

@@ -1,4 +1,5 @@
-"""Held-out accuracy of predicted kernel times, per device: how far off predictions are, and how well they rank.
+"""Computes the held-out accuracy of predicted kernel times, per device: how far off predictions are, and how well they
+rank.
 
 Rows are left out in three ways, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at some
 shapes with all its schedules, as if it had never been measured there) and *schedules* (single schedules, while the

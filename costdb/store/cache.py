@@ -1,4 +1,4 @@
-"""The private DuckDB cache: validated rows of all shards, rebuilt on demand, opened briefly under a file lock."""
+"""Keeps the private DuckDB cache: validated rows of all shards, rebuilt on demand, opened briefly under a file lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache snapshot: the rows of the DuckDB cache in one Arrow file that is read without a lock.
+"""Writes and reads the cache snapshot: the rows of the DuckDB cache in one Arrow file that is read without a lock.
 
 While another process has the cache open, a store would have to read its rows from the shards, one small file per
 measured kernel: milliseconds each, most of a minute for some thousand shards. The cache snapshot beside the cache holds

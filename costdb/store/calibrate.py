@@ -1,4 +1,4 @@
-"""Calibration probes of the roofline: on a CPU memory bandwidths, float32 flops rate and NumPy call overhead.
+"""Measures the rates of a CPU's roofline: memory bandwidths, float32 flops rate and NumPy call overhead.
 
 GPU probes run in backends/tuning/gpu_calibrate.py; `calibration_rows` turns their results into rows of the store.
 """

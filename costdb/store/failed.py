@@ -1,4 +1,4 @@
-"""Statistics of failed kernels and schedules in a store: counts per kernel and kind of failure, with an example."""
+"""Counts the failures of kernels and schedules in a store, per kernel and kind of failure, with an example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of the store (timing, accuracy, failure), their Parquet schema, and row validation."""
+"""Defines the rows of the store (timing, accuracy, failure) and their Parquet schema, and validates rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Immutable Parquet shards named by their sha256: written atomically, verified on every import."""
+"""Reads and writes immutable Parquet shards named by their sha256: written atomically, verified on every import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's rows in memory: plain columns with an index by digest, summarised on lookup."""
+"""Holds the store's rows in memory: plain columns with an index by digest, summarised on lookup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Starter rows: measured times that are shipped with the package and used where a user's store has no rows of its own.
+"""Reads and writes starter rows: measured times that are shipped with the package and used where a user's store has no
+rows of its own.
 
 One Parquet file a device, in the schema of the shards, with one row of each kind a key (a kernel at one shape, layout,
 schedule and machine): its timing as three samples (quartiles and median of the runs), its largest error, or its last

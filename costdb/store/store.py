@@ -1,4 +1,4 @@
-"""The cost store: durable rows in Parquet shards, queried through an in-memory snapshot."""
+"""Keeps the cost store: durable rows in Parquet shards, queried through an in-memory snapshot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A team's cost store on a shared folder or an object store. Its rows are used where the user's store has none, in
-preference to starter rows. Its storage location holds shards as a store's root does: immutable Parquet files named by
-their sha256, so any number of writers may publish at once without a lock, and a shard that was damaged or exchanged is
-recognised. Shards are copied into a mirror in this user's cache folder before they are read.
+"""Reads and publishes rows of a team's cost store on a shared folder or an object store. Its rows are used where the
+user's store has none, in preference to starter rows. Its storage location holds shards as a store's root does:
+immutable Parquet files named by their sha256, so any number of writers may publish at once without a lock, and a shard
+that was damaged or exchanged is recognised. Shards are copied into a mirror in this user's cache folder before they are
+read.
 
 Rows of a team are measurements of other machines and people. They are ignored where this store has rows of its own; a
 price based on them alone has a wide interval, so that kernels of a plan are measured on this machine before the plan

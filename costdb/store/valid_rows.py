@@ -1,4 +1,4 @@
-"""Valid rows of all shards under a store's root, read from the files themselves without the cache."""
+"""Reads the valid rows of all shards under a store's root from the files themselves, without the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Congruence closure with a proof forest: equality of terms that follows from given equations, with proofs.
+"""Computes congruence closure with a proof forest: equality of terms that follows from given equations, with proofs.
 
 Two terms are equal if a chain of equations connects them, applied at the root or, by congruence, at operands. Every
 union adds one edge to a forest over the terms; the path between two terms is the proof of their equality. Paths never

@@ -1,4 +1,4 @@
-"""Explanations: why two terms of one e-class are equal, as a chain of named rule applications.
+"""Explains why two terms of one e-class are equal, as a chain of named rule applications.
 
 egglog 13.2 keeps no proofs, so they are reconstructed from the view. Every rule is matched on the view once, each match
 becomes an equation between terms (with one term chosen per e-class), each composite equals its decomposition, and

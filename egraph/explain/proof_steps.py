@@ -1,4 +1,4 @@
-"""Unfolding of congruence proofs into linear chains of rewrite steps."""
+"""Unfolds congruence proofs into linear chains of rewrite steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay of an explanation: checks every step against its rule and by evaluating both sides."""
+"""Replays an explanation: checks every step against its rule and by evaluating both sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check that two terms are an instance of a rewrite rule, from the rule and the two terms alone (no e-graph)."""
+"""Checks that two terms are an instance of a rewrite rule, from the rule and the two terms alone (no e-graph)."""
 
 from __future__ import annotations
 

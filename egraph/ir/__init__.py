@@ -1,4 +1,5 @@
-"""Typed tensor graph: op table, type laws, dimensions, expressions, rule and pattern language, reference interpreter.
+"""Defines the typed tensor graph: op table, type laws, dimensions, expressions, rule and pattern language, reference
+interpreter.
 
 In: op entries and builder calls.
 Out: hash-consed graphs.

@@ -1,4 +1,5 @@
-"""The meaning, on NumPy arrays, of the atomic ops (ops without a decomposition), where it is not one NumPy function.
+"""Defines the meaning, on NumPy arrays, of the atomic ops (ops without a decomposition), where it is not one NumPy
+function.
 
 A function of an op with attributes takes them as its first argument, by name. Low-precision floats may be computed in
 their own dtype.

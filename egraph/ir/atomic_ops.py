@@ -1,5 +1,5 @@
-"""The atomic ops (ops without a decomposition into others): leaves, elementwise, reductions, contractions, views,
-layout, indexing.
+"""Declares the atomic ops (ops without a decomposition into others): leaves, elementwise, reductions, contractions,
+views, layout, indexing.
 
 `numpy(attrs, *arrays)` (functions of `atomic_numpy`) defines the semantics. It accepts every dtype that the op is
 defined for and returns the dtype that type inference gives; low-precision floats may be computed in their own dtype.

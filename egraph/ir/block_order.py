@@ -1,4 +1,4 @@
-"""Order of the compute nodes of a graph in which repeated blocks (repeated subgraphs) are intervals."""
+"""Orders the compute nodes of a graph such that repeated blocks (repeated subgraphs) are intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks: detection of the repeated regions of a graph, so that each unique region is saturated once.
+"""Detects blocks, the repeated regions of a graph, so that each unique region is saturated once.
 
 The method; every step is linear in the graph:
 

@@ -1,4 +1,4 @@
-"""The composite ops: common named operations, each defined by a decomposition into simpler ops.
+"""Declares the composite ops: common named operations, each defined by a decomposition into simpler ops.
 
 A decomposition serves as reference, as pattern that recognizes the op, and as fallback. It never contains its own op.
 It receives the operands as tensors and the attributes by name.

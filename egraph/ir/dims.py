@@ -1,4 +1,5 @@
-"""Dimensions: ints, or symbolic integer polynomials in named sizes (`tg.dim("n")`) with floor division and modulo.
+"""Represents dimensions: ints, or symbolic integer polynomials in named sizes (`tg.dim("n")`) with floor division and
+modulo.
 
 A symbolic dimension has a canonical form, a sum of coefficient × sorted product of atoms, so equal expressions compare
 equal and hash alike. An atom is a named size or an opaque `a // b` or `a % b`. Multiples of the divisor are moved out

@@ -1,4 +1,4 @@
-"""Data types by name: NumPy equivalents, sizes, categories, type promotion."""
+"""Describes data types by name: NumPy equivalents, sizes, categories, type promotion."""
 
 from __future__ import annotations
 

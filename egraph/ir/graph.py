@@ -1,4 +1,4 @@
-"""Graphs: named outputs over named inputs, params and states."""
+"""Defines graphs: named outputs over named inputs, params and states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index maps: which operand element each element of a view reads, as data.
+"""Describes which operand element each element of a view reads, as data (index maps).
 
 A map is built from an op's attributes and operand shapes, whose sizes may be integers, dimension expressions or solver
 terms. Lowering, fusion, proofs, loop rules and memory layouts evaluate it on their own kinds of indices. Ops whose

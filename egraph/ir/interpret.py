@@ -1,4 +1,4 @@
-"""Reference interpreter: evaluates a graph node by node with NumPy, in the graph's dtypes or in float64.
+"""Evaluates a graph node by node with NumPy, in the graph's dtypes or in float64 (reference interpreter).
 
 In float64 mode every float value is float64 and float-to-float casts are identities: the result is the real-valued
 meaning of the graph up to double rounding. Values are freed after their last use, weights are loaded on first use, and

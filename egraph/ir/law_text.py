@@ -1,5 +1,5 @@
-"""Dataclasses that hold a type law (how an op's result shape and dtype follow from the operands' types), helpers that
-write its egglog text, and checks that several laws share."""
+"""Defines the dataclasses that hold a type law (how an op's result shape and dtype follow from the operands' types),
+helpers that write its egglog text, and checks that several laws share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LRU caches (memo tables) of functions over terms and kernels, cleared at the end of every optimization.
+"""Keeps LRU caches (memo tables) of functions over terms and kernels, cleared at the end of every optimization.
 
 The cached values are trees of hundreds of objects (a few kB to a MB each) that are of no use after the program is
 built. Each cache is bounded while an optimization runs; `forget` clears all caches. Clearing is safe while another

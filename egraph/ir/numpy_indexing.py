@@ -1,4 +1,4 @@
-"""Indexing of tensor expressions as in NumPy: ints, slices, None, `...`, masks and one array of indices."""
+"""Indexes tensor expressions as NumPy does: ints, slices, None, `...`, masks and one array of indices."""
 
 from __future__ import annotations
 

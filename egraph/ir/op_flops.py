@@ -1,4 +1,4 @@
-"""Flops of nodes of contractions, attention and pooling: functions for the field `work` of op table entries.
+"""Counts the flops of nodes of contractions, attention and pooling: functions for the field `work` of op table entries.
 
 Sizes must be concrete.
 """

@@ -1,4 +1,4 @@
-"""The op table as Markdown, the page docs/ops.md.
+"""Writes the op table as Markdown, the page docs/ops.md.
 
 python -m tensor_graphs.egraph.ir.op_markdown > docs/ops.md
 """

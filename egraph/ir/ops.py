@@ -1,4 +1,4 @@
-"""The op table: the `Op` entry type, the registry `OPS`, attribute canonicalization and type inference.
+"""Holds the op table: the `Op` entry type, the registry `OPS`, attribute canonicalization and type inference.
 
 Entries are in `ir/atomic_ops.py` (ops with NumPy semantics) and `ir/composite_ops.py` (ops defined by a decomposition
 into simpler ops). Egglog sorts, interpreter, importers, per-op tests and docs are all derived from this table, so

@@ -1,4 +1,4 @@
-"""Patterns of rules and kernels: terms over tensor variables, their traversal and their instantiation.
+"""Defines patterns of rules and kernels: terms over tensor variables, their traversal and their instantiation.
 
 The text form is described in pattern_parser.py.
 """

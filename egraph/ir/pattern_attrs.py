@@ -1,4 +1,5 @@
-"""Attribute expressions of patterns and guards: variables, constants and calls of the functions in `FUNCTIONS`."""
+"""Defines attribute expressions of patterns and guards: variables, constants and calls of the functions in
+`FUNCTIONS`."""
 
 from __future__ import annotations
 

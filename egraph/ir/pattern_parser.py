@@ -1,4 +1,4 @@
-"""Parser of the pattern language of rules and kernels: a Python expression over tensor variables, ops and attributes.
+"""Parses the pattern language of rules and kernels: a Python expression over tensor variables, ops and attributes.
 
     matmul(x, concat(a, b, axis=i))      an op call; lower-case names are tensor variables; `axis=i` binds attribute i
     (x + y) * 0.5                        operators are add, sub, mul, div, matmul, neg; a number is a scalar constant

@@ -1,4 +1,5 @@
-"""Composite ops of quantized weights: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` (scales and zero points).
+"""Declares composite ops of quantized weights: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` (scales and zero
+points).
 
 Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block`
 numbers of a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1`

@@ -1,5 +1,5 @@
-"""Recurrent layers as tensor expressions: packing of the operands of the op `recurrent`, and its unrolling into
-simpler ops.
+"""Builds recurrent layers as tensor expressions: packs the operands of the op `recurrent`, and unrolls it into simpler
+ops.
 """
 
 from __future__ import annotations

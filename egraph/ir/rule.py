@@ -1,4 +1,4 @@
-"""The rewrite rule type. A rule is data: pattern texts, guards and metadata."""
+"""Defines the rewrite rule type. A rule is data: pattern texts, guards and metadata."""
 
 from __future__ import annotations
 

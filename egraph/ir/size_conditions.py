@@ -1,4 +1,4 @@
-"""Size conditions of a graph with symbolic dimensions: dimension ranges and the constraints of its ops."""
+"""Derives the size conditions of a graph with symbolic dimensions: dimension ranges and the constraints of its ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error function on float64 arrays, accurate to about one unit in the last place.
+"""Computes the error function on float64 arrays, accurate to about one unit in the last place.
 
 Rational approximations on four ranges, with the coefficients of fdlibm's `s_erf.c` (Sun Microsystems, 1993).
 """

@@ -1,4 +1,4 @@
-"""Strips: a slice of a value along one axis, computed from slices of its operands along their axes.
+"""Computes strips: a slice of a value along one axis, from slices of its operands along their axes.
 
 Where each output element depends on a single index of the axis (pointwise ops, reductions over other axes, rows of a
 matmul), part of an output can be computed without the rest. Used to compute reference values of outputs larger than

@@ -1,4 +1,5 @@
-"""Structure of a program's results: nested containers whose leaves are output indices; its stored form.
+"""Describes the structure of a program's results, nested containers whose leaves are output indices, and converts it to
+its stored form and back.
 
 Containers are tuples, lists, dicts, named tuples, and a `Record` for every other type. A stored structure names the
 type of a named tuple by module and name. No module is imported for it: where none that is loaded has this type, the

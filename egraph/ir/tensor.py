@@ -1,4 +1,5 @@
-"""Tensors: hash-consed expression nodes, the pool that holds them, and traversals of terms.
+"""Defines tensors: hash-consed expression nodes (one object per equal expression), the pool that holds them, and
+traversals of terms.
 
 A `Tensor` is immutable and exists once per (op, operands, attributes): identity is structural equality, and common
 subexpressions are shared by construction. `==` builds an elementwise comparison, `is` compares expressions, and tensors

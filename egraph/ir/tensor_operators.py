@@ -1,4 +1,5 @@
-"""Operators and methods of `Tensor`, and checked builders for callers (loaders use the unchecked builders.py).
+"""Defines the operators and methods of `Tensor`, and checked builders for callers (loaders use the unchecked
+builders.py).
 
 The checks are NumPy's: an int must fit into the dtype of the other, tensor operand, and bitwise operations take no
 floats. Importing `egraph.ir` installs the operators.

@@ -1,5 +1,5 @@
-"""Type laws, in Python and for egglog side by side: rules for the shape and dtype of an op's result, given the types of
-its operands.
+"""Collects type laws, in Python and for egglog side by side: rules for the shape and dtype of an op's result, given the
+types of its operands.
 
 The function `NAME` of a law computes a `Type` or raises ShapeError; `NAME_text` yields the same law as egglog text, as
 one or more `LawCase`, for operands that are known to be valid. A test checks that both agree.

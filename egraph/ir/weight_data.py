@@ -1,4 +1,4 @@
-"""Data of a graph's parameters: arrays, or sources that read them from files when they are needed."""
+"""Holds the data of a graph's parameters: arrays, or sources that read them from files when they are needed."""
 
 from __future__ import annotations
 

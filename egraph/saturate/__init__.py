@@ -1,4 +1,5 @@
-"""Equality saturation with egglog: encoding, rule compilation, rounds under limits, beam pruning, worker processes.
+"""Saturates graphs by rewrite rules with egglog: encoding, rule compilation, rounds under limits, beam pruning, worker
+processes.
 
 In: the unique blocks of a graph and rules.
 Out: saturated e-graphs as arrays.

@@ -1,4 +1,4 @@
-"""Which rules can match on a graph, decided by the ops, op shapes and ranks that rules match and create."""
+"""Decides which rules can match on a graph, from the ops, op shapes and ranks that rules match and create."""
 
 from __future__ import annotations
 

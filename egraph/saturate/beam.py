@@ -1,4 +1,5 @@
-"""Beam pruning: per e-class keep the k e-nodes of least tree cost and the cheapest of every op; subsume the others.
+"""Prunes an e-graph: per e-class keeps the k e-nodes of least tree cost and the cheapest of every op (the beam), and
+subsumes the others.
 
 Subsumed e-nodes no longer match rules but stay in the e-graphs returned later, so a plan that was found once is never
 lost.

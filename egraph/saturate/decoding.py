@@ -1,4 +1,4 @@
-"""Decoding of the saturation engine's arrays to an e-graph (EGraphView)."""
+"""Decodes the saturation engine's arrays to an e-graph (EGraphView)."""
 
 from __future__ import annotations
 

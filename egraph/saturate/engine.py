@@ -1,4 +1,4 @@
-"""The egglog side of a saturation: load declarations and tables, run single rounds, dump the e-graph to arrays.
+"""Drives egglog in a saturation: loads declarations and tables, runs single rounds, dumps the e-graph to arrays.
 
 Depends only on egglog's bindings and NumPy, and knows neither ops nor rules: it runs in the worker process, where
 startup time matters. All inputs and outputs are JSON and arrays.

@@ -1,4 +1,4 @@
-"""Limits of one request to the engine, and the errors that end a request."""
+"""Defines the limits of one request to the engine, and the errors that end a request."""
 
 from __future__ import annotations
 

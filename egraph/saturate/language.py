@@ -1,5 +1,5 @@
-"""The op table in egglog: sorts, one constructor per op, and, as rules, how shape, dtype and dependence on weights of a
-result follow from the operands.
+"""Writes the op table in egglog: sorts, one constructor per op, and, as rules, how shape, dtype and dependence on
+weights of a result follow from the operands.
 
 Tensors have sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64. Floats, bools, strings and dtypes are
 ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their types come

@@ -1,4 +1,4 @@
-"""Lifting: converts an e-graph saturated at concrete generic sizes into an e-graph with symbolic sizes.
+"""Converts an e-graph saturated at concrete generic sizes into an e-graph with symbolic sizes (lifting).
 
 Saturation needs concrete numbers. A graph with symbolic dimensions is bound to *generic* sizes: primes that are neither
 numbers of the model nor factors of them. A number in the saturated e-graph then reveals its origin and is written as an

@@ -1,4 +1,5 @@
-"""Discrete steps of beam width and slack, chosen so that a larger beam or slack only ever adds e-nodes to the result.
+"""Defines discrete steps of beam width (e-nodes kept per e-class) and slack (added cost up to which an e-node is kept),
+chosen so that a larger beam or slack only ever adds e-nodes to the result.
 
 Single saturations are not monotone: which e-nodes are pruned depends on which others were found, so that a saturation
 with a wider beam may lack a term that one with a narrower beam has. Therefore a limit between two steps is rounded up

@@ -1,4 +1,4 @@
-"""Queries of an e-graph for e-nodes by their op and the ops of their operands, with cached answers."""
+"""Queries an e-graph for e-nodes by their op and the ops of their operands, with cached answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of commands.
+"""Writes the egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of
+commands.
 
 Only ops and ranks that can occur are declared, and a rule when its ops are in the e-graph, because each rule costs
 egglog 0.5 ms. All blocks (repeated subgraphs) of a model share one program, so a worker declares it once and loads one

@@ -1,4 +1,4 @@
-"""Filters that reduce a saturation to a smaller beam and slack.
+"""Filters the e-nodes of a saturation to a smaller beam (e-nodes per e-class) and slack (added cost).
 
 Kept are the e-nodes that in some round were among the cheapest of their e-class and close to its best cost. The filter
 is monotone: smaller limits keep a subset of what larger limits keep, and e-nodes kept after few rounds are kept after

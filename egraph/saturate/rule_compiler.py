@@ -1,4 +1,4 @@
-"""Compilation of rewrite rules to egglog: patterns and guards become query atoms, right sides become actions.
+"""Compiles rewrite rules to egglog: patterns and guards become query atoms, right sides become actions.
 
 Everything that can fail (index out of range, division by zero) is computed in the query, where failure means no match.
 egglog has no loops over vectors, so a rule that composes, inverts or extends vectors is compiled once per rank; the

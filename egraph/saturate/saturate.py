@@ -1,5 +1,4 @@
-"""Equality saturation of blocks (repeated subgraphs): rounds of rule application under limits, with pruning of
-expensive e-nodes.
+"""Saturates blocks (repeated subgraphs): rounds of rule application under limits, with pruning of expensive e-nodes.
 
 One round applies every rule once, then shape laws, costs and pruning. Rounds run in a worker process (worker.py)
 because egglog cannot be interrupted; at the deadline the worker is killed and the last complete view is returned.

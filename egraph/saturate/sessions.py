@@ -1,4 +1,4 @@
-"""Sessions of egglog (an engine with the e-graph of one saturation), in this process or in a worker process."""
+"""Opens sessions of egglog (an engine with the e-graph of one saturation), in this process or in a worker process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowering of a graph to egglog input: one table of integers per op, read by loader rules, and decoding of attributes.
+"""Lowers a graph to egglog input, one table of integers per op, read by loader rules, and decodes attributes.
 
 A node's id is its index in the graph's topological order; nodes of composite decompositions follow, each composite
 being united with its decomposition. Tables cost 2.5 microseconds per node; building terms from egglog text or objects

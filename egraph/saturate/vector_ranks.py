@@ -1,4 +1,4 @@
-"""Union-find of vector lengths and ranks in the left side of a rule."""
+"""Infers which vector lengths and ranks in the left side of a rule are equal (union-find)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker process that runs egglog and can be killed, because egglog cannot be interrupted within a round.
+"""Runs egglog in a worker process that can be killed, because egglog cannot be interrupted within a round.
 
 Started as `python -m tensor_graphs.egraph.saturate.worker` with pipes. It does not use `multiprocessing`, so it works
 from scripts without a main guard, from `python -` and from notebooks. A frame is a 4-byte length, a JSON header, and

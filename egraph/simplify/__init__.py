@@ -1,4 +1,5 @@
-"""Graph cleanups that always pay: identities, folding, widening of 16-bit floats, canonical attention masks.
+"""Simplifies graphs by steps that always pay: identities, folding, widening of 16-bit floats, canonical attention
+masks.
 
 In: a graph.
 Out: an equivalent smaller graph.

@@ -1,4 +1,4 @@
-"""Rules by which the graph simplification rewrites casts."""
+"""Holds the rules by which the graph simplification rewrites casts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Removal of empty tensors (0 elements), of reductions over them and of products with them, so that kernels never see
-these."""
+"""Removes empty tensors (0 elements), reductions over them and products with them, so that kernels never see these."""
 
 from __future__ import annotations
 

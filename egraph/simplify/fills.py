@@ -1,4 +1,4 @@
-"""Fill nodes (`full`) with canonical values, and the value of a fill."""
+"""Makes fill nodes (`full`) with canonical values, and reads the value of a fill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simplification rules that replace a node by its value: constants, empty tensors, ops over constants."""
+"""Holds simplification rules that replace a node by its value: constants, empty tensors, ops over constants."""
 
 from __future__ import annotations
 

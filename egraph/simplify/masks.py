@@ -1,4 +1,4 @@
-"""Canonical form of attention masks, recognized by their values.
+"""Rewrites attention masks, recognized by their values, to a canonical form.
 
 Models write causal masks in many ways: `tril` of ones, comparisons of positions, differences of aranges. A bool value
 that depends on positions alone is evaluated here. If it hides (or shows) the elements ahead of a diagonal, outside a

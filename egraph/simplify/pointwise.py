@@ -1,4 +1,5 @@
-"""Simplification rules of pointwise ops: operand order, broadcasts, identities of arithmetic, logic and selection."""
+"""Holds simplification rules of pointwise ops: operand order, broadcasts, identities of arithmetic, logic and
+selection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Canonical form of index counters (iota), and elimination of `any` reductions over comparisons of positions.
+"""Rewrites index counters (iota) to a canonical form, and eliminates `any` reductions over comparisons of positions.
 
 A mask over cache positions compares positions with a bound (`position <= now`). Attention also needs to know whether a
 row sees any position, a reduction over the whole mask. Two scalar comparisons give the same answer: some number of

@@ -1,4 +1,4 @@
-"""Rules by which the graph simplification rewrites reductions and scans."""
+"""Holds the rules by which the graph simplification rewrites reductions and scans."""
 
 from __future__ import annotations
 

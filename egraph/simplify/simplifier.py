@@ -1,4 +1,5 @@
-"""State of one simplification pass: the memo of simplified nodes, and the signature of a simplification rule."""
+"""Holds the state of one simplification pass, the memo of simplified nodes, and the signature of a simplification
+rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graph simplification before the search: identities, view folding, bounded constant folding.
+"""Simplifies a graph before the search: identities, view folding, bounded constant folding.
 
 One bottom-up pass. Operands are simplified before their user, and nodes that a rule builds pass through the same rules,
 so the result is a fixpoint. Hash-consing gives common subexpression elimination, and reachability from the outputs

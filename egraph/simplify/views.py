@@ -1,4 +1,4 @@
-"""Simplification rules of views: reshape, broadcast, permute, slice, concat, pad, flip, windows, gather."""
+"""Holds simplification rules of views: reshape, broadcast, permute, slice, concat, pad, flip, windows, gather."""
 
 from __future__ import annotations
 

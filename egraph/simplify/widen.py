@@ -1,4 +1,4 @@
-"""Conversion of 16-bit graphs to float32, so that rewrite rules may reassociate.
+"""Converts 16-bit graphs to float32, so that rewrite rules may reassociate.
 
 A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
 widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast

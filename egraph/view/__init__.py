@@ -1,4 +1,4 @@
-"""Read-only e-graph views as arrays, and pattern matching on them.
+"""Holds e-graphs as read-only arrays (views), and matches patterns on them.
 
 In: tables of a saturated e-graph.
 Out: e-classes, e-nodes, types, matches.

@@ -1,4 +1,4 @@
-"""E-matching: find the matches of rule patterns in a read-only e-graph view."""
+"""Finds the matches of rule patterns in a read-only e-graph view (e-matching)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report of a saturation: sizes, rounds, reason for stopping, time and matches of each rule."""
+"""Reports on a saturation: sizes, rounds, reason for stopping, time and matches of each rule."""
 
 from __future__ import annotations
 

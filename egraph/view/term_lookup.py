@@ -1,4 +1,4 @@
-"""Whether terms over e-classes are in an e-graph: a term is looked up e-node by e-node, from its leaves up."""
+"""Decides whether terms over e-classes are in an e-graph: a term is looked up e-node by e-node, from its leaves up."""
 
 from __future__ import annotations
 

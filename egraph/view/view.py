@@ -1,4 +1,4 @@
-"""The read-only view of an e-graph: arrays of e-nodes and e-classes, and cheapest terms."""
+"""Defines the read-only view of an e-graph: arrays of e-nodes and e-classes, and cheapest terms."""
 
 from __future__ import annotations
 

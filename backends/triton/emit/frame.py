@@ -1,5 +1,5 @@
-"""State of the emitter of one Triton kernel: the kernel's dimensions, the nested scopes of emitted text, and the values
-that are already in variables.
+"""Holds the state of the emitter of one Triton kernel: the kernel's dimensions, the nested scopes of emitted text, and
+the values that are already in variables.
 
 A value is a tile over an ordered list of dimensions: rows, reduction axes, columns.
 """

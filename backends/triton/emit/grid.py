@@ -1,4 +1,5 @@
-"""The tile of a program: its coordinates in the grid, and the indices of its rows, columns and reduction axes."""
+"""Emits the position of a program's tile: its coordinates in the grid, and the indices of its rows, columns and
+reduction axes."""
 
 from __future__ import annotations
 

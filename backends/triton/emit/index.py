@@ -1,4 +1,4 @@
-"""Memory positions as tiles of integers in emitted Triton text, and masks of out-of-bounds elements."""
+"""Emits memory positions as tiles of integers in Triton text, and masks of out-of-bounds elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
+"""Emits Triton: writes a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
 A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the
 parts that it calls; there is one callback, from `TileValues` to the parts that emit loads and reductions

@@ -1,4 +1,4 @@
-"""Loads of tiles: masked pointer loads, or TMA loads of boxes."""
+"""Emits loads of tiles: masked pointer loads, or TMA loads of boxes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ranges of loops over an axis, without the iterations that cannot contribute because masks replace what every
-reduction reduces by its neutral element."""
+"""Determines the ranges of loops over an axis, without the iterations that cannot contribute because masks replace what
+every reduction reduces by its neutral element."""
 
 from __future__ import annotations
 

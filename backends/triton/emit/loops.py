@@ -1,4 +1,4 @@
-"""Reductions: one call where a tile holds the whole axis, else a loop over tiles with accumulators.
+"""Emits reductions: one call where a tile holds the whole axis, else a loop over tiles with accumulators.
 
 Reductions along one axis that do not depend on each other share a loop. A sum of exp(a - max(a)) shares the loop of its
 maximum: the accumulator is rescaled when the maximum changes (online softmax; with matrix products this is

@@ -1,4 +1,4 @@
-"""Matrix products on tensor cores (`tl.dot`)."""
+"""Emits matrix products on tensor cores (`tl.dot`)."""
 
 from __future__ import annotations
 

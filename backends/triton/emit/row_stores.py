@@ -1,4 +1,4 @@
-"""Interleaved stores: results that are adjacent in memory are joined in registers and written at once.
+"""Emits interleaved stores: results that are adjacent in memory are joined in registers and written at once.
 
 A multi-output kernel (lowering/concat_split.py) stores the first, the second, … element of each row separately. Every
 such store writes a few bytes of each cache line, so each line is written once per element of a row. (Matrices of nine

@@ -1,5 +1,5 @@
-"""Triton functions for free sizes: sizes are integer parameters without specialization, so that a new size needs no
-compilation."""
+"""Makes Triton functions for free sizes: sizes are integer parameters without specialization, so that a new size needs
+no compilation."""
 
 from __future__ import annotations
 

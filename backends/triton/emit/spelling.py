@@ -1,4 +1,5 @@
-"""Triton text of tiles, operations and dtypes, and the record of an emitted kernel with its launch (`TritonLaunch`)."""
+"""Writes the Triton text of tiles, operations and dtypes, and defines the record of an emitted kernel with its launch
+(`TritonLaunch`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stores of results: with masks, in one loop where a program iterates over columns, and several at once where results
-are interleaved in memory."""
+"""Emits stores of results: with masks, in one loop where a program iterates over columns, and several at once where
+results are interleaved in memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Values of a Triton kernel: each expression of the IR is a tile, computed once, in the outermost scope that is
-possible."""
+"""Emits the values of a Triton kernel: each expression of the IR is a tile, computed once, in the outermost scope that
+is possible."""
 
 from __future__ import annotations
 

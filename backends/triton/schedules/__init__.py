@@ -1,4 +1,4 @@
-"""Legality and ranking of Triton schedules (tuning parameters of kernels).
+"""Decides which Triton schedules (tuning parameters of kernels) are legal, and ranks them.
 
 In: a kernel and the roles of its axes (row, column, batch, reduction).
 Out: schedules worth measuring.

@@ -1,4 +1,5 @@
-"""Candidate Triton schedules, best guess first: a grid of parameters and an analytical ranking for each kind of kernel.
+"""Lists candidate Triton schedules (tuning parameters), best guess first: a grid of parameters and an analytical
+ranking for each kind of kernel.
 
 schedules/parameters.py declares schedules, schedules/legality.py decides legality; illegal schedules are never
 compiled. The constants were fitted to times measured on an H200. Lower ranks are better.

@@ -1,4 +1,5 @@
-"""Properties of a kernel that legality (legality.py) and ranking (candidates.py) of Triton schedules depend on."""
+"""Computes the properties of a kernel that legality (legality.py) and ranking (candidates.py) of Triton schedules
+depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which Triton schedules (`TileSchedule`) are legal: tile sizes within the axes, limits on registers and shared memory.
+"""Decides which Triton schedules (`TileSchedule`) are legal: tile sizes within the axes, limits on registers and shared
+memory.
 
 This is the only module that decides that: schedules/candidates.py ranks legal schedules, schedule_search.py searches
 among them.

@@ -1,5 +1,5 @@
-"""Declarations of the schedules of Triton and Gluon kernels (generate/schedule.py), one class per strategy (way to
-write kernels)."""
+"""Declares the schedules (tuning parameters) of Triton and Gluon kernels (generate/schedule.py), one class per strategy
+(way to write kernels)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warp-specialized attention for Hopper as the text of Gluon functions (Triton's language with explicit layouts).
+"""Emits warp-specialized attention for Hopper as the text of Gluon functions (Triton's language with explicit layouts).
 
 One producer warp loads tiles of keys and values by TMA into shared-memory rings (ir/tensor_maps.py); consumer groups of
 four warps compute 64 rows each. Both sides synchronize through mbarriers, tile by tile. Programs are persistent: there

@@ -1,5 +1,5 @@
-"""Emitter state of warp-specialized attention, in which queries, keys and values are in shared memory, scores and
-results in registers.
+"""Holds the emitter's state for warp-specialized attention, in which queries, keys and values are in shared memory,
+scores and results in registers.
 
 A head width that is not a power of two may be split into two powers of two (96 into 64 and 32); each product along it,
 and each result over it, is then two. Names of register layouts: S scores (rows, keys), O results (rows, columns), Q

@@ -1,4 +1,5 @@
-"""The loop over keys of warp-specialized attention in Gluon: the computation of the consumer warp groups, tile by tile.
+"""Emits the loop over keys of warp-specialized attention in Gluon: the computation of the consumer warp groups, tile by
+tile.
 
 The product of the queries with the next keys is in flight together with the product of the current weights with their
 values, and the softmax of the next scores overlaps the second product (the intra-warpgroup pipelining of

@@ -1,5 +1,5 @@
-"""Components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the product with
-values."""
+"""Recognizes the components of attention in the reductions of a kernel: scores, their maximum, sums relative to it, the
+product with values."""
 
 from __future__ import annotations
 

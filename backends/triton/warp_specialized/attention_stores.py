@@ -1,5 +1,5 @@
-"""Stores of warp-specialized attention: results are rounded, converted to a layout in which threads write contiguous
-memory, and written."""
+"""Emits the stores of warp-specialized attention: results are rounded, converted to a layout in which threads write
+contiguous memory, and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warp-specialized implicit-GEMM convolution for Hopper as the text of Gluon functions.
+"""Emits warp-specialized implicit-GEMM convolution for Hopper as the text of Gluon functions.
 
 One producer warp loads tiles of images and filters into a shared-memory ring; consumer groups of four warps multiply 64
 positions each (of one row, of several, a patch) with all filters of the tile, one pipeline step behind the loads. For

@@ -1,4 +1,4 @@
-"""Candidate schedules (tuning parameters) of warp-specialized Gluon kernels, and whether one is legal.
+"""Lists candidate schedules (tuning parameters) of warp-specialized Gluon kernels, and decides whether one is legal.
 
 Attention (warp_specialized/attention.py): `AttentionSchedule`. Convolution (warp_specialized/convolution.py):
 `ConvolutionSchedule`.

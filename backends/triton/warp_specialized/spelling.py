@@ -1,4 +1,5 @@
-"""Common text of warp-specialized Gluon kernels (attention, convolution): imports, layouts, warp-group sizes."""
+"""Writes the common text of warp-specialized Gluon kernels (attention, convolution): imports, layouts, warp-group
+sizes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Emitter parts of warp-specialized attention: positions, TMA boxes, and tiles of queries, keys and values in shared
-memory."""
+"""Emits the parts of warp-specialized attention that concern tiles: positions, TMA boxes, and tiles of queries, keys
+and values in shared memory."""
 
 from __future__ import annotations
 
