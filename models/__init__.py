@@ -1,4 +1,4 @@
-"""Importers of models (ONNX, torch.export, Hugging Face folders, functions), and models with random weights.
+"""Imports models (ONNX, torch.export, Hugging Face folders, functions), and makes models with random weights.
 
 In: a file, module or function.
 Out: a typed graph with lazy weights.

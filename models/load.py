@@ -1,4 +1,4 @@
-"""Model importer entry point: picks the importer by file suffix or folder contents.
+"""Loads a model from a file or folder: picks the importer by file suffix or folder contents.
 
 A new format is an entry of `FORMATS`.
 """

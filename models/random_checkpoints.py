@@ -1,4 +1,4 @@
-"""Checkpoint folders in the Hugging Face layout (config.json, model.safetensors) with random weights, for tests,
+"""Writes checkpoint folders in the Hugging Face layout (config.json, model.safetensors) with random weights, for tests,
 benchmarks and examples.
 
 The default sizes are those of the published models. Weights are lazy and scaled so that activations stay near 1.

@@ -1,4 +1,4 @@
-"""Model zoo: graphs of well-known architectures at any size with random weights, for tests, benchmarks and examples.
+"""Builds graphs of well-known architectures at any size with random weights, for tests, benchmarks and examples.
 
 Weights are lazy and scaled so that activations stay near 1. (Folders of language models: random_checkpoints.py.)
 """

@@ -1,4 +1,4 @@
-"""Rewrite rules as tables of data, and the machinery that proves or refutes them.
+"""Holds rewrite rules as tables of data, and proves or refutes them.
 
 In: rule rows or rule files.
 Out: rules in force, verdicts.

@@ -1,4 +1,4 @@
-"""Operator semantics shared by several importers: einsum, sampling, identities, sizes.
+"""Holds operator semantics shared by several importers: einsum, sampling, identities, sizes.
 
 In: tensor expressions and attributes of an operator.
 Out: graph nodes.

@@ -1,5 +1,5 @@
-"""Array functions of NumPy and PyTorch under common names, so that the encoder of quantized weights is written once
-for the host and for a GPU.
+"""Names array functions of NumPy and PyTorch alike, so that the encoder of quantized weights is written once for the
+host and for a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Einsum lowered to matrix products: the einsum of NumPy, ONNX and torch."""
+"""Lowers einsum to matrix products: the einsum of NumPy, ONNX and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementary functions and integer division composed of primitive ops, without overflow and accurate near zeros.
+"""Composes elementary functions and integer division of primitive ops, without overflow and accurate near zeros.
 
 "Without intermediate overflow" means that no intermediate value overflows unless the result itself does.
 """

@@ -1,4 +1,4 @@
-"""Module paths of traced operations: which submodule of a model computes each tensor."""
+"""Records the module paths of traced operations: which submodule of a model computes each tensor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Weights that stay packed: lazy arrays of codes, scales and zero points, and the expression of the matrix over
-them."""
+"""Represents weights that stay packed: lazy arrays of codes (stored numbers), scales and zero points, and the
+expression of the matrix over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantization of weight matrices [rows, K]: packed numbers, scales, and the expression of the dequantized matrix.
+"""Quantizes weight matrices [rows, K]: packed numbers, scales, and the expression of the dequantized matrix.
 
 Encodings (`FORMS`): `int8` and `int4` (symmetric integers, one scale for each row and group along K), `fp8` (e4m3, one
 scale a row), `mxfp4` (e2m1, a power of two as scale for 32 numbers). Two numbers of 4 bits share a byte, in units of up

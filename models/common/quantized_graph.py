@@ -1,4 +1,4 @@
-"""Quantization of a graph's weights: matrices of products become dequantized weights over packed params."""
+"""Quantizes a graph's weights: matrices of products become dequantized weights over packed params."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lazy random weights: seeded by tensor name, scaled so that activations stay near 1."""
+"""Makes lazy random weights: seeded by tensor name, scaled so that activations stay near 1."""
 
 from __future__ import annotations
 

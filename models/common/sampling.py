@@ -1,4 +1,4 @@
-"""Grid sampling (interpolation at computed coordinates) and running scans (cumulative sums, products, extremes).
+"""Builds grid sampling (interpolation at computed coordinates) and running scans (cumulative sums, products, extremes).
 
 Shared by the operators of several formats.
 """

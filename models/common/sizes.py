@@ -1,4 +1,4 @@
-"""Lowering of symbolic dimensions to tensor values, for programs that compute with a free size."""
+"""Lowers symbolic dimensions to tensor values, for programs that compute with a free size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""File formats read strictly and lazily: safetensors, the native graph file, TASO listings.
+"""Reads file formats strictly and lazily: safetensors, the native graph file, TASO listings.
 
 In: untrusted files.
 Out: arrays and graphs.

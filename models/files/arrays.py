@@ -1,4 +1,4 @@
-"""Lazy weights: arrays backed by a region of a file, copied or memory-mapped on first use."""
+"""Holds lazy weights: arrays backed by a region of a file, copied or memory-mapped on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Path resolution that keeps a model's files inside the model's folder."""
+"""Resolves paths such that a model's files stay inside the model's folder."""
 
 from __future__ import annotations
 

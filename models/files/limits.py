@@ -1,4 +1,4 @@
-"""Limits for imported models: sizes, checked arithmetically before anything is allocated, operations, and seconds."""
+"""Limits imported models: sizes, checked arithmetically before anything is allocated, operations, and seconds."""
 
 from __future__ import annotations
 

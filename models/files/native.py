@@ -1,4 +1,4 @@
-"""The project's own model format.
+"""Reads and writes the project's own model format.
 
 A safetensors file with the graph as JSON in its metadata, beside params and constants.
 

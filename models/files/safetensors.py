@@ -1,4 +1,4 @@
-"""Strict, lazy reader and atomic writer of the safetensors format.
+"""Reads the safetensors format strictly and lazily, and writes it atomically.
 
 Only headers are read here; data is memory-mapped on use.
 

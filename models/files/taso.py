@@ -1,4 +1,4 @@
-"""Importer for the JSON graph listings of earlier tensor optimizers (TASO, Tensat), used as benchmark models.
+"""Imports the JSON graph listings of earlier tensor optimizers (TASO, Tensat), used as benchmark models.
 
 A file is {"name", "nodes": [{"id", "op", "inputs", "shape", "params"}, …]} in topological order. Weights get random
 data. The graph's outputs are the nodes without users (inputs and weights excepted); unused weights are dropped.

@@ -1,4 +1,4 @@
-"""Traced Python functions over NumPy names.
+"""Traces Python functions over NumPy names.
 
 In: a function and example arrays.
 Out: a graph.

@@ -1,4 +1,5 @@
-"""Free sizes while a function is traced: Python decisions about them are made only if they hold for every size."""
+"""Represents free sizes while a function is traced: Python decisions about them are made only if they hold for every
+size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TracedArray`, the stand-in for NumPy arrays while a function is traced.
+"""Defines `TracedArray`, the stand-in for NumPy arrays while a function is traced.
 
 Every operation either builds the expression of NumPy's result (values, shape and dtype) or raises TraceError.
 Assignments and in-place operators change the array as in NumPy, and its base if it is a view. If another live array

@@ -1,4 +1,4 @@
-"""Types and helpers for the functions that build the graph of a NumPy call."""
+"""Holds types and helpers for the functions that build the graph of a NumPy call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy protocols, operators and methods of traced arrays; NumPy functions on tensor expressions.
+"""Implements NumPy's protocols, operators and methods for traced arrays, and NumPy functions on tensor expressions.
 
 On a traced array, `np.exp(x)`, `x + 1` and `x.mean(axis=0)` either follow NumPy in value, shape and dtype or raise
 TraceError. NumPy functions also accept tensor expressions (`tg.input` and values derived from it) and then return

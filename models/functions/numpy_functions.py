@@ -1,4 +1,4 @@
-"""NumPy functions other than ufuncs on traced arrays.
+"""Calls NumPy functions other than ufuncs on traced arrays.
 
 A function is replaced by one that builds its graph (its builder), with a supported subset of NumPy's parameters under
 NumPy's names. Before the builder runs, NumPy itself is called on stand-in arrays: its exceptions become TraceErrors,

@@ -1,4 +1,4 @@
-"""NumPy's indexing of traced arrays, as expressions: elements at an index, and assignment to an index.
+"""Implements NumPy's indexing of traced arrays, as expressions: elements at an index, and assignment to an index.
 
 An index is the list of its components, in which traced arrays are expressions. NumPy itself is asked what an index of
 known sizes selects, so that shapes and errors are NumPy's.

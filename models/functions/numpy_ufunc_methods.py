@@ -1,4 +1,4 @@
-"""Methods of NumPy ufuncs on traced arrays: reduce, accumulate, outer."""
+"""Implements the methods of NumPy ufuncs on traced arrays: reduce, accumulate, outer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NumPy ufuncs and their methods (reduce, accumulate, outer) on traced arrays.
+"""Implements NumPy ufuncs and their methods (reduce, accumulate, outer) on traced arrays.
 
 NumPy itself resolves the dtypes (`ufunc.resolve_dtypes`, NEP 50). Operands are cast to the dtypes of the chosen loop
 and passed to the function that builds the ufunc's graph.

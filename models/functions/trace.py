@@ -1,4 +1,4 @@
-"""Tracing of Python functions: the function is called once with traced arrays as arguments."""
+"""Traces Python functions: the function is called once with traced arrays as arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds on the tracing of a function: traced arrays, and seconds.
+"""Bounds the tracing of a function: number of traced arrays, and seconds.
 
 Each operation makes traced arrays, and both bounds are checked where one is made. Code that makes none, like a loop
 over plain numbers, takes the time that it takes without tracing.

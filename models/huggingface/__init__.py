@@ -1,4 +1,4 @@
-"""Model folders in the Hugging Face layout: config.json and safetensors.
+"""Imports model folders in the Hugging Face layout: config.json and safetensors.
 
 In: a folder.
 Out: a graph with lazy weights.

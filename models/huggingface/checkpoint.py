@@ -1,4 +1,4 @@
-"""Checked access to a checkpoint: the fields of config.json and the weight tensors by name."""
+"""Reads a checkpoint with checks: the fields of config.json and the weight tensors by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Functions that build the graph of decoder-only language models: GPT-2, and the rotary decoders of families.py.
+"""Builds the graph of decoder-only language models: GPT-2, and the decoders with rotary position embeddings of
+families.py.
 
 Each model is stated once over a `TokenAccess` (sequences.py): whole sequences [batch, sequence] with logits [batch,
 sequence, vocabulary], or the next tokens of cached sequences with the logits of one token each [batch, vocabulary].

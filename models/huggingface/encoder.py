@@ -1,5 +1,4 @@
-"""Functions that build the graph of BERT: bidirectional encoder with learned positions and post-norm layers, and its
-task heads."""
+"""Builds the graph of BERT: bidirectional encoder with learned positions and post-norm layers, and its task heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routed experts: every token passes through the few gated MLPs that a router chooses for it."""
+"""Builds layers of routed experts: every token passes through the few gated MLPs that a router chooses for it."""
 
 from __future__ import annotations
 

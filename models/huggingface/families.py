@@ -1,4 +1,5 @@
-"""Families of decoders with rotary positions, as data: how their layers differ, and their sizes read from a config."""
+"""Describes families of decoders with rotary position embeddings, as data: how their layers differ, and their sizes
+read from a config."""
 
 from __future__ import annotations
 

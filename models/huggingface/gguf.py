@@ -1,4 +1,5 @@
-"""GGUF models of the llama family: metadata as a config, tensors under Hugging Face names, quantized ones packed.
+"""Imports GGUF models of the llama family: metadata as a config, tensors under Hugging Face names, quantized ones
+packed.
 
 Q8_0 (scale a block of 32), Q6_K (a block of 16) and Q4_K (scale and minimum a block of 32) become codes with scales;
 F32, F16 and BF16 stay as they are. Scales of blocks of 256 are multiplied into those of the smaller blocks, in float32.

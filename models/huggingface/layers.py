@@ -1,4 +1,4 @@
-"""Layers that several architectures share: linear maps, norms, attention heads, activations."""
+"""Builds layers that several architectures share: linear maps, norms, attention heads, activations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importer for Hugging Face model folders (config.json and safetensors weights) of a fixed list of architectures.
+"""Imports Hugging Face model folders (config.json and safetensors weights) of a fixed list of architectures.
 
 Only data is read: a config that refers to its own Python code is refused.
 """

@@ -1,5 +1,5 @@
-"""Quantized checkpoints: packed integers and scales become packed weights under the names by which the functions that
-build models ask for weights.
+"""Imports quantized checkpoints: packed integers and scales become packed weights under the names by which the
+functions that build models ask for weights.
 
 A weight is an expression over params of codes, scales and zero points, repacked without loss when they are loaded
 (`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats:

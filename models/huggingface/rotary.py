@@ -1,4 +1,4 @@
-"""Rotary position embeddings: frequencies with their scaling rules, and tables of cos and sin."""
+"""Builds rotary position embeddings: frequencies with their scaling rules, and tables of cos and sin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two ways in which a decoder sees its tokens: a whole sequence, or the next tokens of sequences in key-value caches.
+"""Defines the two ways in which a decoder sees its tokens: a whole sequence, or the next tokens of sequences in
+key-value caches.
 
 A `TokenAccess` gives the token ids and their positions, splits and merges attention heads, and attends. Layers are
 stated once in terms of it (decoder.py).

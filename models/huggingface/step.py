@@ -1,4 +1,4 @@
-"""One step of a decoder over key-value caches, as a graph: prefill of several tokens, or decoding of one."""
+"""Builds one step of a decoder over key-value caches, as a graph: prefill of several tokens, or decoding of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""ONNX control flow as expressions: If with a known condition; Loop and Scan unrolled when the trip count is known."""
+"""Translates ONNX control flow to expressions: If with a known condition; Loop and Scan unrolled when the trip count is
+known."""
 
 from __future__ import annotations
 

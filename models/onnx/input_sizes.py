@@ -1,4 +1,4 @@
-"""Sizes and names of the inputs of an ONNX file: ints or free dimensions."""
+"""Determines sizes and names of the inputs of an ONNX file: ints or free dimensions."""
 
 from __future__ import annotations
 

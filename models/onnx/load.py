@@ -1,4 +1,4 @@
-"""ONNX importer: `load_onnx` reads a file, checks it, and builds a graph. Nothing in the file is executed.
+"""Imports ONNX files: `load_onnx` reads a file, checks it, and builds a graph. Nothing in the file is executed.
 
 Order of steps: file size; parsing without external data; unsupported operators, dtypes and versions, all reported at
 once; structure (undefined names, cycles, duplicates); the ONNX checker; graph construction with this package's shape

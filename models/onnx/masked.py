@@ -1,4 +1,4 @@
-"""Lowering of boolean-mask reads and writes, `x[mask] = f(y[mask])`: NonZero with GatherND and ScatterND.
+"""Lowers boolean-mask reads and writes, `x[mask] = f(y[mask])`: NonZero with GatherND and ScatterND.
 
 The number of selected values depends on data. Therefore f is computed at all positions, and the results are written
 where the mask holds. This works if only elementwise operators and scalars are applied to the selected values; any other

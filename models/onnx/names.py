@@ -1,4 +1,4 @@
-"""Names from an ONNX file as messages show them."""
+"""Formats names from an ONNX file for messages."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The interface between the ONNX importer and the functions that translate operators (builders): operands, attributes,
-values known at load time.
+"""Defines the interface between the ONNX importer and the functions that translate operators (builders): operands,
+attributes, values known at load time.
 
 Integers that describe shapes are `SymbolicInts` values: arrays of ints and dimension expressions. All other values are
 tensor expressions; `Context.known` evaluates those that depend only on constants.

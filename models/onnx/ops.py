@@ -1,4 +1,4 @@
-"""The ONNX operator registry: the functions that translate operators (`@operator` in the modules beside this one), and
+"""Registers ONNX operators: the functions that translate operators (`@operator` in the modules beside this one), and
 elementwise ops of the op table by their ONNX names."""
 
 from __future__ import annotations

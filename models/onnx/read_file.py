@@ -1,4 +1,4 @@
-"""Reading and checking an ONNX file before building: parsing without external data, local functions, versions,
+"""Reads and checks an ONNX file before its graph is built: parsing without external data, local functions, versions,
 structure, the ONNX checker."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""ONNX Resize: nearest modes as gathers (integer factors as broadcasts), interpolation as a small matrix per axis.
+"""Translates ONNX Resize: nearest modes as gathers (integer factors as broadcasts), interpolation as a small matrix per
+axis.
 
 Each output index of an axis maps to an input coordinate; interpolation combines the input elements around the
 coordinate. Both depend only on sizes, so an axis is resized by one constant index array or one constant matrix.

@@ -1,4 +1,4 @@
-"""Symbolic evaluation of shape arithmetic: Shape -> Gather -> Mul -> Concat -> Reshape stays symbolic.
+"""Evaluates shape arithmetic symbolically: Shape -> Gather -> Mul -> Concat -> Reshape stays symbolic.
 
 Each rule takes a node and its operands as object arrays. It returns an object array, or None if the result is not the
 same expression for every value of the free dimensions; the node is then built as ordinary computation.

@@ -1,4 +1,4 @@
-"""Tensors of an ONNX file: size checks, data in the file, and data in external files."""
+"""Reads the tensors of an ONNX file: size checks, data in the file, and data in external files."""
 
 from __future__ import annotations
 

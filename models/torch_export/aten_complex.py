@@ -1,4 +1,4 @@
-"""Lowering of complex tensors in exported programs to pairs of real tensors (rotary embeddings, Fourier layers).
+"""Lowers complex tensors in exported programs to pairs of real tensors (rotary embeddings, Fourier layers).
 
 A graph has only real values, so a complex value is a `Complex` while the program is imported. Linear and data-movement
 overloads apply to both parts; the others are listed in `TABLE`. Inputs and outputs of a program are real.

@@ -1,4 +1,4 @@
-"""The registry of ATen overloads: name -> function that builds its expression. New overloads are added here.
+"""Registers ATen overloads: name -> function that builds its expression. New overloads are added here.
 
 Such a function (builder) takes the overload's arguments in schema order, with tensors as tensor expressions, dtypes as
 names and free sizes as dimension expressions. Device, layout and memory-format arguments are dropped before. Overloads

@@ -1,4 +1,4 @@
-"""Inference of divisibility constraints on the free sizes of an exported program."""
+"""Infers divisibility constraints on the free sizes of an exported program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importer for PyTorch modules and functions, through `torch.export`.
+"""Imports PyTorch modules and functions, through `torch.export`.
 
 The program is captured, functionalized, and decomposed only where `aten_ops.TABLE` has no function for an overload:
 norms, activations, softmax, attention and linear layers stay single operators. Parameters and buffers become params

@@ -1,4 +1,4 @@
-"""Bounds on `torch.export` and its decompositions: nodes of one traced graph, and seconds.
+"""Bounds `torch.export` and its decompositions: nodes of one traced graph, and seconds.
 
 torch traces operation by operation and adds each to a `torch.fx.Graph`. Both bounds are checked where a node is added
 (below 1 us each). Code that adds no node for a quarter of the limit more is interrupted like by Ctrl-C.

@@ -1,4 +1,4 @@
-"""Lowering of an exported program's nodes to a graph: leaves, ATen overloads, subgraphs."""
+"""Lowers an exported program's nodes to a graph: leaves, ATen overloads, subgraphs."""
 
 from __future__ import annotations
 

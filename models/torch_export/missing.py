@@ -1,4 +1,4 @@
-"""Placeholder for a result of an operator that cannot be imported."""
+"""Defines the placeholder for a result of an operator that cannot be imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers in which an exported module returns its outputs, and names of the outputs."""
+"""Describes the containers in which an exported module returns its outputs, and names the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symbolic sizes of an exported program as dimensions of the graph."""
+"""Converts symbolic sizes of an exported program to dimensions of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Importer for FX graphs of ATen operators as AOTAutograd traces them, for forward, backward and inference graphs.
+"""Imports FX graphs of ATen operators as AOTAutograd traces them, for forward, backward and inference graphs.
 
 Such a graph has no signature: placeholders are tensors or sizes, the output is a flat sequence. `unsupported` returns
 the nodes that cannot be imported; `read_traced` imports a module of supported nodes.

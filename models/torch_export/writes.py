@@ -1,4 +1,4 @@
-"""Functionalization of in-place writes in an exported program, for programs in which aliasing is simple.
+"""Functionalizes in-place writes in an exported program, for programs in which aliasing is simple.
 
 torch.export leaves in-place operators in the program. Decomposing it functionalizes them, but takes longer than the
 export itself. Usually that is unnecessary: a cache is updated and then read as a whole, or a sum is accumulated. Such

@@ -1,4 +1,4 @@
-"""Soundness checks of rewrite rules: randomized refutation, bit-level proofs, piecewise-linear decision, stored
+"""Checks the soundness of rewrite rules: randomized refutation, bit-level proofs, piecewise-linear decision, stored
 verdicts.
 
 In: a rule.

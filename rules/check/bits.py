@@ -1,4 +1,4 @@
-"""Bitwise soundness proofs of elementwise rules in z3's floating-point and bit-vector theories.
+"""Proves elementwise rules bit by bit in z3's floating-point and bit-vector theories.
 
 An elementwise rule without layout ops makes the same claim for every element at any shape, so one symbolic element is
 enough. The type condition (both sides have equal types) is proved as in smt/prove.py, for every pattern of ranks. z3 is

@@ -1,4 +1,4 @@
-"""Rule checking by randomized testing: types, exact modular arithmetic, float64, and bitwise comparison.
+"""Checks rules by randomized testing: types, exact modular arithmetic, float64, and bitwise comparison.
 
 On random instances (rules/semantics/sample.py) both sides must have the same type. Then:
 - Rules within ring and field arithmetic are evaluated exactly modulo two primes (rules/semantics/prime_field.py),

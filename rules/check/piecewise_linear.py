@@ -1,4 +1,4 @@
-"""Decision procedure for piecewise linear elementwise rules: evaluation on a finite grid of integer points.
+"""Decides piecewise linear elementwise rules by evaluation on a finite grid of integer points.
 
 Sums, negations, maxima and minima of a few variables are linear on each cell of an arrangement of hyperplanes through
 the origin, on which two operands of a maximum are equal. Two such terms are equal everywhere if they agree on the edges

@@ -1,4 +1,4 @@
-"""Trial of a rule on one random instance: both sides evaluated modulo primes, in float64, and bit by bit.
+"""Tries a rule on one random instance: evaluates both sides modulo primes, in float64, and bit by bit.
 
 `RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. check.py explains the
 comparisons.

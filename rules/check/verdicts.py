@@ -1,4 +1,4 @@
-"""Stored verdicts (proved, tested, refuted or unknown) on the built-in rules, so that listing the rules needs no
+"""Stores verdicts (proved, tested, refuted or unknown) on the built-in rules, so that listing the rules needs no
 checking.
 
     python -m tensor_graphs.rules.check.verdicts [NAME ...]     checks every rule (a few minutes) or the named ones, and

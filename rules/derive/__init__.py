@@ -1,4 +1,4 @@
-"""Derivation of rules, and proofs of equality of terms, from other rules by saturation.
+"""Derives rules, and proves equality of terms, from other rules by saturation.
 
 In: rules or two terms.
 Out: derivations.

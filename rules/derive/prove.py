@@ -1,4 +1,4 @@
-"""Equality proofs by saturation: both sides of a claim go into one e-graph, and equal e-classes prove the claim.
+"""Proves equalities by saturation: both sides of a claim go into one e-graph, and equal e-classes prove the claim.
 
 A claim is a list of pairs of terms over shared leaves (a multi-pattern rule claims several equalities at once). All
 terms are lowered together and the rules run in rounds. After each round, the claim is proved if the two sides of every

@@ -1,4 +1,4 @@
-"""Checking and deriving whole rule files, in worker processes.
+"""Checks and derives whole rule files, in worker processes.
 
 In: a rule file.
 Out: one verdict per rule.

@@ -1,4 +1,4 @@
-"""Verdicts (proved, tested, refuted or unknown) on the rules of a file: `tensor-graphs rules check FILE`.
+"""Computes verdicts (proved, tested, refuted or unknown) on the rules of a file: `tensor-graphs rules check FILE`.
 
 Each line holds rules in one of two languages; the language is detected per line. Blank lines and lines that begin with
 `#` are skipped.

@@ -1,4 +1,4 @@
-"""Derivation of the rules of a file from the built-in rules: `tensor-graphs rules derive FILE`.
+"""Derives the rules of a file from the built-in rules: `tensor-graphs rules derive FILE`.
 
 A rule counts as derived if its two sides end up in one e-class at every instance tried (prove.py). For a rule in
 Tensat's language, the instances come from shape inference (text/shapes.py): of each family of shapes, those with the

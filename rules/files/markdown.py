@@ -1,4 +1,4 @@
-"""The table of all rules as Markdown, the page docs/rules.md.
+"""Writes the table of all rules as Markdown, the page docs/rules.md.
 
     python -m tensor_graphs.rules.files.markdown --count > docs/rules.md
 

@@ -1,5 +1,5 @@
-"""Rules in text form: this project's own syntax and that of TASO and Tensat; the verdict (proved, tested, refuted or
-unknown) of one rule."""
+"""Reads rules in text form, in this project's own syntax and that of TASO and Tensat, and computes the verdict (proved,
+tested, refuted or unknown) of one rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes that check the rules of a large file in parallel.
+"""Checks the rules of a large file in parallel worker processes.
 
 A worker reads one rule per line as JSON and answers each with a verdict (proved, tested, refuted or unknown). It is
 started with `python -m` in its own session, so that Ctrl-C reaches only the parent and the main script is not executed

@@ -1,4 +1,4 @@
-"""Exact semantics for rule checking: random instances, evaluation modulo a prime, symbolic sums.
+"""Evaluates rules exactly, for checks: random instances, evaluation modulo a prime, symbolic sums.
 
 In: a rule.
 Out: instances and exact values.

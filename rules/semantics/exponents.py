@@ -1,4 +1,5 @@
-"""Exact evaluation with exponentials: values modulo a prime p, and modulo p - 1 where they are used as exponents.
+"""Evaluates terms with exponentials exactly: values modulo a prime p, and modulo p - 1 where they are used as
+exponents.
 
 For g of order p - 1, the map x -> g**x takes residues modulo p - 1 to the nonzero residues modulo p and sums to
 products; its inverse takes products to sums. This mirrors exp and log. So every value has up to two components, one

@@ -1,4 +1,4 @@
-"""Axioms about elementwise functions for SMT proofs over the reals, instantiated at the terms that occur.
+"""Holds axioms about elementwise functions for SMT proofs over the reals, instantiated at the terms that occur.
 
 A function is uninterpreted except for these facts: odd and even functions, the sign of increasing odd functions, exp
 turns sums into products and is positive, log is its inverse and maps a reciprocal to a negation, and a square root is

@@ -1,4 +1,4 @@
-"""Exact evaluation modulo a prime: ring and field ops are computed, other functions are uninterpreted.
+"""Evaluates terms exactly modulo a prime: ring and field ops are computed, other functions are uninterpreted.
 
 There is no rounding, so two sides with different results are different, except where they differ only in uninterpreted
 functions. Two sides that agree on random residues are equal as polynomials over their elements, except with the

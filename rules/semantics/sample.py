@@ -1,4 +1,4 @@
-"""Random instances of a rule: concrete types for tensor variables and values for attribute variables.
+"""Draws random instances of a rule: concrete types for tensor variables and values for attribute variables.
 
 An instance makes every left side well typed and satisfies every guard. The left sides are traversed from the root down
 and left to right. Each subterm is sampled under a `Want`, the sizes per axis that its context allows, so that most

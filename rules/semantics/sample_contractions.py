@@ -1,4 +1,4 @@
-"""Samplers of the operands of matrix products, convolutions, pooling, attention and quantized weights."""
+"""Samples the operands of matrix products, convolutions, pooling, attention and quantized weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samplers of the operands of elementwise ops, reductions and ops along one axis."""
+"""Samples the operands of elementwise ops, reductions and ops along one axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of samplers, one for each type law (rule for an op's result type): from the wanted sizes of a result to types
+"""Lists the samplers, one for each type law (rule for an op's result type): from the wanted sizes of a result to types
 of the operands (used by sample.py)."""
 
 from __future__ import annotations

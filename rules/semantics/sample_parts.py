@@ -1,4 +1,4 @@
-"""Functions that the samplers of several ops share: choice of ranks, sizes, dtypes and attributes."""
+"""Holds functions that the samplers of several ops share: choice of ranks, sizes, dtypes and attributes."""
 
 from __future__ import annotations
 

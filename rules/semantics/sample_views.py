@@ -1,4 +1,4 @@
-"""Samplers of the operands of views, joins, leaves and gathers."""
+"""Samples the operands of views, joins, leaves and gathers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampler of one random instance of a rule: types and attribute values drawn from the root of each left side down."""
+"""Samples one random instance of a rule: types and attribute values drawn from the root of each left side down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optional z3 solver, and the exception for queries that a proof method does not support."""
+"""Loads the optional z3 solver, and defines the exception for queries that a proof method does not support."""
 
 from __future__ import annotations
 

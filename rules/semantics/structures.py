@@ -1,4 +1,4 @@
-"""The ranks, axes and permutations at which SMT proofs check a rule; smt/prove.py says why these cover all."""
+"""Lists the ranks, axes and permutations at which SMT proofs check a rule; smt/prove.py says why these cover all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Symbolic sums, maxima and minima of terms over bound index variables, which represent elements of tensors in SMT
-proofs (smt/prove.py).
+"""Defines symbolic sums, maxima and minima of terms over bound index variables, which represent elements of tensors in
+SMT proofs (smt/prove.py).
 
 A parameter `z` is the z3 module.
 """

@@ -1,4 +1,4 @@
-"""SMT proofs (z3) of layout, elementwise and contraction rules for all sizes of a rank.
+"""Proves layout, elementwise and contraction rules for all sizes of a rank by SMT (z3).
 
 In: a rule.
 Out: proved, refuted or undecided.

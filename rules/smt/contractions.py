@@ -1,4 +1,4 @@
-"""SMT semantics of matrix products, convolutions, pools and reductions: sums and maxima over indices."""
+"""Defines the meaning in SMT of matrix products, convolutions, pools and reductions: sums and maxima over indices."""
 
 from __future__ import annotations
 

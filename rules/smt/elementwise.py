@@ -1,4 +1,4 @@
-"""SMT semantics of elementwise ops: uninterpreted functions, or axioms over the reals."""
+"""Defines the meaning in SMT of elementwise ops: uninterpreted functions, or axioms over the reals."""
 
 from __future__ import annotations
 

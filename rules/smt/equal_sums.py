@@ -1,4 +1,5 @@
-"""Equality of two sums or maxima over index ranges: z3 is queried at an arbitrary index, range by range."""
+"""Decides whether two sums or maxima over index ranges are equal: z3 is queried at an arbitrary index, range by
+range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SMT semantics of layout ops: which element of the operand each element of the result reads."""
+"""Defines the meaning in SMT of layout ops: which element of the operand each element of the result reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SMT proofs of rewrite rules: for all sizes, offsets and values at once, one pattern of ranks at a time.
+"""Proves rewrite rules by SMT: for all sizes, offsets and values at once, one pattern of ranks at a time.
 
 For given ranks, axes and permutations, every size, offset, stride and index is an integer unknown of z3, and an element
 of a value is a term over elements of the variables: layout ops select the element, elementwise ops are functions. A

@@ -1,4 +1,4 @@
-"""Preprocessing of terms before a proof: constant arrays are expressed by ops, which rules can match.
+"""Prepares terms for a proof: expresses constant arrays by ops, which rules can match.
 
 Subterms over constants alone are evaluated first: the mean of an identity kernel, products of identity matrices. A
 constant array is then expressed as a fill, padding with zeros, a broadcast, an identity matrix, or such a term times a

@@ -1,4 +1,4 @@
-"""Symbolic arithmetic on sums and maxima: ops that move inside, and names for sums that other ops read."""
+"""Computes with symbolic sums and maxima: ops that move inside, and names for sums that other ops read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unknowns of an SMT proof (smt/prove.py).
+"""Defines the unknowns of an SMT proof (smt/prove.py).
 
 Tensors with symbolic shapes, attributes, guards, assumptions, and solver queries.
 """

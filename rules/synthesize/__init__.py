@@ -1,4 +1,4 @@
-"""Rule synthesis: enumerate terms, group by value, generalize, test, minimize.
+"""Synthesizes rules: enumerates terms, groups them by value, generalizes, tests, minimizes.
 
 In: a set of ops.
 Out: new candidate rules with guards.

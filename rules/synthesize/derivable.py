@@ -1,4 +1,4 @@
-"""Test whether rules derive another rule: both sides of the tested rule are saturated at sample shapes and must end in
+"""Tests whether rules derive another rule: both sides of the tested rule are saturated at sample shapes and must end in
 one e-class."""
 
 from __future__ import annotations

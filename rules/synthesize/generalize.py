@@ -1,5 +1,4 @@
-"""Generalization of a candidate to a rule about all shapes, with the weakest guards under which the rule passes its
-tests."""
+"""Generalizes a candidate to a rule about all shapes, with the weakest guards under which the rule passes its tests."""
 
 from __future__ import annotations
 

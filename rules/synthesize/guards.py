@@ -1,4 +1,4 @@
-"""Guard synthesis: the weakest conjunction of candidate guards under which a rule holds.
+"""Finds the weakest conjunction of candidate guards under which a rule holds.
 
 A pool holds instances of the left side, some drawn without conditions and some under a candidate guard. Each is
 labelled once: do both sides agree there? The search (branch and bound over which guard excludes a failing instance)

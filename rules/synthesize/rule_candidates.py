@@ -1,4 +1,4 @@
-"""Candidates of rule synthesis: equalities with canonical variable names, and the rules that they become."""
+"""Represents candidates of rule synthesis, equalities with canonical variable names, and the rules that they become."""
 
 from __future__ import annotations
 

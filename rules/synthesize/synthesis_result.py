@@ -1,5 +1,5 @@
-"""Result of a rule synthesis: rules with verdict (proved, tested, refuted or unknown) and origin, as JSON, text and
-rule lines."""
+"""Holds the result of a rule synthesis: rules with verdict (proved, tested, refuted or unknown) and origin, as JSON,
+text and rule lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rule synthesis: term enumeration proposes equalities, which become general, tested, independent rewrite rules.
+"""Synthesizes rules: term enumeration proposes equalities, which become general, tested, independent rewrite rules.
 
 The loop is that of Ruler (Nandi et al., "Rewrite rule inference using equality saturation", OOPSLA 2021,
 https://doi.org/10.1145/3485496), on typed tensor terms as in TASO's generator (SOSP 2019,

@@ -1,4 +1,4 @@
-"""Values of enumerated terms: in float64, and modulo two primes with other functions uninterpreted.
+"""Evaluates enumerated terms: in float64, and modulo two primes with other functions uninterpreted.
 
 Within ring arithmetic, values modulo primes are exact, so they distinguish terms that differ by less than rounding.
 """

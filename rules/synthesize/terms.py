@@ -1,4 +1,4 @@
-"""Operations on terms of the rule language: printing, renaming, and substitution of attributes and variables."""
+"""Prints and renames terms of the rule language, and substitutes attributes and variables."""
 
 from __future__ import annotations
 

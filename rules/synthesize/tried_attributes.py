@@ -1,4 +1,5 @@
-"""Attributes to try when terms are enumerated, and the sizes of results as expressions in the variables' sizes."""
+"""Lists attributes to try when terms are enumerated, and computes the sizes of results as expressions in the variables'
+sizes."""
 
 from __future__ import annotations
 

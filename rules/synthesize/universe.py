@@ -1,4 +1,5 @@
-"""Term enumeration for rule synthesis: terms over chosen ops, smallest first, with fingerprints.
+"""Enumerates terms for rule synthesis: terms over chosen ops, smallest first, with fingerprints (values that identify
+equal terms).
 
 A `World` fixes a few variables with concrete types. Terms are enumerated bottom up. Only the first term of each class
 of equal values is extended, since the others follow by congruence (as in QuickSpec, TAP 2010,

@@ -1,4 +1,4 @@
-"""The rewrite rules in force, one module a family.
+"""Lists the rewrite rules in force, one module a family.
 
 In: nothing.
 Out: lists of rules.

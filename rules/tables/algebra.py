@@ -1,4 +1,4 @@
-"""Elementwise arithmetic rules.
+"""Lists elementwise arithmetic rules.
 
 Commutativity, associativity, distributivity, signs, reciprocals, exponentials, selection.
 """

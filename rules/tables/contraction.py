@@ -1,4 +1,4 @@
-"""Rules about matrix products and convolutions.
+"""Lists rules about matrix products and convolutions.
 
 Associativity, linearity, scale factors that commute with contractions, merging and splitting.
 """

@@ -1,4 +1,4 @@
-"""Recognition rules: patterns of the subgraphs that exporters write for a named composite op.
+"""Lists recognition rules: patterns of the subgraphs that exporters write for a named composite op.
 
 The other direction, composite to parts, needs no rules: lowering unites every composite with its decomposition.
 """

@@ -1,4 +1,5 @@
-"""View and layout rules: folding of reshapes, permutations, slices and concatenations, and moving them past arithmetic.
+"""Lists view and layout rules: folding of reshapes, permutations, slices and concatenations, and moving them past
+arithmetic.
 
 A motion rule is stated once as a schema and instantiated for the elementwise ops in `UNARY` and `BINARY`.
 """

@@ -1,4 +1,4 @@
-"""Loop nests as terms: reductions and contractions over an explicit iteration space, and loop transformation rules.
+"""Lists loop transformation rules: reductions and contractions are terms over an explicit iteration space (loop nests).
 
 Every axis of a value is a loop. A body is arithmetic on operands that views (index maps) bring to the axes of the
 iteration space: an axis of size 1 is an unused index, `reshape` splits an index (i = b·i₁ + i₂) or merges two,

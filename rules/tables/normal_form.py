@@ -1,4 +1,4 @@
-"""Rules towards a canonical form, for proofs only.
+"""Lists rules towards a canonical form, for proofs only.
 
 Concats and sums move out of contractions, constants and slices to the leaves.
 

@@ -1,4 +1,5 @@
-"""Partially equivalent rewrites as rules: the rewrite is wrong on a computable region, and the rule corrects it there.
+"""Lists rules made of partially equivalent rewrites: the rewrite is wrong on a computable region, and the rule corrects
+it there.
 
 A rewrite that is right outside of a computable region, plus a correction of that region, is a sound rewrite (PET, OSDI
 2021). The families here state the region in closed

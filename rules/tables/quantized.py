@@ -1,4 +1,4 @@
-"""Rules about quantized weights: views of packed numbers and of their scales, and products by groups."""
+"""Lists rules about quantized weights: views of packed numbers and of their scales, and products by groups."""
 
 from __future__ import annotations
 

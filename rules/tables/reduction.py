@@ -1,4 +1,4 @@
-"""Reduction rules: linearity, factors that commute with reductions, fusion of nested reductions, softmax."""
+"""Lists reduction rules: linearity, factors that commute with reductions, fusion of nested reductions, softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules about strides, crops and transposed images, for proofs only.
+"""Lists rules about strides, crops and transposed images, for proofs only.
 
 Steps of slices move towards the leaves: a slice with a step of a result becomes a stride of the op that computes it,
 and a stride along an axis on which the kernel has size 1 becomes a slice with a step of the image. Zeros around a

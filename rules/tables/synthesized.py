@@ -1,4 +1,4 @@
-"""Rules that synthesis found (`tensor-graphs rules synthesize`) and the other tables lack.
+"""Lists rules that synthesis found (`tensor-graphs rules synthesize`) and the other tables lack.
 
 docs/synthesis.md records the runs.
 

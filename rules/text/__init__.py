@@ -1,4 +1,4 @@
-"""Rules in the text format of TASO and Tensat: reader, type inference, proof for all shapes.
+"""Reads rules in the text format of TASO and Tensat, infers their types, and proves them for all shapes.
 
 In: rule text.
 Out: typed rules and verdicts.

@@ -1,4 +1,4 @@
-"""Division of the axes of a rule's terms into regions: cuts at concat and split positions, propagated to all aligned
+"""Divides the axes of a rule's terms into regions: cuts at concat and split positions, propagated to all aligned
 axes."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Canonical form of sums of monomials: simplification, and a text that is the same for sums that differ only in the
-names of summation indices."""
+"""Brings sums of monomials to a canonical form: simplification, and a text that is the same for sums that differ only
+in the names of summation indices."""
 
 from __future__ import annotations
 

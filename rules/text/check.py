@@ -1,4 +1,4 @@
-"""Verdicts on rules in Tensat's language: proofs and counterexamples, from the rule's text alone.
+"""Computes verdicts on rules in Tensat's language: proofs and counterexamples, from the rule's text alone.
 
 A rule claims: wherever all its sides are well typed, each left side equals its right side. A scope (text/scopes.py)
 says how convolutions may be grouped where the format leaves this open. Under each scope, widest first, members of the

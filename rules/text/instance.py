@@ -1,4 +1,4 @@
-"""A text rule at concrete sizes: its sides as tensors."""
+"""Builds the sides of a text rule at concrete sizes, as tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear equations between unknown integer sizes: affine, with rational coefficients, solved incrementally."""
+"""Solves linear equations between unknown integer sizes: affine, with rational coefficients, incrementally."""
 
 from __future__ import annotations
 

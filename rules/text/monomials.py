@@ -1,5 +1,5 @@
-"""Polynomials over symbolic elements: monomials whose factors are elements at symbolic indices, summed over some of
-these indices (see `symbolic.py`)."""
+"""Represents polynomials over symbolic elements: monomials whose factors are elements at symbolic indices, summed over
+some of these indices (see `symbolic.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank inference for the terms of a text rule: unification of equal ranks, and choices for free ones."""
+"""Infers the ranks of the terms of a text rule: unification of equal ranks, and choices for free ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Scopes of text rules: assumptions on how convolutions are grouped (channels divided into groups), which the format
-leaves open."""
+"""Defines the scopes of text rules: assumptions on how convolutions are grouped (channels divided into groups), which
+the format leaves open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Families of shapes at which a text rule is well typed: unknown sizes with linear equations, and random members."""
+"""Represents families of shapes at which a text rule is well typed: unknown sizes with linear equations, and random
+members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape inference for text rules: families of shapes at which all sides are well typed.
+"""Infers shapes for text rules: families of shapes at which all sides are well typed.
 
 The operators' shape laws give linear equations between unknown sizes. Open choices are enumerated: ranks of variables,
 values of parameter variables, the group count of a convolution (channels / second size of the weight), the remainder of

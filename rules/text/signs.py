@@ -1,4 +1,5 @@
-"""Provable signs of size expressions, from a family's equations, and the exceptions that end a symbolic proof."""
+"""Proves signs of size expressions from the equations of a family of shapes, and defines the exceptions that end a
+symbolic proof."""
 
 from __future__ import annotations
 

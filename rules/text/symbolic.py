@@ -1,4 +1,4 @@
-"""Symbolic proofs of text rules for all sizes.
+"""Proves text rules symbolically for all sizes.
 
 Both sides become sums of products over symbolic indices in a canonical form.
 

@@ -1,5 +1,5 @@
-"""Symbolic indices of a family of shapes: index variables with their ranges, and what is provable about their
-values."""
+"""Represents the symbolic indices of a family of shapes: index variables with their ranges, and what is provable about
+their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parser for TASO's and Tensat's substitution languages: rules as text, one per line or two lines per rule.
+"""Parses TASO's and Tensat's substitution languages: rules as text, one per line or two lines per rule.
 
     (matmul 0 ?a (concat 1 2 ?b ?c))=>(concat 1 2 (matmul 0 ?a ?b) (matmul 0 ?a ?c))      S-expressions, one-way
     matmul(a,concat(1,b,c))==concat(1,matmul(a,b),matmul(a,c))                            calls, two-way

@@ -1,5 +1,5 @@
-"""Typed terms of text rules (with a symbolic size for each axis), and backtracking over choices that the rule leaves
-open."""
+"""Represents typed terms of text rules (with a symbolic size for each axis), and backtracks over choices that the rule
+leaves open."""
 
 from __future__ import annotations
 

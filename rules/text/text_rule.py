@@ -1,4 +1,5 @@
-"""Rules and terms of TASO's and Tensat's languages as data: tensor variables, numbers, operators with parameters."""
+"""Represents rules and terms of TASO's and Tensat's languages as data: tensor variables, numbers, operators with
+parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Type inference for text rules: the operators' rules for result shapes, as linear equations between unknown sizes."""
+"""Infers types for text rules: the operators' rules for result shapes, as linear equations between unknown sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's cache folder, and private folders below it for compiled code and plans."""
+"""Locates the user's cache folder, and makes private folders below it for compiled code and plans."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All errors raised on purpose: one class per situation, each with a message, a location and a hint.
+"""Defines all errors raised on purpose: one class per situation, each with a message, a location and a hint.
 
 Each class has the exit code that the command line returns for it: 0 ok, 1 internal error, 2 usage, 3 bad or unsupported
 model, 4 device unavailable, 5 verification failed, 6 no valid plan within the budget, 130 interrupted, 143 terminated.

@@ -1,4 +1,4 @@
-"""Modules that the process has imported already, such as PyTorch, which takes seconds to import."""
+"""Finds modules that the process has imported already, such as PyTorch, which takes seconds to import."""
 
 from __future__ import annotations
 

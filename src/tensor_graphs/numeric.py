@@ -1,4 +1,4 @@
-"""Tensor functions of the public namespace: Array API names, and composite ops with default arguments.
+"""Defines the tensor functions of the public namespace: Array API names, and composite ops with default arguments.
 
 All raise ShapeError for operands and axes that do not fit.
 """

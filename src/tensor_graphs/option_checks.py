@@ -1,4 +1,4 @@
-"""Validators of keyword arguments: each raises UsageError for a value that an option of its kind cannot have."""
+"""Validates keyword arguments: each function raises UsageError for a value that an option of its kind cannot have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keyword arguments of `optimize`, `saturate` and `paths`: each is declared, documented and validated here, once.
+"""Declares, documents and validates the keyword arguments of `optimize`, `saturate` and `paths`, each once.
 
 The public functions take the fields of a class of this module as keyword arguments (`takes_options` in
 `public_functions.py`) and pass them on as one object. Each class adds arguments to those of its base:

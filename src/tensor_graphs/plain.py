@@ -1,4 +1,4 @@
-"""Parsing of untrusted files: bounded reading, strict JSON, and decoding into declared types with located errors.
+"""Parses untrusted files: bounded reading, strict JSON, and decoding into declared types with located errors.
 
 `decode` takes the wanted type as standard annotations and returns a value of that type or raises `Malformed`:
 

@@ -1,4 +1,4 @@
-"""Progress messages and the stop request of long work."""
+"""Reports progress of long work, and passes on the request to stop it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Public functions that take options as keyword arguments: their signature and docstring come from the options."""
+"""Makes public functions that take options as keyword arguments: their signature and docstring come from the
+options."""
 
 from __future__ import annotations
 

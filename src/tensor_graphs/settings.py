@@ -1,4 +1,4 @@
-"""Process-wide settings from environment variables, with a context manager for tests and notebooks.
+"""Reads process-wide settings from environment variables, with a context manager for tests and notebooks.
 
 Precedence: argument > `override(...)` > environment variable > default.
 """

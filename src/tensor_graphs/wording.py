@@ -1,4 +1,4 @@
-"""Words of messages: numbers with their nouns, and indefinite articles."""
+"""Writes words of messages: numbers with their nouns, and indefinite articles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The command `tensor-graphs`: its subcommands (table in docs/cli.md), their options, and the printing of results.
+"""Implements the command `tensor-graphs`: its subcommands (table in docs/cli.md), their options, and the printing of
+results.
 
 In: arguments.
 Out: text or one JSON document, and an exit code.

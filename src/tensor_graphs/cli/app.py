@@ -1,4 +1,4 @@
-"""The command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one JSON document.
+"""Runs the command line. Results go to stdout, progress and logs to stderr; `--json` prints exactly one JSON document.
 
 Each command returns an `Answer`; `run` prints the answer or the raised error and returns the exit code.
 """

@@ -1,4 +1,4 @@
-"""Types of arguments and options that several commands share."""
+"""Defines types of arguments and options that several commands share."""
 
 from __future__ import annotations
 

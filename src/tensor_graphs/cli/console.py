@@ -1,4 +1,4 @@
-"""Shared parts of the commands: progress on stderr, signal handling, answers, input and output files."""
+"""Holds shared parts of the commands: progress on stderr, signal handling, answers, input and output files."""
 
 from __future__ import annotations
 

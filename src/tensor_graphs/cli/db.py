@@ -1,4 +1,4 @@
-"""Commands of `tensor-graphs db`: the store of measured kernel costs."""
+"""Implements the commands of `tensor-graphs db`: the store of measured kernel costs."""
 
 from __future__ import annotations
 

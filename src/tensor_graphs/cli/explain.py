@@ -1,4 +1,4 @@
-"""The read-only commands `explain` and `doctor`."""
+"""Implements the read-only commands `explain` and `doctor`."""
 
 from __future__ import annotations
 

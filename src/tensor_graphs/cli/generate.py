@@ -1,4 +1,4 @@
-"""The command `generate`: text or tokens after a prompt, streamed to a terminal or as one JSON document."""
+"""Implements the command `generate`: text or tokens after a prompt, streamed to a terminal or as one JSON document."""
 
 from __future__ import annotations
 

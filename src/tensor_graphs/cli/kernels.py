@@ -1,4 +1,4 @@
-"""`tensor-graphs kernels`: commands that check and list user kernels, and ask for wanted ones."""
+"""Implements `tensor-graphs kernels`: commands that check and list user kernels, and ask for wanted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of a command: its answer or error as text or as one JSON document, and the exit code."""
+"""Prints the outcome of a command, its answer or error as text or as one JSON document, and gives the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tensor-graphs rules`: commands that check, derive, synthesize and list rewrite rules."""
+"""Implements `tensor-graphs rules`: commands that check, derive, synthesize and list rewrite rules."""
 
 from __future__ import annotations
 

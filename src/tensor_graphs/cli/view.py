@@ -1,4 +1,4 @@
-"""The command `view`: an e-graph file, a saved program or a report as one HTML page."""
+"""Implements the command `view`: an e-graph file, a saved program or a report as one HTML page."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Inspection of a search: saturated e-graphs, explanations of rewrites, the best few plans, e-graph files, equivalence
-proofs.
+"""Inspects a search: saturated e-graphs, explanations of rewrites, the best few plans (choices of kernels), e-graph
+files, equivalence proofs.
 
 In: the sources that `optimize` takes.
 Out: an `Explorer`, explanations, plans.

@@ -1,4 +1,4 @@
-"""The terms that chosen kernels compute, from the e-nodes that each of them covers."""
+"""Reconstructs the terms that chosen kernels compute, from the e-nodes that each of them covers."""
 
 from __future__ import annotations
 

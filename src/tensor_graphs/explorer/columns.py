@@ -1,4 +1,4 @@
-"""Columns of numbers and texts as one compact byte string, the data format of the HTML viewer.
+"""Encodes columns of numbers and texts as one compact byte string, the data format of the HTML viewer.
 
 Layout: the magic bytes, the length of the header as uint32, the header as UTF-8 JSON, padding to a multiple of 8, then
 the columns one after another, each starting at a multiple of 8. All numbers are little-endian. A column of texts is

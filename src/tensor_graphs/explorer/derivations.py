@@ -1,4 +1,5 @@
-"""E-nodes that kernels compute and that rules make, found by matching patterns on the view.
+"""Finds which rules make which e-nodes, and which kernels compute them, by matching patterns on the view (e-graph as
+arrays).
 
 egglog keeps no record of which rule made an e-node. Each rule is therefore matched on the saturated view: the e-nodes
 of a match's left side, and those of its right side in the same e-class, are a *derivation*. An e-node may have several

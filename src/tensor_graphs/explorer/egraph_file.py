@@ -1,4 +1,5 @@
-"""The file between `saturate` and `extract`: egraph-serialize JSON whose e-nodes are candidate kernels.
+"""Writes and reads the file between `saturate` and `extract`: egraph-serialize JSON whose e-nodes are candidate
+kernels.
 
 Each class is a value in one layout (`c12`, or `c12@1,8` for strides that are not row-major). Each node is a kernel,
 named with its operands, at its cost in µs. The additional top-level key `tensor_graphs` holds what turns a solution

@@ -1,4 +1,4 @@
-"""The record `tensor_graphs` of an e-graph file: the algebraic e-graph as JSON, parsed with checks.
+"""Writes and parses the record `tensor_graphs` of an e-graph file: the algebraic e-graph as JSON, parsed with checks.
 
 The file is untrusted input: sizes and indices are bounded, every e-node is type-checked against its e-class, and every
 leaf must be one of the model beside the file.

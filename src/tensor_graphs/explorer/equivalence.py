@@ -1,4 +1,4 @@
-"""Equivalence of two programs, proved with the rewrite rules."""
+"""Proves the equivalence of two programs with the rewrite rules."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Explanation of rewriting: per unique block (repeated subgraph), the chosen term and the rule applications that lead
-to it."""
+"""Explains rewriting: per unique block (repeated subgraph), the chosen term and the rule applications that lead to
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Result of `saturate`: a saturated e-graph to inspect, with candidate kernels, prices and the chosen term."""
+"""Holds the result of `saturate`: a saturated e-graph to inspect, with candidate kernels, prices and the chosen
+term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Export of tuning jobs: the unmeasured kernels of a model's best plans, to be measured on another machine."""
+"""Exports tuning jobs: the unmeasured kernels of a model's best plans (choices of kernels), to be measured on another
+machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of an explorer as Arrow tables, plain data, NetworkX graphs and DOT texts."""
+"""Exports the tables of an explorer as Arrow tables, plain data, NetworkX graphs and DOT texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The viewer of an e-graph file: one written by `saturate`, or any e-graph in the egraph-serialize format."""
+"""Makes the viewer page of an e-graph file: one written by `saturate`, or any e-graph in the egraph-serialize
+format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Extraction in which given nodes must be used: the class of each becomes a root, and its consumers are forced if
-needed."""
+"""Extracts such that given nodes are used: the class of each becomes a root, and its consumers are forced if needed."""
 
 from __future__ import annotations
 

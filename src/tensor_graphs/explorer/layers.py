@@ -1,4 +1,4 @@
-"""Names of a model's layers: module paths of the traced operations, else from the names of weights.
+"""Names a model's layers by the module paths of the traced operations, else by the names of weights.
 
 `blocks.0.attn.qkv.weight` belongs to `blocks.0.attn.qkv`. An operation whose module is unknown belongs to the layer
 whose weights it reads; one without weights to the layer that contains the nearest operations before and after it that

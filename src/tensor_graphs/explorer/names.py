@@ -1,4 +1,4 @@
-"""Names of values and kernels of an e-graph: c12, c12@1,64, np.matmul(x=c3, w=c4)."""
+"""Names values and kernels of an e-graph: c12, c12@1,64, np.matmul(x=c3, w=c4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The viewer of an e-graph as one HTML file, and as data for a notebook widget."""
+"""Makes the viewer of an e-graph as one HTML file, and as data for a notebook widget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error against time: the programs that `optimize` finds at several tolerances."""
+"""Compares error with time: the programs that `optimize` finds at several tolerances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End-to-end timing of the best few plans of a model, since kernel times do not add up exactly.
+"""Times the best few plans (choices of kernels) of a model end to end, since kernel times do not add up exactly.
 
 Results are stored, so that an interrupted sweep can resume.
 """

@@ -1,4 +1,5 @@
-"""`saturate` and `paths`: a saturated e-graph to explore, and the best few plans as programs."""
+"""Implements `saturate` and `paths`: a saturated e-graph to explore, and the best few plans (choices of kernels) as
+programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""E-classes of an explorer page by page as static HTML: no script, no network, legible on light and dark
+"""Writes the e-classes of an explorer page by page as static HTML: no script, no network, legible on light and dark
 backgrounds."""
 
 from __future__ import annotations

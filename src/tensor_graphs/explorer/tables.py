@@ -1,4 +1,4 @@
-"""The e-graph, its kernels, the plan, the model and the rewrites as columns: one description for the viewer and all
+"""Describes the e-graph, its kernels, the plan, the model and the rewrites as columns, once for the viewer and all
 exports.
 
 Names are TABLE.COLUMN, one entry per row; a column `X.off` (one entry more than rows) with `X.item` holds lists, as in

@@ -1,4 +1,5 @@
-"""What-if questions about a choice of kernels: extraction again with some kernels forbidden, forced or repriced.
+"""Answers what-if questions about a choice of kernels: extraction again with some kernels forbidden, forced or
+repriced.
 
 Nothing is rewritten, matched or measured again: only the extraction problem is changed and solved, in milliseconds to
 seconds. What a question refers to is named by text (*selectors*):

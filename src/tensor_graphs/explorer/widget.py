@@ -1,4 +1,4 @@
-"""The viewer as a Jupyter widget (extra "notebook"): the same page, with live answers to what-if questions."""
+"""Shows the viewer as a Jupyter widget (extra "notebook"): the same page, with live answers to what-if questions."""
 
 from __future__ import annotations
 

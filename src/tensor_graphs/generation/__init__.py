@@ -1,4 +1,4 @@
-"""Text generation: prefill, decode and sampling programs of a decoder over shared key-value caches.
+"""Generates text: prefill, decode and sampling programs of a decoder over shared key-value caches.
 
 In: a model folder and prompts.
 Out: tokens and text.

@@ -1,4 +1,4 @@
-"""Memory bandwidth of the device that programs run on."""
+"""Determines the memory bandwidth of the device that programs run on."""
 
 from __future__ import annotations
 

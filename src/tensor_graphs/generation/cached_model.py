@@ -1,4 +1,5 @@
-"""A decoder, its programs, and which tokens its caches hold: prefill of prompts, and reuse of their common beginning.
+"""Holds a decoder with its programs and records which tokens its caches hold: prefill of prompts, and reuse of their
+common beginning.
 
 Prompts of a batch may have different lengths: shorter ones are padded behind their end, and each row counts its own
 positions, so that padding is never seen.

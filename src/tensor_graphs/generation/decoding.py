@@ -1,5 +1,5 @@
-"""Decoding after the prefill: the protocol of its rounds, and plain decoding, one further token per row (sequence of
-the batch) and step."""
+"""Decodes after the prefill: the protocol of its rounds, and plain decoding, one further token per row (sequence of the
+batch) and step."""
 
 from __future__ import annotations
 

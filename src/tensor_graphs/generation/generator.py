@@ -1,4 +1,4 @@
-"""Text generation with optimized programs: prefill, decode and sample over shared states (programs.py).
+"""Generates text with optimized programs: prefill, decode and sample over shared states (programs.py).
 
 generator = tg.Generator("gemma-3-270m")
 for piece in generator.stream("The sea is"):

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file carries, as one of the package `tokenizers`.
+"""Builds the tokenizer that a GGUF file carries, as one of the package `tokenizers`.
 
 Its metadata `tokenizer.ggml.*` name the algorithm (`model`), for byte-level BPE the rule that splits text into words
 (`pre`), the tokens with their types, and merges (BPE) or scores (SentencePiece). A file is untrusted: lists must agree

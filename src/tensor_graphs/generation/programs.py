@@ -1,4 +1,5 @@
-"""The programs of a generator: steps of a decoder and samplers, over one set of states and one copy of the weights.
+"""Makes the programs of a generator: steps of a decoder and samplers, over one set of states and one copy of the
+weights.
 
 Each program is optimized when it is first needed. States: the caches of the steps; `token` [batch, 1], `length` [batch]
 (tokens in the caches), `logits` [batch, vocabulary]; those of the samplers (sampling.py) and of speculative decoding

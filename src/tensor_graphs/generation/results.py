@@ -1,4 +1,5 @@
-"""Results of a generation: pieces as they come, the whole, and the progress of each row (sequence of the batch)."""
+"""Defines the results of a generation: pieces as they come, the whole, and the progress of each row (sequence of the
+batch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the next token from logits, as graphs over states, so that no step needs anything from the host.
+"""Builds graphs that choose the next token from logits, over states, so that no step needs anything from the host.
 
 States: `logits` [batch, vocabulary] float32 is read; `token` [batch, 1] int64, the chosen one, is written and is the
 only output. `greedy` takes the largest logit. The other two draw from softmax(logits / temperature) by adding Gumbel

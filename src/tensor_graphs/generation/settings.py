@@ -1,4 +1,4 @@
-"""Arguments of a generation, checked before anything runs, so that an error leaves a generator as it was."""
+"""Checks the arguments of a generation before anything runs, so that an error leaves a generator as it was."""
 
 from __future__ import annotations
 

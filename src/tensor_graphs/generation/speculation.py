@@ -1,4 +1,4 @@
-"""Speculative decoding: rounds in which a draft model proposes tokens and one step of the large model verifies them.
+"""Decodes speculatively: in rounds, a draft model proposes tokens and one step of the large model verifies them.
 
 Refused tokens need no undoing: their keys and values lie behind the row's length, where no token sees them, and the
 next round overwrites them. Rings of layers with windows keep enough positions beyond the window (`Cached`).

@@ -1,5 +1,5 @@
-"""Graphs of speculative decoding: a draft model proposes tokens, one step of the large model computes the logits after
-each of them, and the first ones that pass are accepted.
+"""Builds the graphs of speculative decoding: a draft model proposes tokens, one step of the large model computes the
+logits after each of them, and the first ones that pass are accepted.
 
 A round has the pending token of each row (chosen, not yet in the caches) and `count` proposals. States of both models:
 `previous` [batch, 1], the token before the pending one; `proposals` [batch, count] int64; `shares` [batch, count,

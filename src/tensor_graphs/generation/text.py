@@ -1,5 +1,5 @@
-"""Text of prompts and tokens: the tokenizer of a model's folder or GGUF file (package `tokenizers`), and incremental
-decoding."""
+"""Converts between text and tokens: the tokenizer of a model's folder or GGUF file (package `tokenizers`), and
+incremental decoding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Wanted kernels: requests (briefs) for kernels of the parts of a plan with the largest gap to the roofline limit,
-    and checks of the kernels that a program proposes for them.
+"""Requests wanted kernels: writes briefs for kernels of the parts of a plan with the largest gap to the roofline limit,
+and checks the kernels that a program proposes for them.
 
 In: the sources that `optimize` takes.
 Out: briefs; accepted files of user kernels.

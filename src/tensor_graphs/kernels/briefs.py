@@ -1,4 +1,4 @@
-"""Briefs: requests for one kernel that computes a region (slow kernel calls) of a plan, as Markdown and JSON.
+"""Writes briefs: requests for one kernel that computes a region (slow kernel calls) of a plan, as Markdown and JSON.
 
 A brief has reference code, types, the roofline limit, and the kernels that the plan uses for the region.
 """

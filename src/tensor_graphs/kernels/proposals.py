@@ -1,5 +1,5 @@
-"""Proposals: a program of the user is given briefs (descriptions of slow regions of a plan) and writes kernels for
-them; each goes through the checks of all user kernels.
+"""Obtains proposals: a program of the user is given briefs (descriptions of slow regions of a plan) and writes kernels
+for them; each goes through the checks of all user kernels.
 
 What the program prints is untrusted: it is executed in the child process of the checks, with the user's rights, and in
 this process only after it has passed.

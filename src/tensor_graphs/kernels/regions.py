@@ -1,4 +1,5 @@
-"""Regions of a plan with their distance from the roofline: single kernel calls, and short chains of them.
+"""Finds regions of a plan with their distance from the roofline (lower bound of time): single kernel calls, and short
+chains of them.
 
 In a chain, each call is the only reader of the one before."""
 

@@ -1,4 +1,5 @@
-"""The briefs of a model: optimize it, and find the regions of its plan with the largest gaps."""
+"""Makes the briefs (requests for kernels) of a model: optimizes it, and finds the regions of its plan with the largest
+gaps to the roofline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker process's own set-up: death with the parent, and the pipe to the parent."""
+"""Sets up a worker process from inside: death with the parent, and the pipe to the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fork safety: state of a process that was forked from a process which has used worker processes and locks.
+"""Makes forks safe: resets the state of a process that was forked from one which has used worker processes and locks.
 
 A forked child inherits the parent's objects, including pipes to the parent's worker processes, but none of its threads.
 Without this module the child would write into the parent's pipes and wait for locks whose owner threads do not exist.

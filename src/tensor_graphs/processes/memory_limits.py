@@ -1,4 +1,4 @@
-"""Memory of this machine, and memory limits of worker processes.
+"""Determines the memory of this machine, and limits the memory of worker processes.
 
 A parent computes a worker's limit (`worker_bytes`) and passes it in the worker's environment (`limited_environment`);
 the worker applies it to itself (`limit_own_memory`).

@@ -1,4 +1,4 @@
-"""Start of worker processes: modules of this package, run by this interpreter, with pipes to the parent."""
+"""Starts worker processes: modules of this package, run by this interpreter, with pipes to the parent."""
 
 from __future__ import annotations
 

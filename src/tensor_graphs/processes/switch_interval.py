@@ -1,4 +1,4 @@
-"""A shorter switch interval of Python's threads (`sys.setswitchinterval`) during searches."""
+"""Shortens the switch interval of Python's threads (`sys.setswitchinterval`) during searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report of an optimization, and the timeline of its processes.
+"""Reports on an optimization and the timeline of its processes.
 
 In: records of the stages.
 Out: JSON, text, one HTML page.

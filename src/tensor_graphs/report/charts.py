@@ -1,4 +1,5 @@
-"""Charts of the report as SVG texts: colours come from the page's style sheet, so that they follow light and dark."""
+"""Draws the charts of the report as SVG texts: colours come from the page's style sheet, so that they follow light and
+dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawings of the report page: the simplified model beside the kernels of the program."""
+"""Draws the simplified model beside the kernels of the program, for the report page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Display of a report in a notebook: a short HTML summary with tables that unfold."""
+"""Displays a report in a notebook: a short HTML summary with tables that unfold."""
 
 from __future__ import annotations
 

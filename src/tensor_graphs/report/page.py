@@ -1,4 +1,4 @@
-"""The report as one HTML page of tables and SVG charts: no script, no network. All texts are escaped."""
+"""Writes the report as one HTML page of tables and SVG charts: no script, no network. All texts are escaped."""
 
 from __future__ import annotations
 

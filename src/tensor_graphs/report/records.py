@@ -1,4 +1,5 @@
-"""Records of a report: kernels, calls, blocks, finalists, buckets and user kernels, each a plain dataclass."""
+"""Defines the records of a report: kernels, calls, blocks, finalists, buckets and user kernels, each a plain
+dataclass."""
 
 from __future__ import annotations
 

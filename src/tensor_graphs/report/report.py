@@ -1,4 +1,4 @@
-"""Report of an optimization: plain fields, JSON, a text table, and a self-contained HTML page."""
+"""Defines the report of an optimization: plain fields, JSON, a text table, and a self-contained HTML page."""
 
 from __future__ import annotations
 

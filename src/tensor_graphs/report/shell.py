@@ -1,4 +1,5 @@
-"""The frame of all HTML pages: one self-contained file with a script, styles and compressed data, and no network.
+"""Writes the frame of all HTML pages: one self-contained file with a script, styles and compressed data, and no
+network.
 
 Texts of models reach a page only inside the compressed data, which scripts turn into text nodes, and in the escaped
 title. A content security policy allows this one script, by its hash, and nothing else: markup that slipped through

@@ -1,4 +1,5 @@
-"""The cost store as one HTML page: predictions against measurements, coverage, repeated measurements, failures."""
+"""Writes the cost store as one HTML page: predictions against measurements, coverage, repeated measurements,
+failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeline of an optimization and its processes: rows of time spans in seconds since the call."""
+"""Records the timeline of an optimization and its processes: rows of time spans in seconds since the call."""
 
 from __future__ import annotations
 

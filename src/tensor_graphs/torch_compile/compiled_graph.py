@@ -1,4 +1,4 @@
-"""The `torch.compile` backend: graphs that run eagerly until programs are ready and faster."""
+"""Implements the `torch.compile` backend: graphs run eagerly until programs are ready and faster."""
 
 from __future__ import annotations
 

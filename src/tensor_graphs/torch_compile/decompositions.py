@@ -1,4 +1,4 @@
-"""Decompositions that AOTAutograd applies to traced graphs."""
+"""Lists the decompositions that AOTAutograd applies to traced graphs."""
 
 from __future__ import annotations
 

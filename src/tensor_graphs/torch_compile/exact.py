@@ -1,5 +1,5 @@
-"""Tolerance "exact": whether a compiled graph has the bits of the eager one, on a call's arguments and on special
-floats.
+"""Checks for tolerance "exact" whether a compiled graph has the bits of the eager one, on a call's arguments and on
+special floats.
 
 Programs are verified bit by bit against their graph as NumPy computes it; eager operators may compute other bits than
 their graph (PyTorch's exp, the sign of a zero result, decompositions).

@@ -1,4 +1,4 @@
-"""Decision whether a compiled graph replaces the eager one: whole calls of both, timed alternately."""
+"""Decides whether a compiled graph replaces the eager one: whole calls of both, timed alternately."""
 
 from __future__ import annotations
 

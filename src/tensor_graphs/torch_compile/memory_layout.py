@@ -1,4 +1,4 @@
-"""Order of the axes of traced tensors in memory, and tensors brought into that order."""
+"""Determines the order of the axes of traced tensors in memory, and brings tensors into that order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Options of the `torch.compile` backend: those of `tensor_graphs.optimize` that concern search, and those of
-compilation."""
+"""Defines the options of the `torch.compile` backend: those of `tensor_graphs.optimize` that concern search, and those
+of compilation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partition of a traced graph into subgraphs that can be imported (parts) and operators that stay eager (islands)."""
+"""Partitions a traced graph into subgraphs that can be imported (parts) and operators that stay eager (islands)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of calls as tensors without gradients, which programs take without conversion."""
+"""Converts arguments of calls to tensors without gradients, which programs take without conversion."""
 
 from __future__ import annotations
 

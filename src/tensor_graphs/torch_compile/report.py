@@ -1,4 +1,4 @@
-"""Reports of compiled graphs: which parts have programs, which operators stay eager and why, and what calls took."""
+"""Reports on compiled graphs: which parts have programs, which operators stay eager and why, and what calls took."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Torch module that runs a saved program in place of a subgraph of a traced graph; its first call is compared with the
-eager subgraph, which also runs wherever the program cannot."""
+"""Defines the Torch module that runs a saved program in place of a subgraph of a traced graph; its first call is
+compared with the eager subgraph, which also runs wherever the program cannot."""
 
 from __future__ import annotations
 

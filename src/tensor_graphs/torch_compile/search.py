@@ -1,4 +1,4 @@
-"""Program searches: in this process, or one after another in subprocesses while the caller goes on.
+"""Searches for programs: in this process, or one after another in subprocesses while the caller goes on.
 
 A background search writes graph and options into a temporary folder, starts `torch_compile.worker` on it, and ends with
 the folder of the saved program or with the reason why there is none. Subprocesses are killed at the exit of this

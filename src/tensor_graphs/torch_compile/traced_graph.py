@@ -1,5 +1,5 @@
-"""A graph traced by AOTAutograd, with programs for its parts: one variant for each set of frozen weights and fixed
-sizes."""
+"""Holds a graph traced by AOTAutograd, with programs for its parts: one variant for each set of frozen weights and
+fixed sizes."""
 
 from __future__ import annotations
 

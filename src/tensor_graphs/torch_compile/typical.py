@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the tensors of a call.
+"""Computes mean and standard deviation of the tensors of a call.
 
 Verification of a graph with gradients draws inputs from these distributions. Weights and saved activations from a
 standard normal distribution would give sums and exponentials of any size, and rounding errors would then decide whether

@@ -1,4 +1,5 @@
-"""Search process of the `torch.compile` backend: optimizes the graph in a job folder and saves the program there.
+"""Runs a search process of the `torch.compile` backend: optimizes the graph in a job folder and saves the program
+there.
 
 `python -m tensor_graphs.torch_compile.worker FOLDER` reads `job.json` and `graph.safetensors`, and writes `program/`.
 """

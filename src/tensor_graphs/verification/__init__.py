@@ -1,4 +1,4 @@
-"""Verification of programs against a float64 run of the original graph; diagnosis of failures; memory checks.
+"""Verifies programs against a float64 run of the original graph, diagnoses failures, and checks memory.
 
 In: a graph and a program.
 Out: a verdict with errors.

@@ -1,4 +1,4 @@
-"""Tolerances, verdicts (whether outputs are within tolerance), and comparison of a program's output with its
+"""Defines tolerances and verdicts (whether outputs are within tolerance), and compares a program's output with its
 references."""
 
 from __future__ import annotations

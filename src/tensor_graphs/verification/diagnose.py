@@ -1,4 +1,4 @@
-"""Diagnosis of a plan that failed verification: wrong rewrites, wrong kernels, or rounding.
+"""Diagnoses a plan (choice of kernels) that failed verification: wrong rewrites, wrong kernels, or rounding.
 
 Rewrites are wrong if the plan's term, evaluated in float64, differs from the model. A kernel is wrong if the terms
 agree but the kernel alone differs from its own term. Everything else is rounding.

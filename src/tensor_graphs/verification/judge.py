@@ -1,5 +1,5 @@
-"""Comparison of a run's outputs with their references; elements whose value depends on rounding or on the order of a
-sum are exempt.
+"""Compares a run's outputs with their references; elements whose value depends on rounding or on the order of a sum are
+exempt.
 
 For whole outputs (`verify.py`) and for strips of large ones (`strips.py`).
 """

@@ -1,4 +1,4 @@
-"""Host and device memory checks: refuse by arithmetic what cannot fit, and name sizes when an allocation fails."""
+"""Checks host and device memory: refuses by arithmetic what cannot fit, and names sizes when an allocation fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification on the program's device: inputs, both reference runs and the comparison are tensors there.
+"""Verifies a program on its own device: inputs, both reference runs and the comparison are tensors there.
 
 The checks are those of `verify.py`, which compares arrays on the host: the graph runs in float64 and in its own dtypes,
 and every element of every output is compared in float64. For large activations, drawing inputs, copying them and

@@ -1,4 +1,4 @@
-"""Terms that a plan computes, over its inputs, states and weights."""
+"""Computes the terms that a plan (choice of kernels) computes, over its inputs, states and weights."""
 
 from __future__ import annotations
 

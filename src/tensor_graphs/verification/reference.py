@@ -1,4 +1,4 @@
-"""Verification inputs and reference runs: in float64 and in the dtypes of the graph."""
+"""Draws verification inputs and computes reference runs: in float64 and in the dtypes of the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Error of a plan's rewrites: its term against the model, both evaluated in float64."""
+"""Computes the error of a plan's rewrites: its term against the model, both evaluated in float64."""
 
 from __future__ import annotations
 

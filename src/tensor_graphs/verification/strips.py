@@ -1,4 +1,4 @@
-"""Strip-wise verification of outputs that are too large for a float64 reference of the whole.
+"""Verifies outputs strip by strip that are too large for a float64 reference of the whole.
 
 The program runs on complete inputs. Its outputs are compared with references of slices (strips) along one axis, each
 computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and LEAST random

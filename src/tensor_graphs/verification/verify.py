@@ -1,4 +1,4 @@
-"""Verification: a program's outputs against a float64 run of the original graph, within the requested tolerance.
+"""Verifies a program's outputs against a float64 run of the original graph, within the requested tolerance.
 
 The error of a float output is the relative Frobenius norm ‖y − r‖ / ‖r‖ against the float64 result r of the original.
 The allowed error is relative to the error of the original graph in its own dtypes: 1.25 times that for "eager", 2 times

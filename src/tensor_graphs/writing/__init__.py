@@ -1,4 +1,4 @@
-"""Atomic, durable writing of output files and folders.
+"""Writes output files and folders atomically and durably.
 
 In: paths and content.
 Out: complete files and folders: at every moment the complete old or the complete new version exists.

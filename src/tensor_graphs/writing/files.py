@@ -1,4 +1,4 @@
-"""Atomic, durable writing of files.
+"""Writes files atomically and durably.
 
 Content is written next to its target under a hidden name, synced to disk and renamed.
 """

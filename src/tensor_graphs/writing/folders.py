@@ -1,4 +1,4 @@
-"""Atomic, durable replacement of folders."""
+"""Replaces folders atomically and durably."""
 
 from __future__ import annotations
 

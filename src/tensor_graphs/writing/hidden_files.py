@@ -1,4 +1,4 @@
-"""Hidden files and folders next to the target that is being written, and the removal of those of killed processes.
+"""Makes hidden files and folders next to the target that is being written, and removes those of killed processes.
 
 A writer holds a lock on its hidden file, so what a killed process left is recognized by its free lock and removed by
 the next writer or reader.
