@@ -53,14 +53,14 @@ def choose_cheapest(
 def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (), carried: Carried = lambda graph: (),
-    kept: float = 0.0,
+    kept: float = 0.0, solve_seconds: float = 2.5,
 ) -> Choice:  # fmt: skip
     """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
     needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
     says so. `share`: fraction of the remaining time. `carried`: candidates from which the first solves start.
-    `kept`: seconds that the search leaves in addition.
+    `kept`: seconds that the search leaves in addition. `solve_seconds`: time limit of one solve.
     """
 
     start = carried(graph)
@@ -78,7 +78,7 @@ def choose(
         return search(
             graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
-            budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start,
+            budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):

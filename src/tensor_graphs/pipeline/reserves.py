@@ -11,9 +11,9 @@ from .session import Session
 
 LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
-WHOLE_S = 2.0  # matching and solving the whole model with the kernels of its short form
-BUILD_S, FIRST_RUN_S = 0.3, 2.0  # the program; compiling its kernels and loading them
-FINALISTS_S, LAUNCHING_S = 1.5, 3.0  # timing finalists; compiling and timing ways to launch
+WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
+BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
+FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing ways to launch
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 
 

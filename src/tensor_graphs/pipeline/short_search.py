@@ -30,6 +30,8 @@ from .reserves import WHOLE_S, is_kept
 from .rewrite import Rewritten
 from .session import Session, open_store
 
+SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
+
 
 @dataclass(frozen=True)
 class ShortSearch:
@@ -73,7 +75,7 @@ def search_short_form(
     """Search a model's short form, and carry its kernels over; None if these do not cover the whole model."""
     with open_store(session, store), gc_frozen():
         try:
-            choice = choose(session, short, CostPricer(store), measurer, kept=WHOLE_S)
+            choice = choose(session, short, CostPricer(store), measurer, kept=WHOLE_S, solve_seconds=SOLVE_S)
         except NoPlanError:
             return None
     kernels = carried_kernels(short, kernels_to_carry(choice), rewritten.view)
