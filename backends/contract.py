@@ -40,8 +40,9 @@ class Target(Backend, Protocol):
 
     @property
     def operands(self) -> str:
-        """Form in which emitted code on the host gets operands: "numpy" arrays, "torch" tensors, or memory addresses
-        ("address"). Programs of other devices have one form only."""
+        """Kind of operand that emitted code on the host passes to kernels: "numpy" (arrays), "torch" (tensors) or
+        "address" (memory addresses). Not used on other devices, where operands are tensors.
+        """
         ...
 
     @property
@@ -83,11 +84,12 @@ class Target(Backend, Protocol):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`generate.free_terms.SizedCall`); None if there is none.
+        """The kernel for every size that corresponds to a generated kernel, with its call
+        (`generate.free_terms.SizedCall`); None if there is none.
 
-        `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the form is priced;
-        `probes`: sizes at which it is checked; `others`: backends whose kernels may be used for sizes for which the
-        form has no kernel.
+        `numbers`: the call's generic sizes -> size expressions; `searched`: sizes at which the kernel is priced;
+        `probes`: sizes at which it is checked; `others`: backends whose kernels may be used at sizes that this one does
+        not support.
         """
         ...
 
@@ -108,11 +110,11 @@ class BackendBase:
 
     @cached_property
     def templates(self) -> Sequence[Template]:
-        """No templates; a library overrides this."""
+        """The library kernels that the backend offers (`Backend.templates`): none by default."""
         return ()
 
     def unavailable(self) -> str:
-        """Empty reason: the backend is usable everywhere."""
+        """Reason why the backend cannot be used here: "" by default, for backends that are usable everywhere."""
         return ""
 
     def machine(self) -> MachineKey:
@@ -136,22 +138,25 @@ class BackendBase:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """No generated kernels."""
+        """The kernels that the backend generates for an e-graph (`Backend.generated`): none by default."""
         return iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Do nothing: library kernels are not lowered."""
+        """Lower calls of generated kernels in advance (`Backend.prepare`): nothing to do by default, for library
+        kernels."""
         return iter(())
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """Raises UsageError, because a library generates no kernels."""
+        """The generated kernel of terms (`Target.template`): by default raises UsageError, as a library generates no
+        kernels."""
         raise UsageError(f"the backend {self.name} generates no kernels")
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """None: by default, generated kernels are for one choice of sizes only."""
+        """The kernel for every size made from a generated kernel (`Target.any_size`): none (None) by default, since
+        generated kernels are for one choice of sizes."""
         return None

@@ -17,10 +17,10 @@ __all__ = ["HOST", "TargetDevice"]
 class TargetDevice:
     """A device, shared by all backends whose kernels work in its memory.
 
-    `name`: name in plans, manifests, reports and saved programs. `on_gpu`, `any_size`: see
-    `extract.model.kernel.Device`.
-    `programs_module`: absolute name of the module whose `PROGRAMS` makes and runs programs for the device; it is
-    imported on first use, because emitters are heavier than backends."""
+    `name`: name in plans, manifests, reports and saved programs. `on_gpu`: whether it is a GPU. `any_size`: whether its
+    programs may have free sizes. `programs_module`: absolute name of the module whose `PROGRAMS` makes and runs
+    programs for the device; it is imported on first use, because emitters are heavier than backends.
+    """
 
     name: str
     on_gpu: bool

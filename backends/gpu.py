@@ -41,7 +41,7 @@ def planned_for() -> str:
 def check_hardware(wanted: str, where: str = "") -> None:
     """Raise DeviceUnavailableError unless the GPU that a program was made for is present.
 
-    `wanted`: its name and compute capability as in `hardware`; "" accepts any GPU. `where`: path for the message.
+    `wanted`: its name and compute capability ("NVIDIA H200 sm_90"); "" accepts any GPU. `where`: path for the message.
     """
     from .registry import backend
 
@@ -109,7 +109,7 @@ def device_error(error: RuntimeError, what: str) -> DeviceUnavailableError | Non
 
 
 def facts() -> dict[str, str]:
-    """Facts of the GPUs for a bug report, label -> text: names, memory, CUDA version.
+    """Texts about this machine's GPUs for a bug report, by label: names, memory, CUDA version.
 
     Without a usable GPU the only label is "gpu", and its text says why.
     """
@@ -132,7 +132,7 @@ def facts() -> dict[str, str]:
 
 
 def keep_compiled() -> None:
-    """Set Triton's compile cache to a folder that only this user can write, because Triton loads code from there.
+    """Set Triton's compile cache to a folder that only this user can write to, because Triton loads code from there.
 
     A TRITON_CACHE_DIR that is set already is kept if it names such a folder; else a warning says why it is not used.
     """

@@ -1,4 +1,4 @@
-"""Defaults of backends for an NVIDIA GPU."""
+"""Base class of backends for an NVIDIA GPU, with the members that they share."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class GpuBackend(BackendBase):
         return "" if torch.cuda.is_available() else "no CUDA device"
 
     def machine(self) -> MachineKey:
-        """Key of the GPU that plans target."""
+        """Key (device, driver, toolchain) of the GPU that plans are made for, under which measurements are stored."""
         return gpu_machine()

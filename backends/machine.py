@@ -115,8 +115,8 @@ def _target(key: str) -> Machine:
 def of_key(device: str) -> Machine:
     """Machine of a device key, such as "gpu:NVIDIA H200:sm90:multiprocessors=132".
 
-    Facts that the key lacks are taken from a table by compute capability, else from `REFERENCE`, which is also the
-    machine of a key of another form.
+    Properties that the key lacks are taken from a table by compute capability, else from `REFERENCE`, which is also the
+    machine of a key of another format.
     """
     found = re.fullmatch(r"gpu:(.*):sm(\d+):multiprocessors=(\d+)", device)
     if found is None:
@@ -127,7 +127,8 @@ def of_key(device: str) -> Machine:
 
 
 def of_facts(facts: Mapping[str, Any]) -> Machine:
-    """The machine described by facts of the driver (`costdb.keys.device.gpu_facts`)."""
+    """The machine with the properties of a GPU that its driver reports (number of SMs, memory sizes and others), as
+    `costdb.keys.device.gpu_facts` returns them."""
     measured = facts["name"] == REFERENCE.name
     return Machine(
         facts["name"], facts["capability"], facts["multiprocessors"], facts["shared_per_block"],

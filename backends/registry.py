@@ -237,7 +237,7 @@ def add_kernels(added: Iterable[Template], *, used: bool = False) -> None:
 
 
 def drop_kernels() -> None:
-    """Forget all user kernels."""
+    """Remove all user kernels that `add_kernels` added."""
     _user.clear()
     _used.clear()
 

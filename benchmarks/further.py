@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.variants import Below, Inputs, Of, brain, half, single, variant
+from benchmarks.variant import Below, Inputs, Of, brain, half, single, variant
 from benchmarks.workloads import wide
 
 

@@ -22,7 +22,7 @@ from benchmarks.gpu_case import Case, Record
 from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import shortened
 from benchmarks.suite import Suite
-from benchmarks.variants import Of, Variant
+from benchmarks.variant import Of, Variant
 
 EVEN = 8  # numbers of 16 bits in 16 bytes
 WAYS = {

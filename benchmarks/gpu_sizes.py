@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -189,37 +190,41 @@ def error(got: Any, want: Any) -> float:
     return float(f"{max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs):.2e}")
 
 
-def measured(
-    case: str, device: str, budget: float, lengths: Sequence[int], fixed: Sequence[int], rivals: Sequence[str]
-) -> dict[str, Any]:
-    """All results of one case; a part that fails leaves its error.
+class CaseMeasurement:
+    """Measurement of one case, part by part; a part that fails leaves its error in the record."""
 
-    `lengths`: lengths to time. `fixed`: those for which a program of one length is searched as well. `rivals`: peers to
-    time.
-    """
-    torch.manual_seed(0)
-    module = CASES[case][0]().to(torch.bfloat16).to(device).eval()
-    exact = CASES[case][0]().double().to(device).eval()
-    exact.load_state_dict({k: v.double() for k, v in module.state_dict().items()})
-    length = torch.export.Dim("T", min=1, max=LARGEST)
-    record: dict[str, Any] = {"case": case, "us": {}, "error": {}, "new": {}}
-    forms: dict[str, Callable[[torch.Tensor], Any]] = {}
+    def __init__(self, case: str, device: str, budget: float) -> None:
+        torch.manual_seed(0)
+        self.case, self.device, self.budget = case, device, budget
+        self.backend = "gpu" if device == "cuda" else "torch"
+        self.module = CASES[case][0]().to(torch.bfloat16).to(device).eval()
+        self.exact = CASES[case][0]().double().to(device).eval()
+        self.exact.load_state_dict({k: v.double() for k, v in self.module.state_dict().items()})
+        self.record: dict[str, Any] = {"case": case, "us": {}, "error": {}, "new": {}}
+        self.callables: dict[str, Callable[[torch.Tensor], Any]] = {}
 
-    def part(name: str, work: Callable[[], Any]) -> Any:
+    def inputs(self, length: int) -> torch.Tensor:
+        """Random input of a length."""
+        return inputs(self.case, length, self.device)
+
+    def part(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result of `work`, None if it raises; its seconds and its error are recorded under `name`."""
         begun = time.perf_counter()
         try:
             return work()
         except Exception as problem:  # the other parts go on
-            record.setdefault("failed", {})[name] = f"{type(problem).__name__}: {problem}"[:600]
+            self.record.setdefault("failed", {})[name] = f"{type(problem).__name__}: {problem}"[:600]
             traceback.print_exc()
         finally:
-            record.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
+            self.record.setdefault("seconds", {})[name] = round(time.perf_counter() - begun, 1)
         return None
 
-    def searched() -> None:
+    def search(self) -> None:
+        """Search the program of every length."""
+        length, record = torch.export.Dim("T", min=1, max=LARGEST), self.record
         program = tg.optimize(
-            module, (inputs(case, 128, device),), dynamic_shapes=({CASES[case][2]: length},), dims={"T": 128},
-            budget=budget, backend="gpu" if device == "cuda" else "torch", again=True, progress=tg.Progress(shown),
+            self.module, (self.inputs(128),), dynamic_shapes=({CASES[self.case][2]: length},), dims={"T": 128},
+            budget=self.budget, backend=self.backend, again=True, progress=tg.Progress(shown),
         )  # fmt: skip
         print(program.report, flush=True)
         record["sizes"], record["kernels"] = program.report.sizes, named(program)
@@ -228,66 +233,84 @@ def measured(
         record["spent"] = {n: round(s, 1) for n, s in program.report.seconds.items()}
         for name, plan in {"all sizes": program, **program.plans}.items():
             print(f"---- {name}: {named(plan)}\n{plan.source[plan.source.index('def bind') :]}", flush=True)
-        forms["ours"] = program
+        self.callables["ours"] = program
 
-    def saved() -> float:
+    def saved_error(self) -> float:
+        """Error of the program after it was saved and loaded."""
         with tempfile.TemporaryDirectory() as folder:
-            program: Any = forms["ours"]
+            program: Any = self.callables["ours"]
             program.save(folder)
-            loaded, x = tg.load_program(folder), inputs(case, 128, device)
-            return error(loaded(x), exact(x.double()))
+            loaded, x = tg.load_program(folder), self.inputs(128)
+            return error(loaded(x), self.exact(x.double()))
 
-    def backend() -> dict[str, Any]:
+    def compile_backend(self) -> dict[str, Any]:
+        """Compile the module by `torch.compile(backend="tensor_graphs")` with a free size; returns its report."""
         torch._dynamo.reset()
-        options = {"wait": True, "budget": budget}
-        forms["backend"] = torch.compile(module, backend="tensor_graphs", options=options)
+        options = {"wait": True, "budget": self.budget}
+        self.callables["backend"] = torch.compile(self.module, backend="tensor_graphs", options=options)
         for t in (128, 128, 16, 16, 16, 1000, 1000, 1000, 4096, 4096):
-            x = inputs(case, t, device)
-            torch._dynamo.mark_dynamic(x, CASES[case][2])
-            forms["backend"](x)
+            x = self.inputs(t)
+            torch._dynamo.mark_dynamic(x, CASES[self.case][2])
+            self.callables["backend"](x)
         return {"said": str(tg.torch_compile.last_report())}
 
-    part("search", searched)
+    def time_length(self, t: int) -> None:
+        """Time and compare all callables at a length."""
+        x, record = self.inputs(t), self.record
+        want = self.part(f"exact {t}", lambda: self.exact(x.double()))
+        for name, run in self.callables.items():
+            key = f"{name} {t}"
+            got = self.part(key, lambda run=run: first_us(lambda: run(x), self.device))
+            record.setdefault("first_met", {})[key] = got
+            us = self.part(f"{key} timed", lambda run=run: call_us(lambda: run(x), self.device))
+            record["us"].setdefault(name, {})[t] = us
+            if want is not None and us is not None:
+                record["error"].setdefault(name, {})[t] = found = error(run(x), want)
+                if not found < WRONG:
+                    record.setdefault("wrong", []).append(f"{key}: {found}")
+        times = (f"{n} {of.get(t)} µs {record['error'].get(n, {}).get(t)}" for n, of in record["us"].items())
+        shown(f"T = {t}", ", ".join(times))
+
+    def time_fixed(self, t: int) -> None:
+        """Search a program of one length, and time it."""
+        x, record = self.inputs(t), self.record
+        search = lambda: tg.optimize(self.module, (x,), budget=self.budget / 2, backend=self.backend)
+        found = self.part(f"fixed {t} search", search)
+        if found is not None:
+            us = self.part(f"fixed {t}", lambda: call_us(lambda: found(x), self.device))
+            record["us"].setdefault("fixed", {})[t] = us
+            record.setdefault("fixed_kernels", {})[t] = named(found)
+
+
+def measured(
+    case: str, device: str, budget: float, lengths: Sequence[int], fixed: Sequence[int], rivals: Sequence[str]
+) -> dict[str, Any]:
+    """All results of one case; a part that fails leaves its error.
+
+    `lengths`: lengths to time. `fixed`: those for which a program of one length is searched as well. `rivals`: peers to
+    time.
+    """
+    found = CaseMeasurement(case, device, budget)
+    found.part("search", found.search)
     with torch.no_grad():
-        forms["eager"] = module
+        found.callables["eager"] = found.module
         if "compile" in rivals:
-            forms["compile"] = torch.compile(module, dynamic=True)
-        if "saved" in rivals and "ours" in forms:
-            record["saved_error"] = part("saved", saved)
+            found.callables["compile"] = torch.compile(found.module, dynamic=True)
+        if "saved" in rivals and "ours" in found.callables:
+            found.record["saved_error"] = found.part("saved", found.saved_error)
         if "backend" in rivals:
-            record["backend"] = part("backend", backend)
-        print(json.dumps(record), flush=True)
+            found.record["backend"] = found.part("backend", found.compile_backend)
+        print(json.dumps(found.record), flush=True)
         for t in lengths:
-            x, want = inputs(case, t, device), None
-            want = part(f"exact {t}", lambda x=x: exact(x.double()))
-            for name, run in forms.items():
-                key = f"{name} {t}"
-                got = part(f"{key}", lambda run=run, x=x: first_us(lambda: run(x), device))
-                record.setdefault("first_met", {})[key] = got
-                us = part(f"{key} timed", lambda run=run, x=x: call_us(lambda: run(x), device))
-                record["us"].setdefault(name, {})[t] = us
-                if want is not None and us is not None:
-                    record["error"].setdefault(name, {})[t] = found = error(run(x), want)
-                    if not found < WRONG:
-                        record.setdefault("wrong", []).append(f"{key}: {found}")
-            shown(
-                f"T = {t}",
-                ", ".join(f"{n} {of.get(t)} µs {record['error'].get(n, {}).get(t)}" for n, of in record["us"].items()),
-            )
-        for name, run in forms.items():
+            found.time_length(t)
+        for name, run in found.callables.items():
             if all(t <= LARGEST for t in NEW):
-                record["new"][name] = part(f"{name} new", lambda run=run: new_lengths(case, run, device, NEW))
-        print(json.dumps(record), flush=True)
+                new = partial(new_lengths, case, run, device, NEW)
+                found.record["new"][name] = found.part(f"{name} new", new)
+        print(json.dumps(found.record), flush=True)
         for t in fixed:
-            x = inputs(case, t, device)
-            found = part(f"fixed {t} search", lambda x=x: tg.optimize(
-                module, (x,), budget=budget / 2, backend="gpu" if device == "cuda" else "torch"))  # fmt: skip
-            if found is not None:
-                record["us"].setdefault("fixed", {})[t] = part(
-                    f"fixed {t}", lambda found=found, x=x: call_us(lambda: found(x), device)
-                )
-                record.setdefault("fixed_kernels", {})[t] = named(found)
-    return record
+            found.time_fixed(t)
+    return found.record
 
 
 def main() -> int:

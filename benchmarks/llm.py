@@ -44,6 +44,7 @@ from .llm_time import timed
 LENGTH, PROMPT, NEW, PREFILL = 1024, 48, 64, 512
 PARTS = ("peers", "step", "generate", "prefill")
 LEAST = 10.0  # seconds below which a part is not begun
+STAGES = 80  # lines of a part's progress that are kept
 TERM = 400  # characters of a kernel's term in its row
 PATTERN = 1_048_583  # random numbers that the weights repeat; a prime, so that no two rows are equal
 _LLAMA = {
@@ -246,7 +247,8 @@ def in_process(name: str, part: str, budget: float, limit: float, quantize: str)
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
-        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+        stages = {f"{part}_stages": done.stderr.strip().splitlines()[:STAGES]}
+        return {**json.loads(done.stdout.strip().splitlines()[-1]), **stages}
     except subprocess.TimeoutExpired as ended:
         lines = (ended.stdout or b"").decode(errors="replace").strip().splitlines()
         known = dict(json.loads(lines[-1])) if lines and lines[-1].startswith("{") else {}
@@ -296,7 +298,10 @@ def main() -> None:
             begun = time.monotonic()
             found = in_process(name, part, options.budget, until - begun, options.quantize)
             row |= found | {f"{part}_s": round(time.monotonic() - begun, 1)}
-            print(json.dumps({k: v for k, v in found.items() if k not in ("table", "curve")}), flush=True)
+            print(
+                json.dumps({k: v for k, v in found.items() if k not in ("table", "curve", f"{part}_stages")}),
+                flush=True,
+            )
             if "table" in found:
                 print(text_table(found["table"]), flush=True)
             WORK.mkdir(parents=True, exist_ok=True)

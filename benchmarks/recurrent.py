@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.variants import Inputs, Of, brain, single, variant
+from benchmarks.variant import Inputs, Of, brain, single, variant
 
 
 class Gru(nn.Module):

@@ -37,6 +37,7 @@ from tensor_graphs.torch_compile import judge
 
 from .torch_architectures import Make, by_hand
 from .torch_transformers import transformers
+from .torch_unusual import unusual
 
 SECONDS, MEMORY = 240, 9 << 30  # limits of an architecture: wall clock, address space
 OPTIONS = {"wait": True, "budget": 2, "effort": 0, "measure": False, "verify": True, "cache": False}
@@ -52,8 +53,8 @@ def architectures() -> dict[str, Make]:
     try:
         import transformers as _  # noqa: F401
     except ImportError:
-        return by_hand()
-    return {**by_hand(), **transformers()}
+        return {**by_hand(), **unusual()}
+    return {**by_hand(), **unusual(), **transformers()}
 
 
 class Times:

@@ -34,10 +34,10 @@ import torch
 from torch import nn
 
 import tensor_graphs as tg
+from benchmarks.training_models import Autocast, cases
 from tensor_graphs.pipeline.timing import wall_us
-from tensor_graphs.torch_compile import judge, whole_calls
+from tensor_graphs.torch_compile import compiled_graph, judge, whole_calls
 
-F = nn.functional
 RATE = 0.01  # of SGD
 ROUNDS = 30  # timed steps of each form, alternating; fewer if they take longer than TIMED_S
 TIMED_S = 4.0
@@ -84,131 +84,6 @@ def bounded(until: float, last: Callable[[], None]) -> Iterator[None]:
         timer.cancel()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention."""
-
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
-        super().__init__()
-        self.heads, self.causal = heads, causal
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, n, width = x.shape
-        q, k, v = (y.view(b, n, self.heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        return self.out(y.transpose(1, 2).reshape(b, n, width))
-
-
-class Layer(nn.Module):
-    """Transformer layer with norms first."""
-
-    def __init__(self, width: int, heads: int, causal: bool) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, causal)
-        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.feed(self.norm2(x))
-
-
-class GPT2(nn.Module):
-    """Language model with tied embeddings; returns the mean loss of predicting each next token."""
-
-    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, context: int) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.layers = nn.Sequential(*(Layer(width, heads, True) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        for table in (self.tokens, self.places):
-            nn.init.normal_(table.weight, std=0.02)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
-        logits = self.norm(self.layers(x)) @ self.tokens.weight.T
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
-
-
-class Residual(nn.Module):
-    """ResNet's basic block."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
-        self.skip = nn.Sequential()
-        if stride > 1:
-            self.skip = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.skip(x) + self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x))))))
-
-
-class ResNet18(nn.Module):
-    """ResNet of `stages` stages of two basic blocks (4: ResNet-18) with a cross-entropy loss."""
-
-    def __init__(self, width: int, classes: int, stages: int = 4) -> None:
-        super().__init__()
-        stem = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-        blocks, inputs = [], width
-        for stage in range(stages):
-            for first in (True, False):
-                blocks.append(Residual(inputs, width << stage, 2 if first and stage else 1))
-                inputs = width << stage
-        self.body = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
-
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(self.body(images), labels)
-
-
-class ViT(nn.Module):
-    """Vision transformer with a cross-entropy loss."""
-
-    def __init__(self, size: int, patch: int, width: int, heads: int, layers: int, classes: int) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, patch, patch)
-        self.first = nn.Parameter(torch.zeros(1, 1, width))
-        self.places = nn.Parameter(0.02 * torch.randn(1, (size // patch) ** 2 + 1, width))
-        self.layers = nn.Sequential(*(Layer(width, heads, False) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
-
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.patches(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.places
-        return F.cross_entropy(self.head(self.norm(self.layers(x))[:, 0]), labels)
-
-
-Case = tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, ...]]]
-
-
-def cases(scale: str) -> dict[str, Case]:
-    """Name -> (module, its operands), at a scale: "full", "medium" (GPT-2 only, narrower), "small" (the same layers,
-    narrow) or "tiny" (fewer layers).
-    """
-
-    def tokens(batch: int, count: int, vocabulary: int) -> tuple[torch.Tensor, ...]:
-        return (torch.randint(0, vocabulary, (batch, count)),)
-
-    def images(batch: int, size: int, classes: int) -> tuple[torch.Tensor, ...]:
-        return torch.randn(batch, 3, size, size), torch.randint(0, classes, (batch,))
-
-    if scale == "full":
-        return {
-            "gpt2": (lambda: GPT2(50257, 768, 12, 4, 1024), lambda: tokens(2, 256, 50257)),
-            "resnet18": (lambda: ResNet18(64, 1000), lambda: images(16, 224, 1000)),
-            "vit_s": (lambda: ViT(224, 16, 384, 6, 12, 1000), lambda: images(16, 224, 1000)),
-        }
-    if scale == "medium":
-        return {"gpt2": (lambda: GPT2(8192, 256, 4, 4, 256), lambda: tokens(4, 128, 8192))}
-    layers, stages = (4, 4) if scale == "small" else (1, 2)
-    return {
-        "gpt2": (lambda: GPT2(64, 32, 4, layers, 32), lambda: tokens(2, 16, 64)),
-        "resnet18": (lambda: ResNet18(8, 10, stages), lambda: images(4, 16 * stages, 10)),
-        "vit_s": (lambda: ViT(32, 8, 32, 4, layers, 10), lambda: images(2, 32, 10)),
-    }
 
 
 @contextmanager
@@ -272,13 +147,13 @@ def wide(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def operands(
-    name: str, scale: str, device: str, dtype: torch.dtype, count: int
+    name: str, scale: str, device: str, dtype: torch.dtype, count: int, autocast: bool = False
 ) -> tuple[nn.Module, list[list[torch.Tensor]]]:
     """(a model with reproducible weights, `count` batches of its operands)."""
     torch.manual_seed(0)
     make, batch = cases(scale)[name]
     module = make().to(device, dtype)
-    return module, [
+    return Autocast(module) if autocast else module, [
         [x.to(device, dtype) if x.is_floating_point() else x.to(device) for x in batch()] for _ in range(count)
     ]
 
@@ -306,15 +181,35 @@ def steps_us(
     return {form: round(quantiles(us[2:], n=4)[0], 1) for form, us in samples.items()}
 
 
+def programs_of(report: Any) -> list[dict[str, Any]]:
+    """Of each program of a graph: its pass, kernels, on a GPU the way it is launched with the µs of a call in each way,
+    and what its report says about kernels and seconds."""
+    found = []
+    traced = next(g.traced for g in compiled_graph._graphs if g.report is report)
+    for kind, runner in [(t.kind, r) for t in traced for v in t.variants for r in v._runners]:
+        calls = runner.program._run
+        ways = {n: round(1e6 * s, 1) for n, s in getattr(calls, "times", {}).items()}
+        report_ = runner.program.report
+        said = {} if report_ is None else {
+            "runs": report_.runs, "seconds": dict(report_.seconds), "omitted": list(report_.omitted),
+            "by_time": sorted([[round(k.us * k.count, 1), k.count, k.name] for k in report_.kernels], reverse=True)[:30],
+        }  # fmt: skip
+        found.append({
+            "pass": kind, "report": said, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
+            "copied": len(getattr(calls, "places", ())),
+        })  # fmt: skip
+    return found
+
+
 def trained(
     name: str, *, scale: str, steps: int, device: str = "cpu", dtype: torch.dtype = torch.float32, untimed: bool = True,
-    row: dict[str, Any] | None = None, **options: Any,
+    autocast: bool = False, row: dict[str, Any] | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Errors of gradients, times of steps and both loss curves of a model, with programs for all that can be imported.
 
     They are written into `row` as they are found, and returned.
     """
-    module, batches = operands(name, scale, device, dtype, min(steps, 4))
+    module, batches = operands(name, scale, device, dtype, min(steps, 4), autocast)
     batches = [batches[i % len(batches)] for i in range(steps)]
     reference = copy.deepcopy(module)
     row = {"case": name} if row is None else row
@@ -331,6 +226,10 @@ def trained(
             "in_programs": sum(p.nodes for x in report.traced for p in x.parts if p.state.startswith("program")),
         }  # fmt: skip
         say(str(report))
+        row["programs"] = programs_of(report)
+        for one in row["programs"]:
+            say(f"{name}: { ({k: v for k, v in one.items() if k != 'report'}) }")
+            say(f"  {one['report'].get('seconds')} {one['report'].get('by_time', [])[:12]}")
         row["error"], row["eager_error"] = errors(compiled, module, batches[0])
         say(f"{name}: error of gradients {row['error']:.2g}, eager {row['eager_error']:.2g}")
         if not untimed:
@@ -338,7 +237,7 @@ def trained(
                 {"eager_us": reference, "programs_us": compiled}, nn.ModuleList([module, reference]), batches[0]
             )
             say(f"{name}: a step {row['programs_us']} µs with programs, {row['eager_us']} µs eager")
-            module.load_state_dict(operands(name, scale, device, dtype, 0)[0].state_dict())
+            module.load_state_dict(operands(name, scale, device, dtype, 0, autocast)[0].state_dict())
             reference.load_state_dict(module.state_dict())
         row["losses"] = losses(compiled, module, batches)
     double = copy.deepcopy(reference).double()
@@ -351,14 +250,22 @@ def trained(
 
 
 def timed(
-    name: str, *, scale: str, device: str, dtype: torch.dtype, peer: bool = True, row: dict[str, Any], **options: Any
+    name: str,
+    *,
+    scale: str,
+    device: str,
+    dtype: torch.dtype,
+    peer: bool = True,
+    autocast: bool = False,
+    row: dict[str, Any],
+    **options: Any,
 ) -> dict[str, Any]:
     """µs of a training step: eager, `torch.compile` (with `peer`), and `tg.compile` with its own decision.
 
     The times are written into `row` when they are measured.
     """
     torch._dynamo.reset()
-    module, (batch,) = operands(name, scale, device, dtype, 1)
+    module, (batch,) = operands(name, scale, device, dtype, 1, autocast)
     forms: dict[str, Callable[..., Any]] = {"us": tg.compile(module, wait=True, **options)}
     for _ in range(4 + 2 * whole_calls.MOST_CALLS):  # both passes are searched and judged, then whole steps
         gradients(forms["us"], module, batch)
@@ -422,6 +329,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=10.0, help="seconds for each program")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--autocast", action="store_true", help="forward passes under bfloat16 autocast")
     parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
     parser.add_argument("--untimed", action="store_true", help="errors and curves only")
     parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
@@ -434,6 +342,7 @@ def main() -> None:
         "scale": given.scale,
         "device": given.device,
         "dtype": getattr(torch, given.dtype),
+        "autocast": given.autocast,
         "budget": given.budget,
     }
     rows: dict[str, dict[str, Any]] = {name: {"case": name} for name in names}

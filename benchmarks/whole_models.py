@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import peer_models as peers
-from benchmarks.variants import Below, Inputs, Make, Table, brain, half, variant
+from benchmarks.variant import Below, Inputs, Make, Table, brain, half, variant
 from benchmarks.workloads import flat
 
 Made = tuple[nn.Module, Inputs]

@@ -148,7 +148,7 @@ def write_bert(
     folder: Path | str, *, layers: int = 12, hidden: int = 768, heads: int = 12, intermediate: int = 3072,
     vocab: int = 30522, positions: int = 512, dtype: str = "float32", seed: int = 0, **more: Any,
 ) -> Path:  # fmt: skip
-    """Write a BERT-base checkpoint (109 M parameters) and return its path.
+    """Write a BERT checkpoint with random weights (by default BERT-base, 109 M parameters) and return its path.
 
     `dtype` is that of weights and activations; `seed` draws the weights; `more` are further config fields, such as
     `architectures` for the task head (["BertForMaskedLM"]).

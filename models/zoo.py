@@ -18,7 +18,7 @@ from .common.random_weights import RandomArray
 
 
 class Net:
-    """Layer builder that creates its parameters by name: random, of `dtype`, drawn from `seed`."""
+    """Builds the layers of a test model and creates their parameters by name: random, of `dtype`, drawn from `seed`."""
 
     def __init__(self, dtype: str = "float32", seed: int = 0) -> None:
         self.dtype, self.seed, self.params = dtype, seed, dict[str, Data]()
@@ -43,9 +43,10 @@ class Net:
     def conv(
         self, name: str, x: Tensor, outputs: int, size: int, *, stride: int = 1, bias: bool = False, gain: float = 1.0
     ) -> Tensor:
-        """2-D convolution of x[N, C, H, W] with "same" padding (for odd window sizes), as `Net.dense`.
+        """2-D convolution of x[N, C, H, W] with "same" padding (for odd window sizes) to [N, outputs, ...]; `name` is
+        the prefix of its parameters.
 
-        `size`: window size in both directions.
+        `size`: window size in both directions. `gain`: factor on the scale of its weights.
         """
         inputs = _int(x.shape[1])
         w = self.param(f"{name}.weight", (outputs, inputs, size, size), gain / sqrt(inputs * size * size))
@@ -76,7 +77,7 @@ class Net:
     def attention(self, name: str, x: Tensor, heads: int, *, causal: bool = False, gain: float = 1.0) -> Tensor:
         """Self-attention over x[B, T, D] with separate query, key and value projections.
 
-        `gain`: factor on the scale of the output projection's weights, as for `dense`.
+        `gain`: factor on the scale of the output projection's weights, which is 1 / sqrt(D).
         """
         batch, length, width = x.shape
         each = _int(width) // heads

@@ -1,5 +1,5 @@
-"""Settings of a test run: a home of its own, threads that sleep while they wait, a profile of Hypothesis, and Triton's
-interpreter where there is no GPU.
+"""Settings of a test run: a TENSOR_GRAPHS_HOME of its own, worker threads that sleep while they wait, a profile of
+Hypothesis, and Triton's interpreter where there is no GPU.
 
 No test reads or writes the user's cost store, or reads the shipped one. Libraries read the settings of their threads,
 and Triton the choice of its interpreter, when they are imported.
@@ -40,7 +40,9 @@ if BACKEND.unavailable():
 
 
 def pytest_collection_finish() -> None:
-    """Let garbage be collected while tests run, seldom: they share a process with the modules of all tests."""
+    """Enable garbage collection with high thresholds while tests run, because the process holds the objects of all
+    test modules.
+    """
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
 
@@ -58,7 +60,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def benchmark_module() -> Callable[[str], Any]:
-    """A module of benchmarks/ by its name; skips where only the package is there."""
+    """Function that imports a module of benchmarks/ by name; it skips the test if the folder is missing, as in an
+    installed package.
+    """
     root = Path(__file__).parents[1]
 
     def load(name: str) -> Any:
@@ -75,7 +79,7 @@ def benchmark_module() -> Callable[[str], Any]:
 
 @pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quiet machine: all samples of a kernel are its median, so that nothing is taken again."""
+    """Timings without noise: all samples of a kernel equal its median, so that no measurement is repeated."""
     from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Timing
 
     time = CpuMeasurer.time

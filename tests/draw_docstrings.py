@@ -1,6 +1,7 @@
-"""Docstrings of public modules, classes and functions drawn at random, to be read as a newcomer reads them:
-`python -m tests.draw_docstrings --seed N [--count 40] [--only PART_OF_A_PATH]`. Prints path, name and signature, and
-the docstring."""
+"""Random sample of the docstrings of public modules, classes and functions, for a review by readers who do not know
+the code: `python -m tests.draw_docstrings --seed N [--count 40] [--only PART_OF_A_PATH]`. Prints path, name,
+signature and docstring of each.
+"""
 
 from __future__ import annotations
 

@@ -307,8 +307,8 @@ def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -
             moment[0] += 0.25
         return moment[0]
 
-    assert ends(5.0) == 20.0, "half of it"
-    assert ends(18.0) == 22.0 and ends(21.0) == 25.0
+    assert ends(5.0) == 16.0, "60 % are left"
+    assert ends(18.0) == 22.0 and ends(21.0) == 24.0
     assert ends(29.0) == 30.0 and ends(35.0) == 36.0, "a second at least"
 
 

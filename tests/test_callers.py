@@ -57,7 +57,7 @@ def slow_plans(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 def test_a_faster_function_runs_and_the_report_says_so(tmp_path: Path, slow_plans: list[Program]) -> None:
     made = tg.optimize(gated, (X, Y), **GIVEN)
     assert made.report.runs == "caller" and made.report.caller_us < made.report.program_us
-    assert "the caller's own form runs" in str(made.report)
+    assert "the caller's own function runs" in str(made.report)
     slow_plans.clear()
     found = made(X, Y)
     assert not slow_plans

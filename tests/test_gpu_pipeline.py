@@ -398,7 +398,7 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
 def test_finalists_are_timed_and_the_fastest_is_verified(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All prices count as measured, and the program with the fewest kernels as the fastest."""
     monkeypatch.setattr(time_program, "Program", partial(Program, device="cpu"))
-    monkeypatch.setattr(accept_stage, "choose", lambda session, graph, pricer, measurer, limits: as_measured(
+    monkeypatch.setattr(accept_stage, "choose", lambda session, graph, pricer, measurer, limits, **more: as_measured(
         choose(session, graph, pricer, None, limits=limits)))  # fmt: skip
     monkeypatch.setattr(measuring, "measurer_of", lambda *given: SimpleNamespace(
         ahead=False, pause=lambda: None, close=lambda: None))  # fmt: skip

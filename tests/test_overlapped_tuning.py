@@ -31,6 +31,7 @@ from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring, overlapped_tuning, recall, search, time_program
+from tensor_graphs.pipeline import short_search as search_stage
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.match import match_all
 from tensor_graphs.pipeline.overlapped_tuning import OverlappedTuning, start_tuning
@@ -232,3 +233,36 @@ def test_generated_kernels_have_their_least_time_from_when_libraries_were_matche
     early.matched()
     early.end()
     assert asked == [(False, False)], "all that is generated is needed where nothing else computes"
+
+
+def test_a_deep_model_is_searched_by_its_short_form(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kernels of a few layers are carried over to all of them; the program computes the whole model."""
+    layers, rng = 12, np.random.default_rng(0)
+    graphs: list[tuple[str, int]] = []
+    plain = search_stage.choose
+
+    def chosen(session: Session, graph: Any, *given: Any, **more: Any) -> Any:
+        graphs.append(("carried" if "carried" in more else "short", len(graph.candidates)))
+        return plain(session, graph, *given, **more)
+
+    monkeypatch.setattr(search_stage, "choose", chosen)
+    monkeypatch.setattr("tensor_graphs.pipeline.accept.choose", chosen)
+    x = tg.input("x", (8, 16))
+    for i in range(layers):
+        h = tg.rms_norm(x, tg.param(f"g{i}", (16,)), eps=1e-6)
+        x = x + tg.silu(h @ tg.param(f"a{i}", (16, 32))) @ tg.param(f"b{i}", (32, 16))
+    shapes = {"g": (16,), "a": (16, 32), "b": (32, 16)}
+    params = {
+        f"{n}{i}": rng.standard_normal(s).astype(np.float32) / 4 for i in range(layers) for n, s in shapes.items()
+    }
+    program = tg.optimize(Graph.of(x), params=params, backend="gpu", budget=30, costdb=tmp_path)
+    assert program.report.verification["passed"] and [kind for kind, _ in graphs] == ["short", "carried"]
+    assert sum(k.count for k in program.report.kernels) >= layers
+    want = X.astype(np.float64)
+    for i in range(layers):
+        h = want / np.sqrt((want * want).mean(1, keepdims=True) + 1e-6) * params[f"g{i}"]
+        h = h @ params[f"a{i}"]
+        want = want + h / (1 + np.exp(-h)) @ params[f"b{i}"]
+    assert np.allclose(program(X), want, rtol=1e-3, atol=1e-4)

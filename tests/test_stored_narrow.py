@@ -28,7 +28,7 @@ from tensor_graphs.verification.diagnose import diagnose
 def supported() -> bool:
     if backend("torch").unavailable():
         return False
-    from tensor_graphs.backends.library.torch import multiplies_bfloat16
+    from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 
     return multiplies_bfloat16()
 

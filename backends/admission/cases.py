@@ -47,10 +47,10 @@ class Case:
 
 
 def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:
-    """Up to `count` cases, alternately with small sizes (the smallest first) and with random sizes.
+    """Up to `count` test cases (sizes and operand values), alternately with small sizes (the smallest first) and with
+    random sizes.
 
-    Raises KernelError if none is found. `interpreted`: the kernel runs in Triton's interpreter, where sizes stay
-    small.
+    Raises KernelError if none is found. `interpreted`: the kernel runs in Triton's interpreter, where sizes stay small.
     """
     limits = (MOST_INTERPRETED, MOST_INTERPRETED) if interpreted else (MOST_ELEMENTS, MOST_WORK)
     found = list(islice(_drawn(template, limits), count))
@@ -117,7 +117,8 @@ def _operand(kind: Type) -> Operand:
 
 
 def kinds_of(number: int, nan: str) -> tuple[str, ...]:
-    """Kinds of operand values (random, zeros, NaN, ...) to test in case `number`.
+    """Kinds of operand values (random, zeros, NaN, ...) to test in case `number`; NaN and infinities only if the kernel
+    propagates them.
 
     `nan`: the kernel's declared treatment of NaN (`Kernel.nan`).
     """
@@ -126,7 +127,8 @@ def kinds_of(number: int, nan: str) -> tuple[str, ...]:
 
 
 def values_of(template: UserKernel, case: Case, kind: str) -> dict[str, Array]:
-    """Values of all inputs by name. Integers stay in the ranges that the reference needs. `kind`: one of `KINDS`."""
+    """Draw values of all inputs, by name. Integers stay in the ranges that the reference needs. `kind`: one of
+    `KINDS`."""
     rng = np.random.default_rng(KINDS.index(kind))
     graph = Graph.of(output_terms(template, case.call))
     with np.errstate(all="ignore"):

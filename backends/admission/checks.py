@@ -44,11 +44,12 @@ INTERPRET = "TRITON_INTERPRET"  # environment variable with which Triton kernels
 
 @dataclass(frozen=True)
 class AdmissionVerdict:
-    """The outcome of a kernel's checks.
+    """The outcome of a kernel's checks, with its language.
 
     `status`: admitted, unavailable (its backend does not work here), or the check that failed: malformed, wrong,
-    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error. `case`: sizes and values at which
-    the check failed. `error`, `index`: largest error there, and index of the first wrong element.
+    out-of-bounds, modified-input, nondeterministic, timeout, crash, memory, error; `message`: what went wrong. `case`:
+    sizes and values at which the check failed. `error`, `index`: largest error there, and index of the first wrong
+    element.
     """
 
     kernel: str
@@ -78,7 +79,8 @@ class AdmissionVerdict:
 
 
 class Refused(Exception):
-    """Raised by a failed check; `status`, `error` and `index` as in `AdmissionVerdict`."""
+    """Raised by a failed check of a user kernel. `status`: name of the check; `error`: largest error; `index`: index of
+    the first wrong element."""
 
     def __init__(self, status: str, message: str, error: float | None = None, index: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -99,7 +101,7 @@ class RunnerProcess(CpuWorkerProcess):
         super().close()
 
     def reply(self, job: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """The reply to a job. Raises Refused if it is a failure."""
+        """Send a job and wait at most `seconds`; returns the reply. Raises Refused if it is a failure."""
         reply = self.ask(job, seconds)
         if not reply.get("ok"):
             raise Refused(str(reply.get("status", "error")), str(reply.get("message", ""))[:1000])
@@ -122,7 +124,8 @@ class Checker:
     say: Callable[[str], None] = lambda message: None
 
     def verdicts(self) -> list[AdmissionVerdict]:
-        """One verdict per kernel of the file; one verdict for the whole file if executing it fails."""
+        """Check all kernels of `file`; returns one verdict (admitted, or the check that failed) per kernel, or one for
+        the whole file if executing it fails."""
         self.runner = RunnerProcess(self.environment)
         try:
             templates = self._loaded()
@@ -134,7 +137,8 @@ class Checker:
             self.runner.close()
 
     def templates(self) -> list[UserKernel]:
-        """Templates of the file's kernels for matching only. Raises KernelError if the file cannot be executed."""
+        """Templates (kernels' patterns and code) of the kernels of `file`, for matching only: their code is not
+        checked. Raises KernelError if the file cannot be executed."""
         self.runner = RunnerProcess(self.environment)
         try:
             return self._loaded()

@@ -1,7 +1,7 @@
 """Operands of a kernel under check in shared memory, each between red zones.
 
-The checking process holds the file and judges its content; the child that runs the kernel maps the same file. So a
-kernel cannot access its reference, and its process reports only that the kernel has run.
+The checking process owns the file and checks its content; the child process that runs the kernel maps the same file. So
+a kernel cannot access its reference, and its process reports only that the kernel has run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OTHER_POISON = (
 
 @dataclass(frozen=True)
 class OperandSpot:
-    """Location of an operand in the shared file: offset and size in bytes, without its red zones."""
+    """Location of an operand in the shared file: offset `start` and size in bytes, without its red zones."""
 
     start: int
     size: int
@@ -54,14 +54,14 @@ def nbytes(operand: Operand) -> int:
 
 
 def view_of(raw: Any, place: OperandSpot, operand: Operand) -> Array:
-    """An operand as an array with its strides over the bytes `raw` of the file (a buffer)."""
+    """The operand as an array with its strides, over its bytes in `raw`, the buffer of the shared file."""
     kind = dtypes.numpy_dtype(operand.type.dtype)
     strides = [s * kind.itemsize for s in operand.strides]
     return np.ndarray(concrete(operand.type.shape), kind, raw, place.start, strides)
 
 
 class SharedMemory:
-    """A file in memory that a child process maps; removed with the object."""
+    """A file in memory that a child process maps as well; removed with the object."""
 
     def __init__(self, size: int) -> None:
         folder = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
@@ -85,7 +85,7 @@ class SharedMemory:
                 view_of(self.raw, places[name], call.operands[name])[...] = array
 
     def poison(self, places: Sequence[OperandSpot], content: int) -> None:
-        """Fill the operands at `places` with one byte, `content`."""
+        """Overwrite the operands at `places` with the byte `content`."""
         for place in places:
             np.frombuffer(self.raw, np.uint8)[place.start : place.start + place.size] = content
 

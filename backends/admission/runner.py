@@ -1,6 +1,6 @@
 """Child process that executes a file of user kernels and runs them on operands in shared memory.
 
-Jobs and replies are JSON lines; nothing here judges a kernel (checks.py does, in the parent).
+Jobs and replies are JSON lines. Results are checked in the parent (checks.py), not here.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ _bound: dict[str, tuple[mmap.mmap, Runner]] = {}  # the last call bound
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job: `load` a file and describe its kernels ("kernels" in the reply), `bind` a call to memory,
-    or `run` it. The reply to a job that fails has a status and a message.
-    """
+    """Do one job and return the reply: `load` a file and describe its kernels ("kernels" in the reply), `bind` a call
+    to memory, or `run` it. The reply to a job that fails has a status and a message."""
     try:
         if job["job"] == "load":
             path, digest = job["file"]

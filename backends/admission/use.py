@@ -1,4 +1,5 @@
-"""User kernels that searches use (`tg.use_kernels`), and verdicts stored under the content of their files."""
+"""User kernels that searches use (`tg.use_kernels`), and verdicts (admitted, or the check that failed) stored under the
+content of their files."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def use_kernels(*sources: Any, say: Say = lambda message: None) -> list[Admissio
 
 
 def admitted(sources: Sequence[Any]) -> list[UserKernel]:
-    """Templates of the kernels of `sources`, checked, for one search. Sources and errors as for `use_kernels`."""
+    """Check the kernels of `sources` (paths of Python files, which are executed; kernels; or modules that declare them)
+    and return their templates (kernels' patterns and code), for one search only. Raises KernelError and
+    KernelRefusedError like `use_kernels`."""
     found = [t for file, names in _files(sources).items() for t in _admitted(file, names, lambda message: None)[0]]
     add_kernels(found)
     return found
@@ -92,10 +95,10 @@ def _admitted(file: KernelFile, names: set[str], say: Say) -> tuple[list[UserKer
 def verdicts_of(
     file: KernelFile, *, interpret: bool = False, again: bool = False, say: Say = lambda message: None
 ) -> list[AdmissionVerdict]:
-    """The verdicts on a file's kernels, from the cache if the file's content, this version's checks and the machine are
-    the same. `interpret`: run Triton kernels in Triton's interpreter if there is no GPU. `again`: check even if there
-    are stored verdicts. `say` receives the name of each kernel that is checked. The file is executed in a child process
-    only."""
+    """Verdicts (admitted, or the check that failed) on the kernels of a file: stored ones if the file's content, this
+    version's checks and the machine are the same, else from new checks, which are stored. `interpret`: run Triton
+    kernels in Triton's interpreter if there is no GPU. `again`: check even if there are stored verdicts. `say` receives
+    the name of each kernel that is checked. The file is executed in a child process only."""
     usable = _usable(interpret)
     key = sha256(repr((FORMAT, file.digest, usable, _machines(usable))).encode()).hexdigest()
     if not again and (kept := _kept(key)) is not None:

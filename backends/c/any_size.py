@@ -1,8 +1,11 @@
 """C kernels with free sizes: the text of a function generated for one choice of sizes, with its numbers replaced by
-size expressions. At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size
-expression. With these expressions over parameters, the text becomes a function for every size. As a check, functions
-generated at probe sizes must equal the text with these sizes substituted. A kernel whose loop structure depends on
-sizes fails the check and has no such form."""
+size expressions.
+
+At generic sizes (`egraph/saturate/lift.py`) every number in the function's text identifies its size expression. With
+these expressions over parameters, the text becomes a function for every size. As a check, functions generated at
+probe sizes must equal the text with these sizes substituted. A kernel whose loop structure depends on sizes fails the
+check and is not available for every size.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,10 @@ PARALLEL = "omp parallel"
 
 @dataclass(frozen=True, eq=False)
 class SizedTemplate(LibraryKernel):
-    """Template of a C kernel for every size.
+    """Template (a kernel's meaning and code) of a C kernel whose function takes sizes as parameters.
 
-    Its text is derived from a template and call at generic sizes (`origin`, `origin_call`); it is measured as the
-    template at the searched sizes (`searched`).
+    Its text is derived from a template and call at generic sizes (`origin`, `origin_call`; primes that stand for free
+    sizes); it is measured as the template at the searched sizes (`searched`).
     """
 
     origin: GeneratedKernel = field(default=None)  # type: ignore[assignment]
@@ -53,14 +56,13 @@ class SizedTemplate(LibraryKernel):
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        """The kernel, and its call, from which this kernel for every size was made; they are at generic sizes, primes
+        that stand for free sizes (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel and call at the searched sizes, under which the cost store has the time.
-
-        That call has no sizes among its attributes.
-        """
+        """The kernel and call that are measured in place of `call` (`Template.measured_as`): (kernel at the searched
+        sizes, call without sizes among its attributes), under which the cost store has the time."""
         return self.searched, replace(call, attrs={})
 
 
@@ -71,10 +73,11 @@ def sized(
     searched: Mapping[str, int],
     probes: Iterable[Mapping[str, int]],
 ) -> SizedCall | None:
-    """Form for every size of a C kernel generated at generic sizes; None if the kernel has no such form.
+    """The kernel for every size, with its call, made from `template` and `call`: a C kernel generated at generic sizes,
+    primes that stand for free sizes. None if there is none.
 
-    `numbers`: the generic sizes -> size expressions. `searched`: the sizes at which the kernel is priced. `probes`:
-    sizes at which the kernel is generated again as a check.
+    `numbers`: generic size -> size expression. `searched`: the sizes at which the kernel is priced. `probes`: sizes at
+    which the kernel is generated again as a check.
     """
     if template.backend != EMITTER.name or template.prep or template.layout is not None:
         return None

@@ -34,7 +34,9 @@ from .convolutions import HELPERS as PACKING
 from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
 from .emitter import EMITTER, ROWS, CEmitter
+from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
+from .image_copies import image_copy_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -98,12 +100,13 @@ def _read_across(found: Lowered, call: Call, weights: Iterable[str]) -> tuple[st
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
-    """C template of the kernel that computes a term over inputs, or several terms."""
+    """Template (a kernel's meaning and code) of the generated C kernel that computes `root`: a term over inputs, or
+    several terms."""
     return template_of(EMITTER, root)
 
 
 class CLowering(Lowering):
-    """Lowering of fusion groups for the C backend."""
+    """The kernels that one optimization generates with the C backend: its fusion groups lowered to kernel IR."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """(template, call) of a fusion group; none if C cannot compute the group efficiently."""
@@ -120,19 +123,25 @@ class CLowering(Lowering):
 
 
 class C(KernelGenerator):
-    """Backend of generated C kernels."""
+    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions and pooling in
+    C."""
 
     operands = "address"
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
-        """A new `CLowering`."""
+        """A new `CLowering` (generated kernels of one optimization), which shares the worker processes of
+        `lowerings`."""
         return CLowering(self, lowerings)
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel of terms over inputs (`Target.template`). Imports Torch, whose threads share the
-        loops."""
+        """The generated kernel that computes the terms `roots` over inputs. Imports Torch if it is installed, since the
+        loops share its threads.
+
+        `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
+        precision of float32 matrix products.
+        """
         if find_spec("torch"):
             import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)
@@ -141,16 +150,25 @@ class C(KernelGenerator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`Target.any_size`); None for kernels that scatter, too."""
+        """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
+        stand for free sizes); None if there is none, and for kernels that scatter.
+
+        `numbers`: generic size -> size expression. `searched`: the sizes at which it is priced. `probes`: sizes at
+        which it is checked. `others`: not used (`Target.any_size`).
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         if template.bases:
             return None
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """Fusion policies for a view: policies with products only if the view has products of few rows, policies with
-        two products only if it has attention of few rows. Never policies in which statistics are read from memory
-        (`FusionPolicy.spread_bare`)."""
+        """What fusion groups (terms that one kernel computes) of `view` may contain: the policies with which they are
+        grown.
+
+        Policies with matrix products are included only if the view has products of few rows, those with two products
+        only if it has attention of few rows. Policies in which statistics of rows (means, variances) are read from
+        memory (`FusionPolicy.spread_bare`) never are.
+        """
         products = 0
         for n, op in enumerate(view.op):
             if op in ("matmul", "linear") and len(view.types[view.kids(n)[1]].shape) == 2:
@@ -160,7 +178,7 @@ class C(KernelGenerator):
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
 
     def unavailable(self) -> str:
-        """Reason why the backend cannot be used (no working C compiler); empty if it can."""
+        """Why the backend cannot be used (no working C compiler), as a message; "" if it can."""
         return _unavailable()
 
 
@@ -173,7 +191,9 @@ def _unavailable() -> str:
     return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
 
 
-BACKEND = C(EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows()))
+BACKEND = C(
+    EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows())
+)
 """The C backend."""
 
 __all__ = ["BACKEND", "C", "CEmitter", "generated"]

@@ -1,10 +1,8 @@
-"""Library kernels in C of 2-D convolutions and pooling.
+"""Library kernels in C for 2-D convolutions and pooling.
 
 Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
-and activation fused; maximum and average pooling.
-
-Values are channels-last; weights are packed at load. A call costs less than one of oneDNN through Torch (20 µs), and
-writes to memory of the plan.
+and activation fused; maximum and average pooling. Values are channels-last; weights are packed at load. A call has less
+overhead than one of oneDNN through Torch (20 µs), and writes to memory that the plan has assigned.
 """
 
 from __future__ import annotations
@@ -30,6 +28,7 @@ from ..library.torch_calls import (
     channels_last,
     extents,
     filled,
+    is_channels_last,
     planar,
     residual_fits_last,
     usable,
@@ -87,11 +86,9 @@ HELPERS: dict[str, str] = {
 
 
 # ---------------------------------------------------------------- conditions
-def _channels_last_x(call: Call) -> bool:
+def channels_last_x(call: Call) -> bool:
     """Whether x is channels-last."""
-    x = call.operands["x"]
-    n, c, h, w = extents(x)
-    return all(s == t or d == 1 for s, t, d in zip(x.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+    return is_channels_last(call.operands["x"])
 
 
 def _copied(call: Call) -> bool:
@@ -107,7 +104,7 @@ def _direct(call: Call) -> bool:
         return False
     if _copied(call):
         return call.attrs["dilations"][1] == 1 and min(call.operands["x"].strides) >= 0
-    return _channels_last_x(call) and (groups == 1 or min(c, k // groups) >= PANEL)
+    return channels_last_x(call) and (groups == 1 or min(c, k // groups) >= PANEL)
 
 
 def _winograd(call: Call) -> bool:
@@ -119,7 +116,7 @@ def _winograd(call: Call) -> bool:
         and a["groups"] == 1
         and {*a["strides"], *a["dilations"]} == {1}
         and k % PANEL == c % PANEL == 0
-        and _channels_last_x(call)
+        and channels_last_x(call)
     )
 
 
@@ -127,7 +124,7 @@ def _depthwise(call: Call) -> bool:
     """Condition on calls of the depthwise convolution: one output channel for each input channel."""
     k, c, *window = extents(call.operands["w"])
     whole = all(isinstance(d, int) for d in (k, *window))
-    return whole and c == 1 and k == call.attrs["groups"] and prod(window) <= MAX_TAPS and _channels_last_x(call)
+    return whole and c == 1 and k == call.attrs["groups"] and prod(window) <= MAX_TAPS and channels_last_x(call)
 
 
 def _pool(call: Call) -> bool:
@@ -135,10 +132,10 @@ def _pool(call: Call) -> bool:
     a = call.attrs
     fits = len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS and isinstance(extents(call.operands["x"])[1], int)
     inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))
-    return fits and inside and planar(call) and _channels_last_x(call)
+    return fits and inside and planar(call) and channels_last_x(call)
 
 
-def _small(call: Call) -> bool:
+def few_elements(call: Call) -> bool:
     """Condition on calls: sizes fit into 32 bits."""
     return all(prod(map(int, extents(o))) < LARGEST for o in call.places.values())
 
@@ -245,11 +242,12 @@ def _pack_direct(call: Call) -> str:
 
 @dataclass(frozen=True)
 class ConvolutionKind:
-    """One way to convolve.
+    """One convolution algorithm, from which library kernels with all epilogues are made.
 
-    `applies`: its condition on calls. `code`: for (bias, residual, activation). `scratch`: bytes. `prep`: packing of
-    weights, by the helper function `helper`. `rate`: flops of the convolution per µs over those stated for a host
-    (`costdb.keys.rates`), so that kernels are tried where none was measured yet.
+    `applies`: predicate of the calls that it supports. `code`: function from (bias, residual, activation) to the
+    kernel's code. `scratch`: bytes of scratch memory of a call. `prep`: packing of weights, by the helper function
+    `helper`. `rate`: arithmetic throughput relative to that stated for a host (`costdb.keys.rates`), by which
+    unmeasured kernels are priced.
     """
 
     applies: Callable[[Call], bool]
@@ -273,15 +271,16 @@ KINDS: Mapping[str, ConvolutionKind] = {
 
 # ---------------------------------------------------------------- rows
 def convolution_rows() -> list[LibraryKernel]:
-    """All convolutions: each kind without and with bias, activation, and residual on either side."""
+    """Library kernels for all convolutions: each algorithm with and without bias, activation, and a residual that is
+    added before or after the activation."""
     found: list[LibraryKernel] = []
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
             "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
-            "version": VERSION,
+            "version": VERSION, "reads_last": ("x",),
         }  # fmt: skip
-        fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, _small)
+        fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():
             code = kind.code(bias, False, act)
             full = f"c.{name}{suffix}{_ending(spelled)}"
@@ -297,13 +296,13 @@ def convolution_rows() -> list[LibraryKernel]:
 
 
 def pool_rows() -> list[LibraryKernel]:
-    """Maximum and average pooling."""
+    """Library kernels for maximum and average pooling."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     return [
         LibraryKernel(
             f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
-            applies=both(usable, SINGLE, filled, _pool, _small), source=lambda call: SOURCE,
-            setup=("address", "c_function", "c_library"), version=VERSION,
+            applies=both(usable, SINGLE, filled, _pool, few_elements), source=lambda call: SOURCE,
+            setup=("address", "c_function", "c_library"), version=VERSION, reads_last=("x",),
         )
         for kind, name in ((1, "max_pool"), (2, "avg_pool"))
     ]  # fmt: skip
@@ -314,4 +313,7 @@ def _ending(spelled: str) -> str:
     return "" if spelled == "{}" else f"_{spelled.partition('(')[0]}"
 
 
-__all__ = ["HELPERS", "SOURCE", "conv_packed", "convolution_rows", "depthwise_packed", "pool_rows", "winograd_packed"]
+__all__ = [
+    "HELPERS", "SOURCE", "channels_last_x", "conv_packed", "convolution_rows", "depthwise_packed", "few_elements", "pool_rows",
+    "winograd_packed",
+]  # fmt: skip

@@ -24,24 +24,25 @@ ROWS = 1  # maximum rows of a product: few enough that reading the matrix domina
 
 @dataclass(frozen=True)
 class CLaunch(LaunchBase):
-    """Call of an emitted C function; `buffers` in the order of its parameters."""
+    """Call of an emitted C function; `buffers`: names of the operands and results in the order of its parameters."""
 
     name: str
     source: str
     buffers: tuple[str, ...]
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that calls the function with the buffers' addresses."""
+        """The Python statement that calls the function; `names` maps its buffers to the Python variables of their
+        addresses."""
         return f"{self.name}({', '.join(names[b] for b in self.buffers)})"
 
 
 @dataclass(frozen=True)
 class NestSchedule(Schedule):
-    """Schedule of a C loop nest: no parameters."""
+    """Schedule (tuning parameters) of a C loop nest; it has no parameters."""
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of the tile whose common values are computed once: the whole shape for attention of few rows
-        (emit/attention.py), else (1, 1)."""
+        """(rows, columns) of the tile whose common values are computed once: all rows and columns for attention of few
+        rows (emit/attention.py), else (1, 1)."""
         return (shape.m, shape.n) if shape.kind == "attention" else (1, 1)
 
 
@@ -86,7 +87,7 @@ PACKED = ".dots1"  # of the version of kernels that read bytes: raise it when on
 
 @dataclass
 class CEmitter(StrategyEmitter):
-    """Emitter of C: one function per kernel."""
+    """Emitter of C source from kernel IR: one function per kernel."""
 
     name: str = "c"
     version: str = "6"
@@ -97,7 +98,8 @@ class CEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(NEST,), kw_only=True)
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the emitter in the key of stored measurements.
+        """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
+        stored measurements.
 
         Kernels that read bytes have an additional suffix, because their sums are integer dot products.
         """

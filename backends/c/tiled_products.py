@@ -1,4 +1,4 @@
-"""C text of register-tiled sums of products: the micro-kernel of convolutions, and convolutions as its direct use.
+"""C text of register-tiled sums of products: the micro-kernel of convolutions, and direct convolutions made from it.
 
 A tile is `TILE_ROWS` output pixels by one or several panels of `PANEL` output channels. Its sums stay in registers over
 all taps and input channels; pixels are given by their addresses, so padding is an address of zeros. Weights are packed

@@ -2,7 +2,8 @@
 
 Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015). Inputs of 4 x 4 pixels are transformed channel
 by channel, multiplied by transformed weights in 16 matrix products of the micro-kernel (tiled_products.py), and
-transformed back. It is done for blocks of output tiles, so that what lies between the three steps stays in the cache.
+transformed back. The three steps are done block by block of output tiles, so that the intermediate values stay in the
+cache.
 """
 
 from __future__ import annotations

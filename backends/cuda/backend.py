@@ -17,7 +17,8 @@ from ..ir.tiling import Shape, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from ..program.cuda_helpers import HELPERS
-from .clustered_attention.kernel import ClusteredAttentionSchedule, emit_clusters
+from .clustered_attention.kernel import emit_clusters
+from .clustered_attention.parameters import ClusteredAttentionSchedule
 from .clustered_attention.schedules import applies as clusters_apply
 from .clustered_attention.schedules import clustered_fits, clustered_schedules
 from .emit.kernel import emit, emit_joined
@@ -178,9 +179,10 @@ TILED = Strategy(
 
 @dataclass
 class CudaEmitter(StrategyEmitter):
-    """Emitter of CUDA C++: one `__global__` function per kernel.
+    """Emitter of CUDA C++ source from kernel IR: one `__global__` function per kernel.
 
-    In a split reduction the last block of each tile combines the partial results.
+    A reduction that is split over thread blocks (split-K) is one launch too: the last block of each output tile to
+    finish combines the partial results.
     """
 
     name: str = "nvrtc"
@@ -193,44 +195,49 @@ class CudaEmitter(StrategyEmitter):
     )
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the emitted code for the kernel that computes `roots`.
+        """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of the key
+        of stored measurements.
 
-        Kernels that read uint8 or int8 operands have the suffix `GROUPED`, since their quantization scales are
-        applied per group, to sums of products.
+        Kernels that read uint8 or int8 operands have the suffix `GROUPED`, since their quantization scales are applied
+        per group, to sums of products.
         """
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
         return self.version + (GROUPED if bytes_ else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(launch statement, definitions) of a kernel for free sizes (`Emitter.sized_launch`).
+        """Change the launch `statement` and the kernel `definitions` (name -> source) of a kernel made for one choice
+        of sizes so that they serve all sizes; returns both (`Emitter.sized_launch`).
 
-        The grid is an argument of the statement; `SIZES_<kernel name>` in it is a placeholder for the size arguments.
+        The grid becomes an argument of the statement; `SIZES_<kernel name>` in it is a placeholder for the size
+        arguments.
         """
         return sized_launch(launch, statement, definitions)
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the launch arguments that pass the values of the named sizes; "" without sizes
-        (`Emitter.size_arguments`)."""
+        """Python text of the launch arguments that pass the values of the sizes `names`, such as ", sizes=(T, B)"; ""
+        without sizes (`Emitter.size_arguments`)."""
         return f", sizes=({''.join(f'{n}, ' for n in names).rstrip(' ' if len(names) == 1 else ', ')})" if names else ""
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """(kernel text with one integer parameter per free size, the free sizes that occur in it).
+        """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that
+        occurs in its text. Returns (kernel text, the sizes that occur).
 
-        None if the compiler needs one of them as a constant (`Emitter.with_sizes`).
+        None if the compiler needs one of them as a constant, such as an array length (`Emitter.with_sizes`).
         """
         return with_sizes(text, name, sizes, prefix)
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
-    """CUDA template of the kernel that computes a term over inputs, or several terms (multi-output fusion).
+    """Template (a kernel's meaning and code, with open schedule parameters) of the generated CUDA kernel that computes
+    `root`: a term over inputs, or several (multi-output fusion).
 
-    The weights named in `transposed` are transposed at load time.
+    `transposed`: names of weights that are transposed once, at load time.
     """
     return template_of(BACKEND.emitter, root, transposed)
 
 
 class Cuda(GpuGenerator):
-    """The CUDA C++ backend: finds, tunes and emits generated kernels (`CudaEmitter`)."""
+    """Backend that generates CUDA C++ kernels for NVIDIA GPUs; `CudaEmitter` writes their source."""
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

@@ -1,10 +1,8 @@
 """Register and stack use of a compiled CUDA kernel, parsed from its cubin.
 
-A cubin is an ELF file whose section `.nv.info` lists function attributes.
-
-An attribute has a format (1 byte), an id (1 byte) and a size or value (2 bytes); format 4 is followed by that many
-bytes, here a symbol index and a count. (Seen in binaries of sm_80 to sm_90; `cuobjdump --dump-resource-usage` shows the
-same.)
+A cubin is an ELF file whose section `.nv.info` lists function attributes. An attribute has a format (1 byte), an id (1
+byte) and a size or value (2 bytes). In format 4 the size is the number of bytes that follow; those read here are a
+symbol index and a count. (Checked for binaries of sm_80 to sm_90 against `cuobjdump --dump-resource-usage`.)
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ FRAME, REGISTERS = 0x11, 0x2F  # ids of the attributes that are read
 
 
 def resources(binary: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack spills) per thread, the maximum over all functions.
+    """(registers per thread, bytes of stack spills per thread) of the compiled kernel `binary` (a cubin file), each the
+    maximum over all of its functions.
 
     Raises ValueError if `binary` is not a cubin.
     """

@@ -44,7 +44,8 @@ POWERS = Domain(powers=True)
 
 @dataclass(frozen=True)
 class FewRowAttentionSchedule(Schedule):
-    """Schedule of attention of few rows (see the module)."""
+    """Schedule (tuning parameters) of attention of few query rows. A group of `lanes` threads shares the head size of
+    one position at a time; a block has `groups` groups, for different positions."""
 
     lanes: int = number("threads along the head size of keys and values", Domain(1, 32, powers=True))
     vector: int = number("contiguous elements per thread along the head size", Domain(1, 8, powers=True))
@@ -59,16 +60,18 @@ class FewRowAttentionSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-KV factor: number of parts into which the positions are split; 1: not split
-        (`Schedule.scratch_parts`)."""
+        """Number of parts into which the positions are split (split-KV), whose partial results go through scratch
+        memory; 1: not split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile: all rows and columns."""
+        """(rows, columns) of the result that a block computes: all rows and columns of a kernel with the axes that
+        `shape` describes."""
         return shape.m, shape.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout for a kernel of this shape.
+        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
+        reduction).
 
         The threads along the columns of the result also compute the reductions along the head size of the keys.
         """
@@ -85,15 +88,16 @@ class FewRowAttentionSchedule(Schedule):
 
 
 def positions_of(shape: Shape) -> Axis | None:
-    """The axis of the positions (keys): the longest axis that is reduced by a product whose operand is another product;
-    None if there is no such product."""
+    """The axis of the positions (keys) of attention: the longest axis along which a matrix product with another product
+    as an operand is summed; None if there is no such product. `shape`: roles of the kernel's axes (row, column, batch,
+    reduction)."""
     around = [e.axis for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
     return max(around, key=lambda a: a.size, default=None)
 
 
 @dataclass(frozen=True)
 class FewRowAttentionRanking:
-    """Description of attention of few rows, to rank its schedules.
+    """Description of attention of few rows, from which its schedules are ranked.
 
     `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `room`: number of positions;
     `batch`: number of sets of keys; `itemsize`: bytes of an element of keys and values; `vector`: elements of the
@@ -125,8 +129,8 @@ class FewRowAttentionRanking:
                     yield s, self.us(s)
 
     def fits(self, s: FewRowAttentionSchedule) -> bool:
-        """Whether a schedule splits the positions into equal parts, has no idle groups, and its values fit into
-        registers and shared memory."""
+        """Whether the schedule `s` splits the positions into equal parts and leaves no group of threads idle, and its
+        values fit into registers and shared memory."""
         part, threads = self.room // s.scratch_parts, s.lanes * s.groups
         if self.room % s.scratch_parts or part < min(LEAST, self.room) or not 32 <= threads <= 1024:
             return False
@@ -149,8 +153,8 @@ class FewRowAttentionRanking:
         return self.rows * (head + columns) + loads + self.rows * s.deep + 20
 
     def us(self, s: FewRowAttentionSchedule) -> float:
-        """Estimated µs: launch, rounds of loads, instructions and bytes of the busiest SM, and the combination of
-        parts."""
+        """Estimated µs of the kernel with the schedule `s`: launch, rounds of loads, instructions and bytes of the
+        busiest SM, and the combination of parts."""
         head, columns = self._own(s)
         parts, machine = s.scratch_parts, target()
         part, threads = self.room // parts, s.lanes * s.groups
@@ -170,9 +174,11 @@ class FewRowAttentionRanking:
 
 
 def description(kernel: Kernel, shape: Shape, splits: bool) -> FewRowAttentionRanking | None:
-    """The description of a kernel for ranking; None if it is not attention of few rows that this strategy writes.
+    """Description of `kernel` from which its schedules are ranked; None unless it is attention of few rows with keys
+    and values contiguous along the head size.
 
-    `splits`: whether the positions may be split (split-KV).
+    `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether the positions may be split
+    (split-KV).
     """
     positions = positions_of(shape) if shape.kind == "attention" and not shape.walks and not shape.joined else None
     if positions is None or shape.m > ROWS or any(b.dtype == "float64" for b in kernel.buffers.values()):
@@ -223,19 +229,22 @@ def _ranked(seen: FewRowAttentionRanking, count: int) -> tuple[FewRowAttentionSc
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel is attention of at most `ROWS` rows with keys and values contiguous along the head size."""
-    return description(kernel, shape, False) is not None
+    """Whether `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), is attention of at most
+    `ROWS` rows with keys and values contiguous along the head size."""
+    return description(kernel, shape, splits=False) is not None
 
 
 def few_row_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[FewRowAttentionSchedule]:
-    """At most `count` schedules, best guess first. `splits`: whether the positions may be split (split-KV)."""
+    """At most `count` schedules for `kernel`, best guess first; empty unless it is attention of few rows with keys and
+    values contiguous along the head size. `splits`: whether the positions may be split (split-KV)."""
     seen = description(kernel, shape, splits)
     return [] if seen is None else list(_ranked(seen, count))
 
 
 def few_row_legal(kernel: Kernel, shape: Shape, s: FewRowAttentionSchedule, splits: bool) -> bool:
-    """Whether a schedule fits a kernel: its values fit in registers and shared memory, parts of the positions are
-    equal, and it splits or ends the loop only where the kernel allows that."""
+    """Whether the schedule `s` is legal for `kernel`: its values fit in registers and shared memory, parts of the
+    positions are equal, and it splits the positions (`splits`: whether that is allowed) or ends the loop at a mask only
+    where the kernel permits that."""
     seen = description(kernel, shape, splits)
     return seen is not None and s.valid and (seen.splits or s.scratch_parts == 1) and (seen.seen or not s.seen) and (
         seen.fits(s))  # fmt: skip

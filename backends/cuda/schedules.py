@@ -1,4 +1,5 @@
-"""Schedules of SIMT and skinny-GEMM CUDA kernels: declarations, candidates (best guess first) and legality."""
+"""Schedules (tuning parameters) of SIMT and skinny-GEMM CUDA kernels: their classes, candidates (best guess first) and
+whether one is legal."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, is_vectorizable, stride_in_runs
-from .packed_ranking import PackedGemmRanking
-from .ranking import ElementwiseRanking, GemvRanking, ReductionRanking, RowReductionRanking, SkinnyGemmRanking, ranked
+from .ranking.gemv import GemvRanking
+from .ranking.model import ranked
+from .ranking.packed_gemm import PackedGemmRanking
+from .ranking.rows import ElementwiseRanking, ReductionRanking, RowReductionRanking
+from .ranking.skinny_gemm import SkinnyGemmRanking
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
 FEW = 32  # maximum rows of skinny GEMM on tensor cores with register fragments
@@ -34,17 +38,15 @@ SPLIT = "split-K factor over blocks; the last block of a tile combines the parti
 
 
 def elements_per_block(dimension: str, *numbers: tuple[tuple[str, int], ...]) -> int:
-    """Elements that a thread block covers along a dimension: the product of the dimension's entries in `numbers`
-    (threads, vectors, repeats), 1 where absent."""
+    """Elements that a thread block covers along `dimension`: the product of its entries in `numbers`, lists of
+    (dimension, threads or vector width or repeats); 1 where an entry is absent."""
     return prod(dict(n).get(dimension, 1) for n in numbers)
 
 
 @dataclass(frozen=True)
 class SimtSchedule(Schedule):
-    """Schedule of a SIMT kernel: threads, vectors and repeats along rows, columns and each reduction axis.
-
-    Reduction axes are in the order of `Shape.inner`.
-    """
+    """Schedule (tuning parameters) of a SIMT kernel, which uses CUDA cores: threads, vectors and repeats along rows
+    ("m"), columns ("n") and each reduction axis, named by its index in `Shape.inner`."""
 
     threads: tuple[tuple[str, int], ...] = sides("threads along a dimension", POWERS, "t")
     vector: tuple[tuple[str, int], ...] = sides(
@@ -58,17 +60,19 @@ class SimtSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile."""
+        """(rows, columns) of the results that a block computes."""
         return elements_per_block("m", self.threads, self.vector, self.repeat), elements_per_block(
             "n", self.threads, self.vector, self.repeat
         )
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout for a kernel of this shape."""
+        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
+        reduction)."""
         names = {"m": "m", "n": "n"} | {str(i): a.name for i, a in enumerate(shape.inner) if a not in shape.joined}
         own = [dict(n) for n in (self.threads, self.vector, self.repeat)]
         dims = {name: DimensionThreads(*(n.get(key, 1) for n in own)) for key, name in names.items()}
@@ -79,7 +83,7 @@ class SimtSchedule(Schedule):
 
 @dataclass(frozen=True)
 class SkinnyGemmSchedule(Schedule):
-    """Schedule of a skinny GEMM on tensor cores (emit/fragments.py)."""
+    """Schedule (tuning parameters) of a GEMM with few rows on tensor cores (emit/fragments.py)."""
 
     warps: int = number("warps along K", POWERS)
     n: int = number("columns of a block", Domain(8, 256, powers=True))
@@ -102,15 +106,17 @@ class SkinnyGemmSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile."""
+        """(rows, columns) of the results that a block computes."""
         return elements_per_block("m", self.vector, self.repeat), self.n
 
     def layout(self, kernel: Kernel, shape: Shape) -> ThreadLayout:
-        """The thread layout: in the epilogue each thread holds two neighbouring columns of the tile."""
+        """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
+        reduction): in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
         warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0, self.direct)
         threads = 32 * warps.along * wide
@@ -129,16 +135,16 @@ class SkinnyGemmSchedule(Schedule):
 
 
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
-    """Whether a schedule has at most 1024 threads and its tiles are not much larger than the matrix: along rows and
-    columns at most twice the size rounded up to a power of two."""
+    """Whether the schedule `s` is legal: at most 1024 threads, and tiles that are not much larger than the matrix,
+    namely at most twice its rows and columns, each rounded up to a power of two."""
     sizes = zip(s.tile(shape), (shape.m, shape.n))
     within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
     return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
 
 
 def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
-    """Whether a schedule is legal: warps cover the tile's columns evenly, and a block has at most 32 warps and all
-    rows."""
+    """Whether the schedule `s` is legal: a block's warps share its columns evenly, and a block has at most 32 warps and
+    covers all rows."""
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
     packed = not s.packed or (s.n % (16 * wide) == 0 and s.deep is None and not s.warm)
@@ -155,9 +161,11 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
 
 
 def combining_layout(first: ThreadLayout, shape: Shape) -> ThreadLayout:
-    """Thread layout in which the last block of a tile combines partial results, given the layout `first` of the kernel
-    that computes them and the shape of the combining kernel. Threads along the reduction become threads along the
-    parts."""
+    """Thread layout in which the last block of a tile combines the partial results of a split reduction.
+
+    `first`: layout of the kernel that computes them; `shape`: roles of the axes (row, column, batch, reduction) of the
+    combining kernel. Threads along the reduction become threads along the axis over the parts.
+    """
     dims: dict[str, DimensionThreads] = {}
     for name, along in first.dims.items():
         if name in ("m", "n"):
@@ -192,7 +200,8 @@ def _groups(shape: Shape) -> dict[str, tuple[Axis, ...]]:
 
 
 def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
-    """For each dimension, the bytes of global-memory traffic that is contiguous along it."""
+    """For each dimension ("m", "n", reduction axes), the bytes of the kernel's global-memory traffic that are
+    contiguous along it."""
     found: dict[str, float] = {}
     for dim, group in _groups(shape).items():
         ends = [group[-1], *shape.joined] if dim == "n" and group else group[-1:]
@@ -202,8 +211,8 @@ def fastest(kernel: Kernel, shape: Shape) -> dict[str, float]:
 
 
 def width(kernel: Kernel, shape: Shape, dim: str) -> int:
-    """Elements of the widest useful vector along a dimension; at most 16 bytes of the narrowest operand that is
-    contiguous along it."""
+    """Elements of the widest useful vector along the dimension `dim`: at most 16 bytes of the narrowest operand that is
+    contiguous along it, and 1 if none is."""
     group = _groups(shape)[dim]
     if not group:
         return 1
@@ -223,12 +232,14 @@ def width(kernel: Kernel, shape: Shape, dim: str) -> int:
 
 # ---------------------------------------------------------------- schedules
 def simt_applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether SIMT schedules are offered for a kernel: no attention, and GEMM only with few rows."""
+    """Whether SIMT schedules are offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): not for attention, and for GEMM only with few rows."""
     return _unwalked(shape) and (shape.kind != "contraction" or shape.m <= ROWS)
 
 
 def skinny_applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether skinny GEMM is offered for a kernel: GEMM with few rows."""
+    """Whether skinny-GEMM schedules are offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): for a GEMM, whose number of rows is checked later."""
     return _unwalked(shape) and shape.kind == "contraction"
 
 
@@ -239,7 +250,8 @@ def _unwalked(shape: Shape) -> bool:
 
 
 def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SimtSchedule]:
-    """At most `count` schedules, best guess first.
+    """At most `count` SIMT schedules for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction),
+    best guess first.
 
     `splits`: whether the longest reduction may be split (split-K). Raises Unfusable if there is a product or a long
     reduction inside another reduction.
@@ -252,7 +264,8 @@ def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> li
 
 
 def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SkinnyGemmSchedule]:
-    """At most `count` schedules, best guess first; empty unless operands are 16-bit and contiguous along K.
+    """At most `count` schedules for `kernel`, best guess first; empty unless it is a GEMM of few rows whose operands
+    are 16-bit or bytes and contiguous along K.
 
     `splits`: whether the reduction may be split (split-K).
     """
@@ -268,18 +281,19 @@ def _parsed(seen: SkinnyGemmRanking | PackedGemmRanking, count: int) -> list[Ski
 
 
 def merge_packed(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of the candidates of earlier strategies (`found`) and of skinny GEMM (`own`).
+    """Merge two lists of candidate schedules: `found`, from the kinds of kernel tried before, and `own`, of skinny
+    GEMM.
 
-    First come the schedules of skinny GEMM with packed conversions of quantized weights, then `found`, then the other
-    schedules of skinny GEMM. The last of `found` are dropped so that at most `count` schedules remain.
+    First come the schedules of skinny GEMM that convert quantized weights 16 bytes at a time (`packed`), then `found`,
+    then the other schedules of skinny GEMM. The last of `found` are dropped so that at most `count` schedules remain.
     """
     first = [s for s in own if isinstance(s, SkinnyGemmSchedule) and s.packed]
     return [*first, *earlier_first(found, [s for s in own if s not in first], count - len(first))]
 
 
 def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRanking | None:
-    """Description of a skinny GEMM whose quantized weights are converted 16 bytes of codes at a time; None if they have
-    no known encoding (`code_forms`).
+    """Description, from which schedules are ranked, of a skinny GEMM whose quantized weights are converted 16 bytes of
+    codes at a time; None if `kernel` is another kernel, or its weights have no known encoding (`code_forms`).
 
     `splits`: whether the reduction may be split (split-K).
     """

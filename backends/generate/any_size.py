@@ -1,6 +1,8 @@
-"""Generated GPU kernels for every size: templates whose code is the text of one schedule with sizes as parameters.
+"""Generated GPU kernels for every size: templates (kernels' patterns and code) whose source has the sizes as
+parameters.
 
-The text and the sizes for which it holds are found by generate/form_search.py.
+A *form* of such a kernel is the source of one schedule together with the range of sizes for which it is correct; forms
+are found by generate/form_search.py.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from .term_text import pattern_text
 # ---------------------------------------------------------------- the template
 @dataclass(frozen=True, eq=False)
 class SizedKernel(KernelBase):
-    """A generated GPU kernel for every size.
+    """A generated GPU kernel whose source serves every size.
 
-    `origin`, `origin_call`: the kernel and its call at generic sizes, under which it is measured. `free`,
-    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size; `generic`: the
-    generic sizes. Schedule and sizes are those of a call (sizes are attributes).
+    `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes during the
+    search), under which it is measured. `free`, `free_call`: terms and call in free sizes. `ranges`: least and largest
+    value of each free size; `generic`: the generic sizes. `others`: emitters whose kernels may serve sizes for which
+    the chosen schedule has none. Schedule and sizes are those of a call (sizes are attributes).
     """
 
     origin: GeneratedKernel
@@ -56,41 +59,45 @@ class SizedKernel(KernelBase):
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """Tensor variables of the pattern, in order of first use (`Template.operands`)."""
+        """Names of the tensors that the kernel reads, in order of first use in its pattern (`Template.operands`)."""
         return self.origin.operands
 
     @property
     def layout(self) -> Layout | None:
-        """Function from a call to the strides of a channels-last output; None for a row-major output.
-
-        It is that of `origin`.
-        """
+        """Function from a call to the strides of its channels-last output; None for a row-major output. It is that of
+        the kernel at the generic sizes (`origin`)."""
         return self.origin.layout
 
     @property
     def lifted_from(self) -> tuple[Template, Call]:
-        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        """The kernel, and its call, from which this kernel for every size was made; they are at generic sizes, primes
+        that stand for free sizes (`Template.lifted_from`)."""
         return self.origin, self.origin_call
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """(kernel at the generic sizes, call at these sizes with the call's schedule)."""
+        """The kernel and call that are measured in place of `call` (`Template.measured_as`): (kernel at generic sizes,
+        the primes that stood for free sizes in the search; its call with the schedule of `call`)."""
         return self.origin, replace(self.origin_call, schedule=dict(call.schedule))
 
     @property
     def code_identity(self) -> str:
-        """Declared identity of the kernel at the generic sizes."""
+        """Text that stands for the kernel's code in stored keys, made from the identity of the kernel at the generic
+        sizes."""
         return f"any_size[{self.origin.identity}]"
 
     def alike(self, call: Call) -> None:
-        """None, no key for tuning (`GeneratedKernel.alike`): only the kernel at the generic sizes is tuned."""
+        """Key of the calls with which this kernel shares tuning results (`GeneratedKernel.alike`): none (None), because
+        only the kernel at the generic sizes (primes that stand for free sizes) is tuned."""
 
     def job_fields(self) -> dict[str, Any]:
-        """Empty, because tuning jobs are written for the kernel at the generic sizes, `origin`."""
+        """JSON fields of a tuning job (a request to measure in another process): none, as jobs are written for
+        `origin`, the kernel at generic sizes (primes that stand for free sizes)."""
         return {}
 
     # ------------------------------------------------------------ code
     def write(self, call: Call) -> str:
-        """Statements of a call; at run time they choose the first form within whose bounds the sizes are."""
+        """Python statements of a call; at run time they choose the first form (source with its range of sizes) whose
+        range contains the sizes."""
         names = {n: literal(call.attrs[n]) for n in self.ranges}
         found = self.all_forms(call)
         if len(found) == 1:
@@ -113,17 +120,17 @@ class SizedKernel(KernelBase):
         return text
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`)."""
+        """Whether the statements of `call` store the result in a buffer that the program passes, instead of returning a
+        new tensor (`Template.writes_out`)."""
         return mentions_out(self.write, self.operands, call)
 
     def source(self, call: Call) -> dict[str, str]:
-        """Definitions that the statements of a call need, by name."""
+        """Python definitions that the statements of a call need: name -> source."""
         return {name: text for form in self.all_forms(call) for name, text in form.definitions.items()}
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory for a call at any size, enough for all forms together; an expression if the call's
-        sizes are symbolic.
-        """
+        """Bytes of scratch memory for `call` at any size, enough for each form (source with its range of sizes); an
+        expression if the call's sizes are symbolic."""
         total: Dim = 0
         for form in self.all_forms(call):
             total = total + bind(form.scratch, {n: call.attrs[n] for n in self.ranges})
@@ -137,23 +144,26 @@ class SizedKernel(KernelBase):
         )
 
     def all_forms(self, call: Call) -> tuple[SizedForm, ...]:
-        """Forms of a call's schedule, in the order in which they are tried. Raises ShapeError if there is none."""
+        """Forms (sources, each with its range of sizes) of a call's schedule, in the order in which they are tried.
+        Raises ShapeError if there is none."""
         found = self.forms_of(call)
         if isinstance(found, str):
             raise ShapeError(f"{self.name} has no form for every size: {found}")
         return found
 
     def bounds_of(self, call: Call) -> list[Bounds]:
-        """Bounds of the sizes of each form of a call's schedule."""
+        """For each form of a call's schedule, the range of sizes for which it is correct: size -> (least, largest)."""
         return [form.bounds for form in self.all_forms(call)]
 
     def conditions_of(self, call: Call) -> list[str]:
-        """Python expressions over the sizes that must be true for a call, because addresses have 32 bits."""
+        """Python expressions over the sizes that must be true for the kernel to serve `call`, because it computes
+        addresses in 32 bits; empty if they always are."""
         elements = [volume(o.type.shape) for o in call.places.values()]
         return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
 
     def forms_of(self, call: Call) -> tuple[SizedForm, ...] | str:
-        """Forms of a call's schedule, or the reason why there are none."""
+        """Forms (sources, each with its range of sizes) of a call's schedule, or the reason why there are none.
+        Searched once per schedule."""
         chosen = dict(call.schedule) or dict(self.origin.space(self.origin_call)[0])
         key = tuple(sorted(chosen.items()))
         if key not in self.forms:
@@ -167,11 +177,12 @@ class SizedKernel(KernelBase):
 def sized_kernel(
     template: GeneratedKernel, call: Call, numbers: Numbers, others: Sequence[Emitter] = ()
 ) -> SizedCall | None:
-    """Form for every size of a kernel generated at generic sizes; None if its terms hold at these sizes only.
+    """The kernel for every size, with its call, made from `template` and `call` at generic sizes (primes that stand for
+    free sizes); None if its terms hold at these sizes only.
 
-    Whether a schedule's text has a common form is only found out by `SizedKernel.forms_of`. `numbers`: the generic
-    sizes -> size expressions. `others`: emitters whose schedules may be used for sizes for which the chosen schedule
-    has no form.
+    Whether its source can be generalized is only found out by `SizedKernel.forms_of`. `numbers`: generic size -> size
+    expression. `others`: emitters whose schedules may be used at sizes at which the chosen schedule has no form (source
+    with a range of sizes).
     """
     ranges = {n: (atom.min, atom.max) for n, atom in sorted(numbers.graph.free_dims.items())}
     try:

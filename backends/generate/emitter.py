@@ -19,40 +19,40 @@ from .schedule import Move, Numbers, Schedule
 
 
 class Launch(Protocol):
-    """One kernel launch: the name that `source` defines, and the statement that launches the kernel."""
+    """One launch of an emitted kernel: the kernel's source, and the statement that launches it."""
 
     @property
     def name(self) -> str:
-        """Name of the kernel."""
+        """Name of the kernel, which `source` defines."""
         ...
 
     @property
     def source(self) -> str:
-        """Source of the kernel's definition."""
+        """Python statement that defines the kernel, with its source."""
         ...
 
     @property
     def definitions(self) -> Mapping[str, str]:
-        """Python definitions that the launch needs: name -> source."""
+        """Python definitions that the launch needs, the kernel's included: name -> source."""
         ...
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The launch statement; `names` maps buffers to variables.
+        """The Python statement that launches the kernel; `names` maps its buffers to Python variables.
 
-        Emitters of functional kernels return an expression that does not mention the output.
+        Emitters of functional kernels return an expression of the result, which does not mention the output.
         """
         ...
 
 
 class LaunchBase:
-    """Default members of `Launch`."""
+    """Base of emitted launches, with the default of `Launch.definitions`."""
 
     name: str
     source: str
 
     @property
     def definitions(self) -> Mapping[str, str]:
-        """Definitions that the launch needs: the kernel's own."""
+        """Python definitions that the launch needs (name -> source): only the kernel's own."""
         return {self.name: self.source}
 
 
@@ -69,7 +69,8 @@ class Emitter(Protocol):
     def version(self) -> str: ...
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """Version of the text of kernels for terms over inputs."""
+        """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
+        stored measurements."""
         ...
 
     @property
@@ -79,8 +80,8 @@ class Emitter(Protocol):
 
     @property
     def carries(self) -> bool:
-        """Whether a kernel that replaces some elements of an operand also copies the other elements to the output;
-        otherwise they are copied before the kernel runs."""
+        """Whether a kernel that replaces some elements of an operand (scatter) also copies the other elements to the
+        output; if not, they are copied before the kernel runs."""
         ...
 
     @property
@@ -104,61 +105,67 @@ class Emitter(Protocol):
         ...
 
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
-        """Candidate schedules in stored form, best guess first. `splits`: whether split reduction (split-K) is
-        legal."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, whose axes have the roles `shape` (row, column,
+        batch, reduction), best guess first. `splits`: whether split reduction (split-K) is legal."""
         ...
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[Numbers]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision; arguments
-        and result as for `space`."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
+        guess first. `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether split
+        reduction (split-K) is legal."""
         ...
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal. `splits`: as for `space`."""
+        """Whether `schedule` (parameter name -> integer) is legal for `kernel`. `splits`: whether split reduction
+        (split-K) is legal."""
         ...
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed schedule of a stored one. Raises UsageError for a schedule with other parameters."""
+        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if its parameters are those of no
+        schedule class of this emitter."""
         ...
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
-        """Moves of the schedule search from a stored schedule, legal or not."""
+        """Yields the changes of one parameter that the schedule search tries from `schedule`, whether or not the
+        results are legal."""
         ...
 
     def warp_specialized(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule is warp specialized."""
+        """Whether warps have different roles (producers, consumers) in a kernel with this schedule."""
         ...
 
     def launches(self, found: Lowered, schedule: Numbers, name: str) -> Sequence[Launch]:
-        """The launches of a lowered kernel in a schedule, in execution order; names of their kernels begin with `name`.
+        """Emit the lowered kernel `found` in a schedule; returns its launches in execution order. Names of their
+        kernels begin with `name`.
 
         Raises Unfusable if the kernel cannot be emitted.
         """
         ...
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether the text that a stored schedule emits for extents larger than a tile, and not divisible by it, is
-        also right for extents smaller than the tile (generate/form_search.py)."""
+        """Whether the text emitted with `schedule` for extents larger than a tile, and not divisible by it, is also
+        right for extents smaller than the tile (generate/form_search.py)."""
         ...
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(launch statement, definitions of the launch) for free sizes, from those for one choice of sizes.
+        """Change the launch `statement` and the `definitions` (name -> source) of a kernel made for one choice of sizes
+        so that they serve all sizes; returns both.
 
-        The grid is an argument of the statement, since it may depend on sizes; `SIZES_<launch name>` is a
+        The grid becomes an argument of the statement, since it may depend on sizes; `SIZES_<launch name>` is a
         placeholder for the size arguments.
         """
         ...
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the launch arguments that pass the values of the sizes `names`, which replaces the placeholder of
-        `sized_launch`."""
+        """Python text of the launch arguments that pass the values of the sizes `names`, which replaces the placeholder
+        of `sized_launch`."""
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Kernel text with an integer parameter for each free size that occurs in it, and the names of these sizes.
+        """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that
+        occurs in `text`, a `size_text.Text`. Returns (kernel text, the sizes that occur).
 
-        A parameter is called `prefix` + size; `text` is a `size_text.Text`. None if a size occurs where the compiler
-        needs a constant.
+        None if a size occurs where the compiler needs a constant.
         """
         ...
 
@@ -169,25 +176,27 @@ class EmitterBase:
     version: str
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
-        """The emitter's version (`Emitter.version_of`)."""
+        """The emitter's version, which is the same for all terms (`Emitter.version_of`)."""
         return self.version
 
     def masked(self, schedule: Numbers) -> bool:
-        """False: the text may be wrong for extents smaller than a tile (`Emitter.masked`)."""
+        """Whether the emitted text is also right for extents smaller than a tile (`Emitter.masked`): never
+        by default."""
         return False
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Launch statement and definitions, unchanged: kernels of this emitter take no sizes
+        """`statement` and `definitions` unchanged, since kernels of this emitter take no sizes
         (`Emitter.sized_launch`)."""
         return statement, definitions
 
     def size_arguments(self, names: Sequence[str]) -> str:
-        """Text of the launch arguments that pass the values of free sizes; "" without sizes
-        (`Emitter.size_arguments`)."""
+        """Python text of the launch arguments that pass the values of the sizes `names`, such as ", T, B"; "" without
+        sizes (`Emitter.size_arguments`)."""
         return "".join(f", {n}" for n in names)
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """None, because this emitter has no kernels with size parameters."""
+        """Add size parameters to a kernel function (`Emitter.with_sizes`): by default returns None, since this emitter
+        has no kernels with size parameters."""
         return None
 
     carries: bool = False
@@ -200,7 +209,12 @@ class EmitterBase:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call's kernel in the IR, with its shape and its candidate schedules."""
+    """Result of lowering a call to the kernel IR: the kernel, the roles of its axes (row, column, batch, reduction)
+    (`shape`), and its candidate schedules (`space`: parameter name -> integer, best guess first).
+
+    `constant`: operands that may be read before the previous kernel has ended. `made`, `cut`: caches of launches by
+    name and of split kernels by number of parts.
+    """
 
     kernel: Kernel
     shape: Shape
@@ -213,23 +227,26 @@ class Lowered:
 
     @cached_property
     def cuts(self) -> bool:
-        """Whether the longest reduction of the kernel can be split (split-K)."""
+        """Whether the kernel's longest reduction can be split into parts that are combined afterwards (split-K)."""
         return can_split(self.kernel, self.shape)
 
     def halves(self, parts: int) -> tuple[Kernel, Kernel]:
-        """The two kernels of a reduction split into `parts` parts: (kernel of partial results, combining kernel)."""
+        """The two kernels of the longest reduction split into `parts` parts: (one of partial results, one that combines
+        them)."""
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]
 
 
 def split_axis(shape: Shape) -> Axis:
-    """The longest reduction axis that is not nested in another reduction: the axis of split-K."""
+    """The axis that split-K divides among blocks: of a kernel whose axes have the roles `shape` (row, column, batch,
+    reduction), the longest reduction axis that is not inside another reduction."""
     return max(shape.outer, key=lambda a: a.size)
 
 
 def can_split(kernel: Kernel, shape: Shape) -> bool:
-    """Whether split reduction is legal: the longest reduction axis has even extent and can be split."""
+    """Whether split-K is legal for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction): its
+    longest reduction axis has even extent and can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
     return if_fusable(split, kernel, axis, 2) is not None

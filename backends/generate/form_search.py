@@ -2,13 +2,13 @@
 
 The kernel is emitted at several choices of sizes (points). The texts must be equal up to integers, and each integer
 that differs must be a known function of the sizes (generate/size_fit.py). The function replaces the integer; its
-arguments are parameters of the kernel, or variables of the program if the integer is in the launch. Points are sizes
-that no tile divides, so the text has all masks and its tile counts are rounded up. Axes that only occur in grids, loop
-bounds, masks and addresses can be free. An axis whose size determines the shape of a tile (a reduction held whole in
-registers) cannot, because the texts differ in other ways. Where a tile is at least as large as the extent, emitters
-omit loops and masks. A text of a strategy with `Strategy.masked` is right for such sizes too. A text of another
-strategy is used from the smallest size at which it equals the emitted text; smaller sizes get a schedule of a masked
-strategy.
+arguments are parameters of the kernel, or variables of the program if the integer is in the launch. The result is a
+form (`SizedForm`). Points are sizes that no tile divides, so the text has all masks and its tile counts are rounded up.
+Axes that only occur in grids, loop bounds, masks and addresses can be free. An axis whose size determines the shape of
+a tile (a reduction held whole in registers) cannot be free, because the texts then differ in more than integers. Where
+a tile is at least as large as the extent, emitters omit loops and masks: the text of a strategy (way to write kernels)
+with `Strategy.masked` is correct at such sizes, too; the text of another strategy is used from the smallest size on at
+which it equals the emitted text, and smaller sizes get a schedule of a masked strategy.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ PREFIX = "size_"  # of size parameters of kernels
 
 @dataclass(frozen=True, eq=False)
 class FormSearch:
-    """Search for forms of one kernel.
+    """Search for the forms (sources, each with the range of sizes for which it is correct) of one kernel.
 
-    `origin`, `origin_call`: the kernel and its call at generic sizes. `free`, `free_call`: terms and call in free
-    sizes. `ranges`: least and largest value of each free size. `generic`: the generic sizes. `others`: emitters of
-    kernels for sizes that the chosen schedule leaves.
+    `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes). `free`,
+    `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size. `generic`: the
+    generic sizes. `others`: emitters whose kernels may serve sizes for which the chosen schedule has no form.
     """
 
     origin: GeneratedKernel
@@ -62,7 +62,8 @@ class FormSearch:
     _known: dict[Any, EmittedTexts | str] = field(default_factory=dict)
 
     def forms(self, chosen: Mapping[str, int]) -> Iterator[SizedForm]:
-        """The chosen schedule's form (or that of the next best schedule with one), then forms for the other sizes.
+        """Yields the form of the schedule `chosen` (or that of the next best schedule with one), then forms for the
+        sizes that it does not serve.
 
         Raises NoForm if some sizes have no form.
         """
@@ -118,10 +119,10 @@ class FormSearch:
         raise NoForm(why or f"no schedule is legal for all of {dict(bounds)}")
 
     def form(self, schedule: Mapping[str, int], within: Bounds, emitter: Emitter | None = None) -> SizedForm:
-        """Form of one schedule for sizes within bounds, or for a part of these sizes (`SizedForm.bounds`).
+        """The form of one schedule for the sizes in the range `within`, or for a part of them (`SizedForm.bounds`).
 
-        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the schedule's texts have
-        no common form.
+        `emitter`: the emitter of the schedule, by default that of `origin`. Raises NoForm if the texts that the
+        schedule emits at several sizes cannot be generalized to one.
         """
         points, emitter = self._points(within), emitter or self.origin.emitter
         tried = [(point, self.emitted(schedule, point, emitter)) for point in points]
@@ -213,8 +214,8 @@ class FormSearch:
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
-        """Element count of each operand in free sizes; 32-bit addresses suffice where all counts are at most
-        `LARGEST`."""
+        """For each operand and result, its number of elements as an expression in free sizes; 32-bit addresses suffice
+        where all are at most `LARGEST`."""
         return tuple(volume(o.type.shape) for o in self.free_call.places.values())
 
     def _bounds(
@@ -280,7 +281,7 @@ class FormSearch:
                 raise NoForm(f"the emitted source at {dict(sizes)} differs from the one inferred from other sizes")
 
     def emitted(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts | str:
-        """Texts that a schedule of `emitter` emits at some sizes, or the reason why there are none. Cached."""
+        """The texts that `emitter` writes with a schedule at some sizes, or the reason why it cannot. Cached."""
         key = emitter.name, tuple(sorted(schedule.items())), tuple(sorted(sizes.items()))
         if key not in self._known:
             try:

@@ -27,7 +27,8 @@ class SizedCall:
 
 
 def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
-    """Terms at generic sizes rewritten in free sizes, by `numbers` (generic sizes -> size expressions).
+    """The terms `roots`, which are at generic sizes (primes that stand for free sizes), rewritten in free sizes by
+    `numbers` (generic size -> size expression).
 
     Raises ShapeError if a term holds at one size only.
     """
@@ -44,7 +45,8 @@ def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
 
 
 def free_call(call: Call, numbers: Numbers) -> Call:
-    """Call at generic sizes rewritten in free sizes, without its schedule; `numbers` as for `free_terms`."""
+    """`call`, which is at generic sizes (primes that stand for free sizes), rewritten in free sizes and without its
+    schedule; `numbers`: generic size -> size expression."""
 
     def operand(o: Operand) -> Operand:
         kind = numbers.type(o.type)

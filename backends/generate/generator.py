@@ -1,4 +1,4 @@
-"""Backends that generate kernels: what they generate for an e-graph view, and how their kernels take every size.
+"""Backends that generate kernels for the fusion groups of an e-graph view, and kernels of theirs for every size.
 
 A `KernelGenerator` describes a backend and is immutable; its `Lowering` (lowerings.py) belongs to one optimization.
 """
@@ -30,8 +30,10 @@ from .template import GeneratedKernel, template_of
 class KernelGenerator(BackendBase):
     """A backend that generates kernels from an e-graph view. Immutable; `opened` returns the mutable `Lowering`.
 
-    `several`: whether to generate multi-output kernels. `vectors`: maximum number of rows of a product that counts as
-    skinny GEMM (bound by reading weights), for which transposed weight layouts are tried too.
+    `emitter`: writes the kernels' source; `helpers`: definitions that the source may need, by name; `templates`:
+    library kernels offered besides. `several`: whether to generate multi-output kernels. `vectors`: maximum number of
+    rows of a product that counts as skinny GEMM (bound by reading weights), for which transposed weight layouts are
+    tried too.
     """
 
     emitter: Emitter
@@ -43,19 +45,21 @@ class KernelGenerator(BackendBase):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """Name of the emitter, and of the backend."""
+        """Name of the backend, which is that of its emitter."""
         return self.emitter.name
 
     def unavailable(self) -> str:
-        """Why the backend is unusable on this machine; empty if it is usable."""
+        """Why the backend is unusable on this machine, as a message; "" if it is usable."""
         return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """The fusion policies to grow fusion groups with, for a view."""
+        """What fusion groups (terms that one kernel computes) of the e-graph `view` may contain: the policies with
+        which they are grown, one after the other."""
         return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The `Lowering` of this backend in `lowerings`; a new, unshared `Lowering` for None."""
+        """The kernels that one optimization generates with this backend: the `Lowering` that `lowerings` holds for it,
+        or a new one that nothing else shares."""
         return (Lowerings() if lowerings is None else lowerings).of(self)
 
     def generated(
@@ -65,25 +69,32 @@ class KernelGenerator(BackendBase):
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Kernels for the fusion groups of a view, as `Lowering.generated` yields them, from a new `Lowering` each
-        time."""
+        """Yields (template, output e-classes, operand e-classes) of the kernels for the fusion groups (terms that one
+        kernel computes) of the e-graph `view`, from a new `Lowering` each time. `given`: e-classes in memory before any
+        kernel runs. `types`: type of each e-class. Once `enough` returns true, no more groups are formed."""
         return self.opened().generated(view, given, types, enough)
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of templates in worker processes, before they are needed; yields after each template.
+        """Lower the pairs `asked` of template (a kernel's pattern and code) and call in worker processes, before they
+        are needed; yields after each template.
 
-        See `Lowering.prepare`; the `Lowering` is a new one.
+        The lowered kernels go to a new `Lowering` (`Lowering.prepare`).
         """
         return self.opened().prepare(asked)
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
-        """A new `Lowering` of this backend."""
+        """A new `Lowering` (generated kernels of one optimization) of this backend, which shares the worker processes
+        of `lowerings`."""
         return Lowering(self, lowerings)
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel of terms over inputs (`Target.template`). Raises UsageError for an unknown precision."""
+        """The generated kernel that computes the terms `roots` over inputs (`Target.template`).
+
+        `transposed`: names of weights that are transposed at load time; `last`: whether the output is channels-last;
+        `precision`: name of the input precision of float32 products. Raises UsageError for an unknown precision.
+        """
         found = next((p for p in PRECISIONS if p.name == precision), None)
         if found is None:
             raise UsageError(f"there is no precision {precision!r}", hint=f"one of {[p.name for p in PRECISIONS]}")
@@ -91,20 +102,25 @@ class KernelGenerator(BackendBase):
 
 
 class GpuGenerator(KernelGenerator, GpuBackend):
-    """Defaults of generators of kernels for an NVIDIA GPU."""
+    """Base of backends that generate kernels for an NVIDIA GPU."""
 
     def any_size(
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """Form for every size of a generated kernel (`Target.any_size`). The kernel is priced at the generic sizes."""
+        """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
+        stand for free sizes), at which it is priced. None if its terms hold at these sizes only.
+
+        `numbers`: generic size -> size expression. `others`: backends whose kernels may serve sizes for which the
+        chosen schedule has none. `searched`, `probes`: not used (`Target.any_size`).
+        """
         assert isinstance(template, GeneratedKernel)  # the backend has no others
         emitters = [b.emitter for b in others if isinstance(b, KernelGenerator | Lowering) and b.name != self.name]
         return sized_kernel(template, call, numbers, emitters)
 
 
 def missing_module(modules: Iterable[str]) -> str:
-    """Message that names the first module that is not installed; "" if all are."""
+    """Message that names the first of `modules` that is not installed; "" if all are."""
     return next((f"{module} is not installed" for module in modules if not _there(module)), "")
 
 

@@ -9,7 +9,8 @@ from ...egraph.ir.tensor import Tensor, topological
 
 
 def family_of(roots: Sequence[Tensor]) -> str:
-    """Family of a kernel in reports: attention, conv, contraction, reduction or pointwise."""
+    """Family, in reports, of the kernel that computes the terms `roots`: attention, conv, contraction, reduction or
+    pointwise."""
     return _family(tuple(roots))
 
 
@@ -28,5 +29,5 @@ def _family(roots: tuple[Tensor, ...]) -> str:
 
 
 def updates_input(t: Tensor) -> bool:
-    """Whether a term scatters values into an input."""
+    """Whether the term `t` replaces some elements of an input (scatter), so that its result is the input updated."""
     return t.op == "scatter_elements" and t.args[0].op == "input"

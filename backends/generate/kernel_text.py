@@ -23,13 +23,18 @@ OUT = "out_"  # output argument, a name that kernel code does not use; further o
 
 
 def out_argument(name: str) -> str:
-    """Name of the argument of `run` for an output (out, out1, …)."""
+    """Name of the argument of `run` for the output `name`: out_ for out, out1_ for out1, and so on."""
     return f"{name}_"
 
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source text of a kernel's module, and the metadata that a caller of its function `run` needs."""
+    """Source of a Python module with one kernel (`text`), and what a caller of its function `run` needs to know.
+
+    `operands`: arguments of `run` before the outputs and scratch; `prepared`: those of them that `prepare_<name>`
+    converts once; `fresh`: whether `run` returns a new tensor instead of writing its output; `scratch`: bytes of
+    scratch memory; `generated`: whether the text defines kernels that need compilation.
+    """
 
     text: str
     operands: tuple[str, ...]  # arguments of `run` before the outputs and scratch
@@ -40,21 +45,22 @@ class KernelText:
 
     @property
     def digest(self) -> str:
-        """Hash of the text."""
+        """Hash (24 hex digits) of the module's text."""
         return blake2b(self.text.encode(), digest_size=12).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The text and its metadata as JSON values."""
+        """The module's text and what is known of it, as JSON values."""
         return asdict(self)
 
     @staticmethod
     def of_json(data: Mapping[str, Any]) -> KernelText:
-        """Kernel text from the JSON values of `to_json`."""
+        """The kernel text that `to_json` gave as JSON values."""
         return KernelText(**{**data, "operands": tuple(data["operands"]), "prepared": tuple(data["prepared"])})
 
 
 def kernel_text(template: Template, call: Call) -> KernelText:
-    """The kernel text of a call of a template whose code works on Torch tensors."""
+    """Source of a Python module with the kernel of `template`, whose code works on Torch tensors, in the layouts and
+    schedule of `call`."""
     from ..program.helper_functions import helper_source
 
     names = tuple(template.operands)
@@ -82,7 +88,7 @@ def kernel_text(template: Template, call: Call) -> KernelText:
 
 
 def module_of(found: KernelText) -> ModuleType:
-    """The module of a kernel text, executed."""
+    """Execute a kernel's text as a Python module; returns the module."""
     module = ModuleType(f"kernel_{found.digest}")
     execute(found.text, f"<{module.__name__}>", vars(module))
     return module
@@ -90,17 +96,17 @@ def module_of(found: KernelText) -> ModuleType:
 
 # ---------------------------------------------------------------- calls as JSON
 def operand_json(o: Operand) -> list[Any]:
-    """An operand as the JSON list [shape, dtype, strides]."""
+    """An operand as the JSON list [shape, dtype, strides in elements]."""
     return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
 
 
 def operand_of_json(data: list[Any]) -> Operand:
-    """An operand from the JSON list [shape, dtype, strides]."""
+    """The operand that `operand_json` has written as a list."""
     return Operand(Type(tuple(data[0]), data[1]), tuple(data[2]))
 
 
 def call_json(call: Call) -> dict[str, Any]:
-    """A call as JSON values: operands, outputs, attributes, schedule."""
+    """A call (one use of a kernel) as JSON values: operands, outputs, attributes, schedule."""
     more = {"more": [operand_json(o) for o in call.more]} if call.more else {}
     return {
         "operands": {name: operand_json(o) for name, o in call.operands.items()},
@@ -112,7 +118,7 @@ def call_json(call: Call) -> dict[str, Any]:
 
 
 def call_of_json(data: Mapping[str, Any]) -> Call:
-    """A call from the JSON values of `call_json`."""
+    """The call that `call_json` gave as JSON values."""
     return Call(
         {n: operand_of_json(o) for n, o in data["operands"].items()}, operand_of_json(data["output"]),
         {n: tuple(v) if isinstance(v, list) else v for n, v in data["attrs"].items()}, {}, dict(data["schedule"]),

@@ -21,7 +21,8 @@ FARTHEST = 1 << 28  # size at which a dimension without a maximum is checked
 
 
 def largest_sizes(ranges: Bounds, generic: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """All free sizes at their maximum, and each alone with the others at their `generic` sizes."""
+    """Yields choices of free sizes at which decisions may change: all sizes at their maximum (`ranges`), then each size
+    alone with the others at their `generic` values."""
     most = {n: high if high < NO_LIMIT else FARTHEST for n, (_, high) in ranges.items()}
     yield most
     if len(most) > 1:
@@ -32,11 +33,11 @@ def changes_at_large_sizes(
     template: GeneratedKernel, call: Call, at: Callable[[Mapping[str, int]], GeneratedKernel], free_call: Call,
     ranges: Bounds, generic: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Whether the terms of a `template`, called as `call` at the `generic` sizes, lower to another kernel where sizes
-    are largest.
+    """Whether the terms of `template` lower to another kernel where sizes are largest (`ranges`: least and largest
+    value of each) than for `call`, which is at the `generic` sizes (primes that stand for free sizes).
 
-    `at(sizes)`: the template at other sizes, which are called as `free_call`. Sizes at which the terms are not valid or
-    not lowered are left out.
+    `at(sizes)`: the template (a kernel's pattern and code) at other sizes, which are called as `free_call`. Sizes at
+    which the terms are not valid or not lowered are left out.
     """
     here = template.kernel(call)
     if here is None:

@@ -24,12 +24,12 @@ HEAD = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Job:
-    """Message to a lowering worker.
+    """Message to a lowering worker: terms that it is to lower to kernels.
 
-    The terms of a fusion group and its call, to be lowered by the generators `names`; or, with `form`, calls of one
-    form of a kernel.
-
-    `limit`: permitted relative error. `images`: names of operands and results that are images.
+    Without `form`: a fusion group's terms and its call, to be lowered by each of the generators (backends) `names`.
+    With `form`: calls of one template (a kernel's pattern and code) of a kernel. `limit`: relative error that kernels
+    may add by rounding operands. `weights`, `images`: names of operands, and of results, that are weights or images.
+    `machine`: the GPU for which schedules are ranked; None for kernels of the CPU.
     """
 
     names: tuple[str, ...]
@@ -48,7 +48,8 @@ Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, f
 
 
 def flattened_terms(terms: Sequence[Tensor]) -> Flat:
-    """Terms in picklable form: (nodes in topological order with argument indices, indices of the terms).
+    """The terms in a form that can be pickled: (nodes in topological order as (op, numbers of the operands,
+    attributes), numbers of the terms).
 
     Tensors compare by identity, which pickling would not preserve.
     """
@@ -58,7 +59,7 @@ def flattened_terms(terms: Sequence[Tensor]) -> Flat:
 
 
 def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
-    """Terms from the form that `flattened_terms` made."""
+    """The terms that `flattened_terms` gave as lists."""
     made: list[Tensor] = []
     for op, args, attrs in found[0]:
         made.append(make(op, [made[a] for a in args], attrs))
@@ -66,7 +67,7 @@ def rebuilt_terms(found: Flat) -> tuple[Tensor, ...]:
 
 
 def read(stream: IO[bytes]) -> Any:
-    """The next message of a stream. Raises EOFError at the end of input."""
+    """The next message of `stream`, unpickled. Raises EOFError at the end of input."""
     head = stream.read(HEAD.size)
     if len(head) < HEAD.size:
         raise EOFError
@@ -74,6 +75,6 @@ def read(stream: IO[bytes]) -> Any:
 
 
 def framed(data: object) -> bytes:
-    """A message: pickled data with a length prefix."""
+    """`data` as a message for a stream: pickled, after its length."""
     body = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     return HEAD.pack(len(body)) + body

@@ -1,9 +1,9 @@
 """Pool of worker processes that lower terms to kernels; the parent's side of generate/lowering_worker.py.
 
-The caller takes jobs from the beginning of a batch, workers from its end, until they meet. So the caller never waits
-for a worker to start, and nothing is lost on a machine without idle cores. While the batch still grows, or once `WIDE`
-workers have started, workers take jobs in order; with so many, the caller waits for replies instead of doing jobs, and
-its other threads run meanwhile.
+The caller takes jobs from the beginning of a batch, workers from its end, until all are taken. So the caller never
+waits for a worker to start, and a machine without idle cores is not slower than without a pool. While the batch still
+grows, or once `WIDE` workers have started, workers take jobs in order; with so many, the caller waits for replies
+instead of doing jobs, and its other threads run meanwhile.
 
 A pool belongs to one optimization and is used by one thread at a time. That thread drives pipe I/O between its own
 jobs. All pools of a process share a limit on the number of workers (`_room`).
@@ -31,6 +31,7 @@ from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
 MOST = 16  # maximum workers of all pools together
+LEFT_CORES = 2  # cores left to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WIDE = 4  # workers that have started from which the caller does no jobs itself
 WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
@@ -88,7 +89,8 @@ class _Process:
 
 @dataclass(eq=False)
 class Batch:
-    """Queue of lowering jobs that the caller takes in order, each once.
+    """Queue of lowering jobs (terms to lower to kernels) that the caller takes in order, each once, while workers do
+    jobs ahead of the caller.
 
     Job numbers are unique within the pool, which may have several batches in flight.
     """
@@ -105,7 +107,8 @@ class Batch:
         self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
-        """Add a job; workers may start on it at once."""
+        """Append a job (terms to lower to kernels), given as a function that builds it; workers may start on it at
+        once."""
         self._put(job)
         if len(self.jobs) == WORTH:
             self.pool.begin()
@@ -117,17 +120,19 @@ class Batch:
         self.numbers.append(self.pool.number())
 
     def close(self) -> None:
-        """Mark the batch as complete."""
+        """Mark the batch as complete: no more jobs (terms to lower to kernels) are added."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def take_arrived(self) -> Reply:
-        """The worker's reply to the next job if it has arrived, else an empty reply. Does not wait."""
+        """Take the next job (terms to lower to kernels): a worker's reply to it if that has arrived, else an empty
+        reply, and the caller must do the job. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """The worker's reply to the next job; empty if the caller must do the job.
+        """Take the next job (terms to lower to kernels): a worker's reply to it, or an empty reply if the caller must
+        do the job.
 
         Waits if a worker has the job in progress.
         """
@@ -145,11 +150,11 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Up to `PART` jobs for a worker, as (number, job).
+        """Up to `PART` jobs (terms to lower to kernels) to send to a worker, as (number, job); they count as given out.
 
-        They are taken from the end of a complete batch, without the job that the caller does next; from the beginning
-        of a batch that still grows, or of any batch of a wide pool (there fewer at a time, so that all workers have
-        some, from the job that the caller waits for).
+        They are taken from the end of a complete batch, except the job that the caller does next; from the beginning of
+        a batch that still grows, or of any batch if at least WIDE workers have started (then fewer at a time, so that
+        all workers have some, beginning with the job that the caller waits for).
         """
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0
@@ -170,13 +175,14 @@ class Batch:
 
 
 class LowerPool:
-    """Pool of up to `size` lowering workers (default: cores minus one, at most `MOST`).
+    """Pool of up to `size` worker processes that lower terms to kernels (default: all cores but `LEFT_CORES`, at most
+    `MOST`).
 
     `begin` starts them, within the limit on the workers of all pools.
     """
 
     def __init__(self, size: int | None = None) -> None:
-        self.size = min(MOST, cores() - 1) if size is None else size
+        self.size = min(MOST, cores() - (LEFT_CORES if cores() > LEFT_CORES else 1)) if size is None else size
         self._count = 0  # jobs numbered so far
         self.clock = Clock()  # time that workers were busy
         self.pumped = 0.0  # when pipes were last served
@@ -184,7 +190,7 @@ class LowerPool:
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
 
     def number(self) -> int:
-        """A new, unique job number."""
+        """A new number for a job (terms to lower to kernels), unique in the pool."""
         self._count += 1
         return self._count
 
@@ -218,8 +224,8 @@ class LowerPool:
         self._selector.register(process.stdout, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
-        """Submit a complete batch of jobs; returns the queue from which the caller takes them. Each job is built when
-        it is sent."""
+        """Submit a complete batch of jobs (terms to lower to kernels), each given as a function that builds it when it
+        is sent; returns the queue from which the caller takes them."""
         found = self.growing()
         for job in jobs:
             found._put(job)
@@ -229,7 +235,7 @@ class LowerPool:
         return found
 
     def growing(self) -> Batch:
-        """An empty batch that jobs are added to one by one."""
+        """A new, empty batch to which jobs (terms to lower to kernels) are added one by one."""
         return Batch(self)
 
     @property
@@ -238,9 +244,9 @@ class LowerPool:
         return sum(p.heard for p in self._processes) >= WIDE
 
     def waits_for(self, number: int) -> bool:
-        """Whether a worker has the job in progress.
+        """Whether a worker is working on the job (terms to lower to kernels) with this number.
 
-        If that worker has never replied, the job is taken back and the result is False.
+        If that worker has never replied, the caller gets the job back and the result is False.
         """
         for p in self._processes:
             if number in p.busy:
@@ -250,7 +256,8 @@ class LowerPool:
         return False
 
     def pump(self, batch: Batch, wait: bool = False) -> None:
-        """Send jobs of `batch` to workers that can take some, and collect replies of all batches.
+        """Send jobs (terms to lower to kernels) of `batch` to workers that can take some, and collect replies of all
+        batches.
 
         With `wait`, wait for a reply for up to 50 ms.
         """
@@ -298,7 +305,7 @@ class LowerPool:
             self._selector = None
 
     def close(self) -> None:
-        """End all workers; they restart on demand."""
+        """End all worker processes; they start again when they are needed."""
         for process in [*self._processes]:
             self._drop(process)
 

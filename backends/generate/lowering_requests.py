@@ -1,4 +1,4 @@
-"""Requests to lower the fusion groups of an e-graph view to the kernel IR."""
+"""Requests to lower the fusion groups (terms that one kernel computes) of an e-graph to the kernel IR."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .template import layout_key
 
 
 class LoweringRequest(NamedTuple):
-    """Request to lower a fusion group to the kernel IR.
+    """Request to lower a fusion group (terms that one generated kernel computes) to the kernel IR.
 
-    `call`: the call that computes the group from row-major operands. `weights`: names of operands that are weights.
-    `images`: names of operands and outputs that are images.
+    `call`: operands and outputs of the group, all row-major. `weights`: names of operands that are weights. `images`:
+    names of operands and outputs that are images, whose channels may be innermost.
     """
 
     group: FusionGroup | MultiOutputGroup
@@ -31,14 +31,16 @@ class LoweringRequest(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """Cache key: everything that the templates depend on within one optimization."""
+        """Key under which the answer to this request is cached: everything that the group's templates (kernels'
+        patterns and code) depend on within one optimization."""
         return self.group.terms, layout_key(self.call), self.weights, self.images
 
 
 def request_of(
     group: FusionGroup | MultiOutputGroup, view: EGraphView, types: Sequence[Type], images: frozenset[int]
 ) -> LoweringRequest:
-    """The request for a fusion group of a view. `types`: type of each class. `images`: classes that are images."""
+    """The request to lower `group`, a fusion group of the e-graph view. `types`: type of each e-class. `images`:
+    e-classes that are images."""
     weights = [str(t.attr("name")) for t, c in group.leaves if view.weight[c] and t.type.rank >= 2]
     first, *more = (_operand(types[c]) for c in group.classes)
     reads = {str(t.attr("name")): _operand(types[c]) for t, c in group.leaves}
@@ -48,8 +50,8 @@ def request_of(
 
 
 def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGroups:
-    """The fusion groups with sequence slices (single positions of a sequence) as inputs, so that every step of a
-    recurrence has the same kernel; `groups` itself without such slices. `types`: type of each class."""
+    """Fusion groups that read sequence slices (single positions of a sequence) as inputs, so that every step of a
+    recurrence has the same kernel; `groups` itself if the e-graph has no such slices. `types`: type of each e-class."""
     places = sequence_slice_classes(groups.view, groups.given, types)
     if not places:
         return groups
@@ -59,13 +61,14 @@ def with_slices_given(groups: FusionGroups, types: Sequence[Type]) -> FusionGrou
 
 
 def reads_of(group: FusionGroup | MultiOutputGroup) -> tuple[int, ...]:
-    """The operand classes of a fusion group."""
+    """The e-classes that a fusion group reads, sorted."""
     return tuple(sorted({c for _, c in group.leaves}))
 
 
 def equal_values(group: FusionGroup | MultiOutputGroup, types: Sequence[Type]) -> Iterator[int]:
-    """Classes in a fusion group whose value equals the group's result except for reshapes or casts between equal
-    storage dtypes. A kernel for such a class computes the result too."""
+    """Yields the e-classes inside a fusion group whose value equals the group's result except for reshapes, or casts
+    between dtypes that are stored alike. A kernel for such a class computes the result too. `types`: type of each
+    e-class."""
     if not isinstance(group, FusionGroup):
         return
     inner, (cls,) = dict(group.inner), group.classes

@@ -1,8 +1,8 @@
 """Worker process that lowers terms to kernels, for the generating backends.
 
-A job is one lowering request of a `Lowering`: terms, layouts of operands and results, names of the weights. The worker
-runs the same code as the parent (generator.py) and sends back the result. Messages are pickles over private pipes
-between two processes of one program; none are stored in files.
+A job is one lowering request: terms, layouts of operands and results, names of the weights. The worker runs the same
+code as the parent (lowerings.py) and sends back the lowered kernels. Messages are pickles over private pipes between
+two processes of one program; none are stored in files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IDLE_S = 60  # seconds without input after which a worker ends
 
 
 def answer(job: Job) -> Reply:
-    """Reply to a job: its terms lowered with each of its generators."""
+    """Lower the terms of a job with each of its generators (backends); returns the reply to the parent."""
     from ..registry import backend
     from .generator import KernelGenerator
     from .lowerings import Lowerings
@@ -49,12 +49,14 @@ def answer(job: Job) -> Reply:
 
 
 def packed(lowered: Any) -> bytes:
-    """A lowered kernel (template.Lowered) pickled as (kernel, shape, schedules)."""
+    """A lowered kernel pickled as (kernel; roles of its axes, such as row, column, batch, reduction; candidate
+    schedules)."""
     return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
 
 
 def main() -> None:
-    """Answer lists of jobs until the input ends or `IDLE_S` seconds pass without input.
+    """Run a worker process: answer lists of jobs (terms to lower to kernels) until the input ends or `IDLE_S` seconds
+    pass without input.
 
     SIGINT is left to the parent.
     """

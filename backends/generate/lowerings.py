@@ -1,4 +1,5 @@
-"""State of the kernel generation of one optimization: fusion groups of a view, lowered to kernels.
+"""State of the kernel generation of one optimization: fusion groups (terms that one kernel computes) of an e-graph,
+lowered to kernels.
 
 A `Lowering` grows fusion groups (extract/fusion/groups.py), maximal (fusion/maximal.py), multi-output
 (fusion/multi_output.py) and consumer fusion groups (fusion/consumer.py), lowers each (generate/template.py) in worker
@@ -45,7 +46,8 @@ BODIES = 2  # kept templates per output class and set of operands: alternative c
 
 
 class Lowering:
-    """Kernels that one optimization generates with one backend, and its cache of lowered fusion groups.
+    """The kernels that one optimization generates with one backend, and its cache of fusion groups lowered to kernel
+    IR.
 
     A `Backend` for one optimization, made by `KernelGenerator.opened`. Not thread-safe.
     """
@@ -64,11 +66,11 @@ class Lowering:
         self.answered: dict[Hashable, Sequence[Answer]] = {}  # key of a request -> templates that compute it
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:
-        """The lowering itself, which is already open."""
+        """This object, which already belongs to an optimization (`KernelGenerator.opened`)."""
         return self
 
     def with_templates(self, templates: Sequence[Template]) -> Lowering:
-        """A lowering with the same state and other library kernels."""
+        """A `Lowering` that shares this one's state, but offers the library kernels `templates`."""
         found = copy(self)
         found.templates = templates
         return found
@@ -80,13 +82,15 @@ class Lowering:
         types: Sequence[Type],
         enough: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Template, tuple[int, ...], tuple[int, ...]]]:
-        """Yield (template, output classes, operand classes) for every fusion group that one kernel can compute.
+        """Yields (template, output e-classes, operand e-classes) for every fusion group (terms for one kernel) of the
+        e-graph `view` that one kernel can compute.
 
         Fusion groups are grown in one instance of a repeated block only (extract/fusion/repeated_blocks.py); a kernel
         found there is yielded for the other instances too. Of groups with equal outputs and operands, the `BODIES`
-        templates with the fewest flops, then the smallest kernels, are kept. Maximal groups come first, multi-output
-        groups last. `given`: classes in memory before any kernel runs. `types`: type of each class. Once `enough`
-        returns true, no more groups are grown; kernels of groups grown before are still yielded.
+        templates (kernels' patterns and code) with the fewest flops, then the smallest kernels, are kept. Maximal
+        groups come first, multi-output groups last. `given`: e-classes in memory before any kernel runs. `types`: type
+        of each e-class. Once `enough` returns true, no more groups are grown; kernels of groups grown before are still
+        yielded.
         """
         groups = FusionGroups(view, given, policies=self.generator.fusion_policies(view))
         images = image_classes(view) - given  # given values are row-major
@@ -202,7 +206,8 @@ class Lowering:
         return target() if self.device.on_gpu else None
 
     def answers(self, asked: LoweringRequest) -> Sequence[Answer]:
-        """(template, flops, number of expressions) of each template that computes a fusion group.
+        """(template, flops, number of expressions) of each generated kernel that computes the fusion group (terms for
+        one kernel) of the request `asked`.
 
         Cached, because repeated layers give equal requests.
         """
@@ -215,10 +220,8 @@ class Lowering:
         return found
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower the calls of `asked`, (template, call) pairs, in worker processes, which begin at once.
-
-        The result yields after each template.
-        """
+        """Lower the pairs `asked` of template (a kernel's pattern and code) and call in worker processes, which begin
+        at once. The result is an iterator that takes the replies in and yields after each template."""
         by_template: dict[GeneratedKernel, list[Call]] = {}
         for template, call in asked:
             assert isinstance(template, GeneratedKernel)  # a lowering's own
@@ -246,9 +249,10 @@ class Lowering:
             yield
 
     def lower_all(self, terms: tuple[Tensor, ...], job: Job) -> Sequence[Answer]:
-        """Answers to a `Job` in a worker process: all forms of a fusion group, or calls of one form, lowered.
+        """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template (a kernel's pattern and
+        code) that computes it, or given calls of one template.
 
-        Returns the answers for a group, [] for calls of one form (whose lowered kernels stay in the template).
+        Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
         """
         if job.form is None:
             return self.answers(
@@ -294,7 +298,7 @@ class Lowering:
         if not any(precision in self._across or _aligns_a_weight(template, call) for template, _ in turned):
             yield plain, call
         if "out" in asked.images and not call.more and channels_last(call) != call.output.strides:
-            inner = self._template(group.terms, laid, True, precision)
+            inner = self._template(group.terms, laid, last=True, precision=precision)
             alike = {n: channels_innermost(o) if n in asked.images else o for n, o in call.operands.items()}
             written = inner.written(replace(call, operands=alike))
             if inner.lower(written) is not None:
@@ -340,7 +344,7 @@ class Lowering:
         last: bool = False,
         precision: Precision = IEEE,
     ) -> GeneratedKernel:
-        """The template of terms in one form, cached."""
+        """The template of terms with given weight and output layouts, cached."""
         key = (terms,) if isinstance(terms, Tensor) else tuple(terms), transposed, last, precision
         if key not in self.known:
             self.known[key] = template_of(self.emitter, key[0], transposed, last, precision)
@@ -361,17 +365,18 @@ class Lowerings:
         self.open: dict[str, Lowering] = {}  # by backend name
 
     def of(self, generator: KernelGenerator) -> Lowering:
-        """The `Lowering` of a backend, created on first use."""
+        """The `Lowering` (generated kernels) of the backend `generator`, created on first use."""
         if generator.name not in self.open:
             self.open[generator.name] = generator.lowering(self)
         return self.open[generator.name]
 
     def opened(self, backend: Backend) -> Backend:
-        """A backend with the state of this optimization."""
+        """`backend` with the state that belongs to this optimization: the `Lowering` of a backend that generates
+        kernels, the backend itself if it has no such state."""
         return backend.opened(self)
 
     def close(self) -> None:
-        """End the worker processes. Lowered kernels stay; processes restart on demand."""
+        """End the worker processes, which start again when they are needed. Lowered kernels stay."""
         self.pool.close()
 
     def take_in(self, terms: tuple[Tensor, ...], reply: Reply, key: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""Python's recursion limit, raised for deep terms."""
+"""Raises Python's recursion limit while deeply nested terms are traversed."""
 
 from __future__ import annotations
 

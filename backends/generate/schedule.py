@@ -22,8 +22,8 @@ Kind = Literal["number", "flag", "depths", "sides"]
 
 
 class Move(NamedTuple):
-    """One move of the schedule search: the parameter that changes, whether it grows (1) or shrinks (-1), and the stored
-    form of the resulting schedule."""
+    """One step of the schedule search from a schedule to a neighbour: the parameter that changes, whether it grows (1)
+    or shrinks (-1), and the new schedule (parameter name -> integer)."""
 
     parameter: str
     direction: int
@@ -32,10 +32,11 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Domain:
-    """Legal values of a parameter, from `low` to `high` (None: unbounded) or one of `values`, and its neighbours.
+    """Legal values of a schedule parameter, from `low` to `high` (None: unbounded) or one of `values`, and how the
+    schedule search changes them.
 
-    `powers`: only powers of two. `steps`: a move doubles or halves the value ("scale"), adds or subtracts one ("step"),
-    or keeps it ("none").
+    `powers`: only powers of two. `steps`: a move (one change that the search tries) doubles or halves the value
+    ("scale"), adds or subtracts one ("step"), or keeps it ("none").
     """
 
     low: int = 1
@@ -52,7 +53,8 @@ class Domain:
         return not self.powers or value & (value - 1) == 0
 
     def neighbours(self, value: int) -> tuple[int, ...]:
-        """Values one move away, the larger one first; they may be outside of the domain."""
+        """The values that one move of the schedule search leads to from `value`, the larger one first; they may be
+        outside of the domain."""
         if self.steps == "none":
             return ()
         return (value + 1, value - 1) if self.steps == "step" else (2 * value, value // 2)
@@ -66,14 +68,15 @@ class Domain:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Declaration of a schedule parameter.
+    """Declaration of a schedule parameter: `meaning`, a text for the documentation, and `domain`, its legal values.
 
     `kind`: "number"; "flag" (stored as 1 or not at all); "depths", one number per reduction axis (`k0`, `k1`, …); or
-    "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move to 1 removes
-    the parameter and the flags `companions`. `starts`: the value that a move gives a schedule without the parameter;
-    the move also sets the flags `companions`. None: no move adds the parameter. `form`: whether the parameter selects
-    another form of the kernel (such as loads by TMA), which kernels with equal loops may not support. `common`: whether
-    price predictions ignore the parameter, because it hardly changes a kernel's time.
+    "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move (one change
+    that the schedule search tries) to 1 removes the parameter and the flags `companions`. `starts`: the value that a
+    move gives a schedule without the parameter; the move also sets the flags `companions`. None: no move adds the
+    parameter. `form`: whether the parameter selects another structure of the kernel's code (such as loads by TMA),
+    which kernels with equal loops may not support. `common`: whether price predictions ignore the parameter, because it
+    hardly changes a kernel's time.
     """
 
     meaning: str
@@ -95,8 +98,8 @@ FLAG = Domain(1, 1, steps="none")
 def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """Field of a schedule class: a number that every stored schedule has (type int).
 
-    `meaning`: text for the documentation. `default`: default of the dataclass field. `more`: further fields of
-    `Parameter`.
+    `meaning`: text for the documentation. `domain`: its legal values. `default`: default of the dataclass field.
+    `more`: further fields of `Parameter`.
     """
     return field(default=default, metadata={"parameter": Parameter(meaning, domain, required=True, **more)})
 
@@ -104,13 +107,13 @@ def number(meaning: str, domain: Domain, *, default: Any = dataclasses.MISSING, 
 def optional(meaning: str, domain: Domain, **more: Any) -> Any:
     """Field of a schedule class: a number that may be absent (type int | None).
 
-    `more`: further fields of `Parameter`.
+    `meaning`: text for the documentation. `domain`: its legal values. `more`: further fields of `Parameter`.
     """
     return field(default=None, metadata={"parameter": Parameter(meaning, domain, **more)})
 
 
 def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
-    """Field of a schedule class: a flag (type bool). Moves toggle it, unless it is `fixed`.
+    """Field of a schedule class: a flag (type bool). The schedule search toggles it, unless it is `fixed`.
 
     `meaning`: text for the documentation. `more`: further fields of `Parameter`.
     """
@@ -121,23 +124,26 @@ def flag(meaning: str, *, fixed: bool = False, **more: Any) -> Any:
 def depths(meaning: str, domain: Domain, stored: str = "k") -> Any:
     """Field of a schedule class: one number per reduction axis (type tuple[int, ...]).
 
-    `meaning`: text for the documentation. `stored`: prefix of the names of the stored parameters (`k0`, `k1`, …).
+    `meaning`: text for the documentation. `domain`: legal values of each. `stored`: prefix of the names of the stored
+    parameters (`k0`, `k1`, …).
     """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "depths", stored=stored)})
 
 
 def sides(meaning: str, domain: Domain, stored: str) -> Any:
-    """Field of a schedule class: numbers by dimension (type tuple[tuple[str, int], ...]).
+    """Field of a schedule class: a number for any of rows (`m`), columns (`n`) and reduction axes (by index), as
+    (dimension, number) pairs.
 
-    Dimensions are `m`, `n` or the index of a reduction axis. `meaning`: text for the documentation. `stored`: prefix
-    of the names of the stored parameters.
+    `meaning`: text for the documentation. `domain`: legal values of each. `stored`: prefix of the names of the stored
+    parameters (`tm`, `tn`, `t0`, …).
     """
     return field(default=(), metadata={"parameter": Parameter(meaning, domain, "sides", stored=stored)})
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Base of schedules: tuning parameters of a generated kernel. Subclasses are frozen dataclasses.
+    """Base of schedules, the tuning parameters of a generated kernel. Subclasses are frozen dataclasses, one for each
+    strategy (way to write kernels).
 
     `tag`: stored name, always with the value 1, that marks the schedules of one strategy; empty if the parameters'
     names suffice. `warp_specialized`: whether warps of a kernel have different roles; the first look of a search tries
@@ -149,11 +155,8 @@ class Schedule:
 
     @classmethod
     def parse(cls, numbers: Numbers) -> Self | None:
-        """Schedule of this class from its stored form.
-
-        None unless the names are exactly parameters of this class, with all required ones. Values need not be in the
-        domain (`valid`).
-        """
+        """The schedule of this class with the stored parameters `numbers` (name -> integer); None if a name is not a
+        parameter of this class, or a required parameter is missing. Values need not be in their domains (`valid`)."""
         known = declared(cls)
         if cls.tag and numbers.get(cls.tag) != 1:
             return None
@@ -184,12 +187,12 @@ class Schedule:
         return cls(**found)
 
     def numbers(self) -> dict[str, int]:
-        """Stored form of the schedule: names and integers, sorted by name."""
+        """The schedule as it is stored: parameter name -> integer, sorted by name."""
         return dict(self.key)
 
     @property
     def key(self) -> Key:
-        """Stored form of the schedule as a hashable tuple."""
+        """The schedule as it is stored, as a hashable tuple of (parameter name, integer)."""
         own, found = self.__dict__, [(self.tag, 1)] if self.tag else []
         for name, stored, kind in _layout(cast(Any, type(self))):
             value = own[name]
@@ -204,7 +207,8 @@ class Schedule:
         return tuple(sorted(found))
 
     def but(self, **changes: Any) -> Self:
-        """The schedule with some fields changed; `dataclasses.replace` without its checks, for ranking models."""
+        """A copy of the schedule with some fields changed; `dataclasses.replace` without its checks, since ranking
+        models make many."""
         made = object.__new__(type(self))
         made.__dict__.update(self.__dict__, **changes)
         return made
@@ -229,7 +233,8 @@ class Schedule:
         return 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a program's tile in a kernel of this shape, from which recomputation is estimated.
+        """(rows, columns) of a program's tile in a kernel with the axes that `shape` describes, from which
+        recomputation is estimated.
 
         By default the fields `m` and `n`, or 1 where the schedule has no such field.
         """
@@ -237,13 +242,15 @@ class Schedule:
 
     @property
     def forms(self) -> frozenset[str]:
-        """Stored names of the schedule's parameters that select another form of the kernel (`Parameter.form`)."""
+        """Stored names of the schedule's parameters that select another structure of the kernel's code
+        (`Parameter.form`).
+        """
         names = {p.stored for p in declared(type(self)).values() if p.form and self.__dict__[p.field]}
         return frozenset({*names, self.tag} if self.warp_specialized else names)
 
     # ------------------------------------------------------------ moves of the search
     def moves(self) -> Iterator[Move]:
-        """All schedules one move away, legal or not.
+        """Yields all schedules one move of the schedule search away, legal or not.
 
         Flags first, because their gain carries over to most other schedules; then each number; then equal depths of
         loops together; then parameters that are absent.
@@ -299,7 +306,8 @@ def _suffix(p: Parameter, text: str) -> bool:
 
 
 def declared(schedule: type[Schedule]) -> dict[str, Parameter]:
-    """Parameters of a schedule class by stored name (families by their prefix), in the order of the fields."""
+    """The parameters that the class `schedule` declares, by stored name (several parameters of one field by their
+    prefix), in the order of the fields."""
     return _declared(cast(Any, schedule))
 
 

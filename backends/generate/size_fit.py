@@ -3,7 +3,7 @@
 A kernel emitted at several sizes with one schedule has the same text up to integers: extents, strides, tile counts.
 Each such integer is one of a few functions of the sizes, `a * n * ceil(k * m / c) + b` with products of sizes `n` and
 `m`, or a product of two tile counts, possibly limited by a constant. `fit` finds the function from the values at the
-probed sizes. Values that were not needed to solve for the unknowns are checks: a function with two unknowns has to
+probed sizes. Values beyond those needed to solve for the unknowns check the result: a function with two unknowns has to
 agree with at least six values.
 """
 
@@ -27,14 +27,15 @@ CHECKS = 2  # values beyond those that a function is solved from
 
 @dataclass(frozen=True)
 class LimitedFit:
-    """Fitted function with a constant limit: `min(value, limit)` or `max(value, limit)`."""
+    """Function of sizes with a constant limit, found by `fit`: `min(value, limit)` or `max(value, limit)`, as `op`
+    says."""
 
     op: str  # "min" or "max"
     value: Dim
     limit: int
 
     def at(self, sizes: Sizes) -> int:
-        """The value at some sizes."""
+        """The function's value at the given sizes (name -> number)."""
         found = bind(self.value, sizes)
         assert isinstance(found, int)
         return min(found, self.limit) if self.op == "min" else max(found, self.limit)
@@ -44,15 +45,15 @@ Fitted = Dim | LimitedFit
 
 
 def value_at(fitted: Fitted, sizes: Sizes) -> int:
-    """The value of a fitted function at some sizes."""
+    """The value of `fitted`, a number or a function that `fit` has found, at the given sizes (name -> number)."""
     found = fitted.at(sizes) if isinstance(fitted, LimitedFit) else bind(fitted, sizes)
     assert isinstance(found, int)
     return found
 
 
 def fit(values: Sequence[int], points: Sequence[Sizes]) -> Fitted | None:
-    """Function of the sizes that has `values` at `points`; an integer if all values are equal, None if no function of
-    the known kinds has them."""
+    """The function of the sizes that has the given `values` at the choices of sizes `points`: an integer if all values
+    are equal; None if no function of the kinds that the module lists has them."""
     return _fit(tuple(values), tuple(tuple(sorted(p.items())) for p in points))
 
 

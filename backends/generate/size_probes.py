@@ -15,9 +15,10 @@ TOP = 4096  # largest size at a point, if the range allows more
 
 
 def probes(ranges: Bounds) -> list[dict[str, int]]:
-    """Choices of sizes to infer texts from: primes and their doubles over the ranges, the largest sizes first.
+    """Choices of sizes at which kernels are emitted to infer a text for every size: primes and their doubles over the
+    `ranges` (size -> least, largest), the largest sizes first.
 
-    With several sizes, successive points step through each size differently, so that no two sizes are proportional.
+    With several sizes, successive choices step through each size differently, so that no two sizes are proportional.
     """
     ladders = {n: _ladder(low, min(high, max(TOP, 2 * low))) for n, (low, high) in ranges.items()}
     count = max(map(len, ladders.values()))
@@ -33,7 +34,8 @@ def probes(ranges: Bounds) -> list[dict[str, int]]:
 
 
 def held_out(ranges: Bounds) -> Iterator[dict[str, int]]:
-    """Choices of sizes, different from `probes`, at which inferred texts are checked; the largest first."""
+    """Yields choices of sizes in `ranges`, different from `probes`, at which inferred texts are checked; the largest
+    first."""
     for i in range(len(HELD_OUT_STEPS)):
         found = {}
         for j, (name, (low, high)) in enumerate(ranges.items()):

@@ -1,5 +1,6 @@
-"""Emitted text with sizes as parameters: the common form of texts that one schedule emits at several choices of
-sizes."""
+"""Emitted text with sizes as parameters: the generalization of the texts that one schedule emits at several choices
+of sizes, which are equal up to integers.
+"""
 
 from __future__ import annotations
 
@@ -19,27 +20,32 @@ Bounds = Mapping[str, tuple[int, int]]  # size -> (least, largest)
 
 
 class NoForm(Exception):
-    """Raised when the texts of a kernel have no common form for every size; the message says why."""
+    """Raised when a kernel's texts at several sizes cannot be generalized to one text with sizes as parameters.
+
+    The message is the reason.
+    """
 
 
 @dataclass(frozen=True)
 class Text:
-    """Emitted text with holes for numbers that depend on sizes: `pieces` alternate with `values`."""
+    """Emitted text with holes for numbers that depend on sizes: the texts `pieces` alternate with `values`, functions
+    of the sizes."""
 
     pieces: tuple[str, ...]
     values: tuple[Fitted, ...]
 
     def spelled(self, spell: Callable[[Fitted], str]) -> str:
-        """The text with `spell(value)` in place of each hole."""
+        """The text with each hole filled with `spell(value)`, where `value` is the hole's function of the sizes."""
         return "".join([*(p + spell(v) for p, v in zip(self.pieces, self.values)), self.pieces[-1]])
 
     def at(self, sizes: Sizes) -> str:
-        """The text at given sizes."""
+        """The text with each hole filled with the number that it has at the given sizes."""
         return self.spelled(lambda value: str(value_at(value, sizes)))
 
     @staticmethod
     def of(texts: Sequence[str], points: Sequence[Sizes]) -> Text:
-        """Common form of texts emitted at several points (choices of sizes). Raises NoForm if there is none."""
+        """Generalize `texts`, emitted at the choices of sizes `points`, to one text with holes. Raises NoForm if they
+        differ in more than integers that are functions of the sizes."""
         pieces = tuple(_NUMBER.split(texts[0])[::2])
         rows = [list(map(int, _NUMBER.findall(t))) for t in texts]
         values = []
@@ -52,12 +58,13 @@ class Text:
 
 
 def skeleton(text: str) -> str:
-    """Text with its integers blanked out; texts with a common form have equal skeletons."""
+    """`text` with its integers replaced by `#`; only texts with equal skeletons can be generalized to one."""
     return _NUMBER.sub("#", text)
 
 
 def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
-    """Python expression of a fitted function of sizes; `names`: size -> expression."""
+    """Python expression of `value`, a function of sizes that `fit` has found; `names`: size -> Python expression of its
+    value (by default its name)."""
     if isinstance(value, LimitedFit):
         return f"{value.op}({python(value.value, names)}, {value.limit})"
     if not isinstance(value, DimExpr):
@@ -67,8 +74,8 @@ def python(value: Fitted, names: Mapping[str, str] | None = None) -> str:
 
 @dataclass(frozen=True)
 class EmittedTexts:
-    """Texts that one schedule emits at one choice of sizes: the statements of a call, with placeholders for operands
-    and kernels (`kernel0_`, …), bytes of scratch memory, and (name, text) of definitions."""
+    """The texts that one schedule emits at one choice of sizes: the statements of a call, with placeholders for
+    operands and kernels (`kernel0_`, …), bytes of scratch memory, and definitions as (name, source)."""
 
     statement: str
     scratch: int
@@ -76,14 +83,18 @@ class EmittedTexts:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts, in an order that does not depend on the sizes."""
+        """Statement, bytes of scratch memory (as text) and sources of definitions, in an order that does not depend on
+        the sizes."""
         return (self.statement, str(self.scratch), *(text for _, text in self.definitions))
 
 
 @dataclass(frozen=True)
 class SizedForm:
-    """Texts of one schedule of a kernel with sizes in them, for sizes within `bounds` (size -> least, largest): the
-    call's statement, bytes of scratch memory, and definitions."""
+    """A form of a kernel for every size: what one schedule emits, with sizes as parameters, correct for sizes within
+    `bounds` (size -> least, largest).
+
+    `statement`: the call; `scratch`: bytes of scratch memory; `definitions`: name -> source.
+    """
 
     statement: Text
     scratch: Dim

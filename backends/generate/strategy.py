@@ -1,8 +1,8 @@
 """Strategies: the ways in which an emitter writes kernels, as a list of data that the emitter iterates over.
 
 A strategy names its schedule class (generate/schedule.py), says for which kernels it offers candidate schedules, ranks
-them, decides legality, and emits. `StrategyEmitter` derives from the list the methods that templates and the schedule
-search call.
+them, decides legality, and emits. `StrategyEmitter` derives from the list the methods that templates (kernels' patterns
+and code) and the schedule search call.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ Merge = Callable[[Sequence[Schedule], Sequence[Schedule], int], Sequence[Schedul
 
 @dataclass(frozen=True)
 class Request:
-    """Request for the candidate schedules of a kernel.
+    """Request for the candidate schedules of `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction).
 
-    `splits`: whether its longest reduction may be split. `precision`: input precision of float32 matrix products.
+    `splits`: whether its longest reduction may be split (split-K). `precision`: input precision of float32 matrix
+    products.
     """
 
     kernel: Kernel
@@ -39,36 +41,39 @@ class Request:
 
 
 def earlier_first(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists: first the candidates of earlier strategies (`found`), then those of this strategy
-    (`own`). The last of `found` are dropped so that at most `count` schedules remain."""
+    """Merge the candidate schedules of earlier strategies (`found`; ways to write kernels) and of the present one
+    (`own`): first the earlier ones. The last of `found` are dropped so that at most `count` schedules remain."""
     return [*found[: count - len(own)], *own]
 
 
 def alternating(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists in which schedules of earlier strategies (`found`) and of this one (`own`) alternate, so
-    that a short search tries both."""
+    """Merge the candidate schedules of earlier strategies (`found`; ways to write kernels) and of the present one
+    (`own`): they alternate, so that a short search tries both. `count` does not limit the result."""
     return [s for pair in zip_longest(found, own) for s in pair if s is not None]
 
 
 def every_third(found: Sequence[Schedule], own: Sequence[Schedule], count: int) -> Sequence[Schedule]:
-    """Merge of candidate lists, at most `count` long: repeatedly two schedules of earlier strategies (`found`), then
-    one of this strategy (`own`)."""
+    """Merge the candidate schedules of earlier strategies (`found`; ways to write kernels) and of the present one
+    (`own`): two of the former, then one of the latter, and so on; at most `count` in all."""
     threes = zip_longest(found[::2], found[1::2], own)
     return [s for three in threes for s in three if s is not None][:count]
 
 
 def ask_all(count: int, found: int) -> int:
-    """Number of candidates to ask a strategy for: `count`, however many earlier strategies found."""
+    """How many candidate schedules to ask a strategy (way to write kernels) for: `count`, although earlier strategies
+    gave `found` already."""
     return count
 
 
 def ask_rest(count: int, found: int) -> int:
-    """Number of candidates to ask a strategy for: `count` minus the `found` candidates of earlier strategies."""
+    """How many candidate schedules to ask a strategy (way to write kernels) for: `count` less the `found` ones that
+    earlier strategies gave."""
     return count - found
 
 
 def ask_if_none(count: int, found: int) -> int:
-    """Number of candidates to ask a strategy for: `count` if earlier strategies found no candidates, else 0."""
+    """How many candidate schedules to ask a strategy (way to write kernels) for: `count` if earlier strategies gave
+    none (`found` is 0), else 0."""
     return 0 if found else count
 
 
@@ -107,7 +112,7 @@ class Strategy(Generic[S]):
 
 @dataclass
 class StrategyEmitter(EmitterBase):
-    """Emitter (generate/emitter.py) whose kernels are written by the strategies of a list.
+    """Emitter (generate/emitter.py) whose kernels are written by a list of strategies (ways to write kernels).
 
     A stored schedule belongs to the first strategy whose schedule class parses it.
     """
@@ -115,7 +120,8 @@ class StrategyEmitter(EmitterBase):
     strategies: tuple[Strategy[Any], ...] = field(default=(), kw_only=True)
 
     def candidates(self, request: Request, count: int = COUNT) -> Sequence[Schedule]:
-        """At most `count` candidate schedules of a kernel, best guess first; empty if no strategy applies."""
+        """At most `count` candidate schedules for the kernel of a request, best guess first; empty if no strategy (way
+        to write kernels) applies."""
         found: Sequence[Schedule] = ()
         updates = reads_overwritten(request.kernel)
         for strategy in self.strategies:
@@ -132,14 +138,16 @@ class StrategyEmitter(EmitterBase):
         return found
 
     def find(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule] | None:
-        """The strategy of a stored schedule and the parsed schedule; None if no strategy has these parameters."""
+        """(strategy, typed schedule) for `schedule` (parameter name -> integer): the way to write kernels that has
+        these parameters; None if there is none."""
         for strategy in self.strategies:
             if (parsed := strategy.schedule.parse(schedule)) is not None:
                 return strategy, parsed
         return None
 
     def parse(self, schedule: Numbers) -> Schedule:
-        """The typed schedule of a stored one. Raises UsageError if no strategy has its parameters."""
+        """The typed form of `schedule` (parameter name -> integer). Raises UsageError if its parameters are those of no
+        strategy (way to write kernels)."""
         return self._found(schedule)[1]
 
     def _found(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule]:
@@ -154,41 +162,46 @@ class StrategyEmitter(EmitterBase):
 
     # ------------------------------------------------------------ Emitter
     def space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[dict[str, int]]:
-        """Candidate schedules in stored form, best guess first (`Emitter.space`)."""
+        """Candidate schedules (parameter name -> integer) of `kernel`, best guess first; `shape`: roles of its axes
+        (row, column, batch, reduction). `splits`: whether split reduction (split-K) is legal."""
         return self.rounding(kernel, shape, splits, IEEE)
 
     def rounding(self, kernel: Kernel, shape: Shape, splits: bool, precision: Precision) -> Sequence[dict[str, int]]:
-        """Candidate schedules of float32 matrix products whose operands are rounded to an input precision
-        (`Emitter.rounding`)."""
+        """Candidate schedules of float32 matrix products whose operands are rounded to the input `precision`; best
+        guess first. `shape`: roles of the kernel's axes (row, column, batch, reduction). `splits`: whether split
+        reduction (split-K) is legal."""
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether a stored schedule is legal: its parameters are those of a strategy, its values are in their domains,
-        and that strategy accepts the kernel. `splits`: whether split reduction is legal."""
+        """Whether `schedule` (parameter name -> integer) is legal: its parameters are those of a strategy (way to write
+        kernels), its values are in their domains, and that strategy accepts the kernel. `splits`: whether split
+        reduction is legal."""
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
-        """The launches of a lowered kernel in a stored schedule (`Emitter.launches`).
+        """Emit the lowered kernel `found` in `schedule` (parameter name -> integer); returns its launches
+        (`Emitter.launches`).
 
-        Raises UsageError if no strategy has its parameters, Unfusable if the kernel cannot be emitted.
+        Raises UsageError if no strategy (way to write kernels) has its parameters, Unfusable if the kernel cannot be
+        emitted.
         """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
-        """Moves of the schedule search from a stored schedule, legal or not; none from a schedule of no strategy."""
+        """Yields the changes of one parameter that the schedule search tries from `schedule`, legal or not; none if no
+        strategy (way to write kernels) has its parameters."""
         found = self.find(schedule)
         return iter(()) if found is None else found[1].moves()
 
     def warp_specialized(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule is warp specialized."""
+        """Whether warps have different roles (producers, consumers) in a kernel with this schedule."""
         found = self.find(schedule)
         return found is not None and found[1].warp_specialized
 
     def masked(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule's text is also right for sizes below a tile: `Strategy.masked`
-        (`Emitter.masked`)."""
+        """Whether the text emitted with `schedule` is also right for extents smaller than a tile (`Emitter.masked`)."""
         found = self.find(schedule)
         return found is not None and found[0].masked(found[1])
 

@@ -57,10 +57,12 @@ CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of 
 
 @dataclass(frozen=True, eq=False)
 class GeneratedKernel(KernelBase):
-    """Template of the kernel generated for one term, or for several terms over the same inputs (multi-output fusion).
+    """Template (a kernel's meaning and code, with open schedule parameters) of the kernel generated for one term, or
+    for several terms over the same inputs (multi-output fusion).
 
-    `root` and `others`: the terms of the outputs. `precision`: input precision of float32 matrix products. `last`: the
-    output is channels-last."""
+    `root` and `others`: the terms of the outputs. `emitter`: writes the source. `precision`: input precision of float32
+    matrix products. `last`: the output is channels-last. `lowered`: cache of kernels by layout.
+    """
 
     root: Tensor
     emitter: Emitter
@@ -84,42 +86,42 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def bases(self) -> dict[str, str]:
-        """Outputs of which a kernel writes some elements only (scatter) -> operands with the other elements."""
+        """Output -> operand, for outputs of which the kernel writes some elements only (scatter); the other elements
+        have the operand's values."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if updates_input(t)}
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        """The terms' inputs, in order of first use."""
+        """Names of the inputs that the terms read, in order of first use."""
         return tuple(str(t.attr("name")) for t in self.nodes if t.op == "input")
 
     @cached_property
     def combinations(self) -> int:
-        """Number of operand-layout combinations to lower.
-
-        Bounded, because lowering hundreds of operations takes 0.1 s.
-        """
+        """Maximum number of combinations of operand layouts for which the kernel is lowered; smaller for large terms,
+        because lowering hundreds of operations takes 0.1 s."""
         return min(MAX_LAYOUT_COMBINATIONS, max(LOOKS, READ // len(self.nodes)))
 
     @cached_property
     def work(self) -> float:
-        """Flops of the terms, without recomputation due to a schedule."""
+        """Flops of the terms, not counting what a schedule computes twice."""
         return max(graph_flops(self.roots), unsplit_flops(self.roots))
 
     @property
     def code_identity(self) -> str:
-        """Text that stands for the emitter in the key of stored measurements; the terms are in the pattern."""
+        """Constant that stands for the kernel's code in the key of stored measurements; what tells generated kernels
+        apart, their terms, is in the pattern."""
         return CODE_IDENTITY
 
     @property
     def layout(self) -> Layout | None:
-        """Strides of a channels-last output; None if the output is row-major."""
+        """Function from a call to the strides of its channels-last output; None if the output is row-major."""
         return channels_last if self.last else None
 
     def fits(self, call: Call) -> bool:
-        """Whether the schedule of a call is legal.
+        """Whether the schedule of `call` is legal.
 
-        Cached by layout and schedule, because a strategy may emit the kernel to decide.
+        Cached by layout and schedule, because a strategy (way to write kernels) may emit the kernel to decide.
         """
         key = _scheduled_key(call)
         legal = self._legal.get(key)
@@ -130,25 +132,26 @@ class GeneratedKernel(KernelBase):
         return legal
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
-        """Moves of the schedule search from a stored schedule, legal or not."""
+        """Yields the changes of one parameter that the schedule search tries from `schedule`, legal or not."""
         return self.emitter.moves(schedule)
 
     def warp_specialized(self, schedule: Numbers) -> bool:
-        """Whether a stored schedule is warp specialized."""
+        """Whether warps have different roles (producers, consumers) in a kernel with this schedule."""
         return self.emitter.warp_specialized(schedule)
 
     def applies(self, call: Call) -> bool:
-        """Whether the call can be lowered and emitted. A kernel that a worker process lowered stays pickled."""
+        """Whether the terms can be lowered to the kernel IR and emitted for the layouts of `call`. A kernel that a
+        worker process lowered stays pickled."""
         written = self.written(call)
         key = layout_key(written)
         return (self.lowered[key] if key in self.lowered else self.lower(written)) is not None
 
     def flops(self, call: Call) -> float:
-        """Flops of a call, as `effort` (`Template.flops`)."""
+        """Flops of a call, including what its schedule computes twice (`effort`; `Template.flops`)."""
         return self.effort(call)
 
     def scratch(self, call: Call) -> int:
-        """Bytes of scratch memory of a call: partial results of a split reduction, else 0."""
+        """Bytes of scratch memory that a call needs: those of the partial results of a split reduction, else 0."""
         found = self.lower(call)
         parts = 1 if found is None else self.scheduled(call, found).scratch_parts
         if found is None or parts == 1:
@@ -156,41 +159,44 @@ class GeneratedKernel(KernelBase):
         return partial_layout(found.halves(parts)[0].buffers)[1]
 
     def source(self, call: Call) -> dict[str, str]:
-        """Definitions that a call's launches need: name -> text."""
+        """Python definitions that a call's launches need: name -> source."""
         found: dict[str, str] = {}
         for launch in launches(self, call):
             found |= launch.definitions
         return found
 
     def space(self, call: Call) -> Sequence[Mapping[str, int]]:
-        """Candidate schedules of a call."""
+        """Candidate schedules (parameter name -> integer) of a call, best guess first; empty if it cannot be
+        lowered."""
         found = self.lower(call)
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
-        """The statements of a call: copies of the operands whose elements scatters keep, then the launches."""
+        """The Python statements of a call: first copies of those operands that a scatter replaces in part, then the
+        launches."""
         return _code(self, call)
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`). Cached: repeated layers make equal
-        calls."""
+        """Whether the statements of `call` store the result in a buffer that the program passes, instead of returning a
+        new tensor (`Template.writes_out`). Cached: repeated layers make equal calls."""
         key = _scheduled_key(call)
         if key not in self._writes:
             self._writes[key] = mentions_out(self.write, self.operands, call)
         return self._writes[key]
 
     def job_fields(self) -> dict[str, Any]:
-        """JSON fields of a tuning job that regenerate the kernel from its pattern (`Template.job_fields`)."""
+        """JSON fields of a tuning job (a kernel to measure elsewhere) from which the kernel can be generated again,
+        together with its pattern (`Template.job_fields`)."""
         leaves = {t.attr("name"): t.type.dtype for t in self.nodes if t.op == "input"}
         return {"leaves": leaves, "laid_out": sorted(self.prep), "channels_last": self.last,
                 "precision": self.precision.name}  # fmt: skip
 
     def written(self, call: Call) -> Call:
-        """The call with the output layout that this template writes."""
+        """`call` with its output in the layout that this kernel writes."""
         return call if self.layout is None else replace(call, output=Operand(call.output.type, self.layout(call)))
 
     def effort(self, call: Call) -> float:
-        """Work of a call in flops, including recomputation due to its schedule."""
+        """Flops of a call, including what its schedule computes more than once."""
         found = self.lower(call)
         if found is None:
             return self.work
@@ -198,12 +204,14 @@ class GeneratedKernel(KernelBase):
         return self.work + repeated(found.kernel, found.shape, rows, columns)
 
     def size(self, call: Call) -> int:
-        """Number of expressions in a call's kernel."""
+        """Number of expressions in the lowered kernel of `call`; 0 if it cannot be lowered."""
         found = self.lower(call)
         return len(found.kernel.exprs) if found is not None else 0
 
     def ways(self, call: Call) -> tuple[str, ...]:
-        """Names of the kernel IR transformations that the call's kernel uses."""
+        """Names of the kernel IR transformations (DEFER, ROLL, ...: see docs/glossary.md) applied to the call's
+        kernel.
+        """
         found = self.lower(call)
         if found is None:
             return ()
@@ -213,10 +221,8 @@ class GeneratedKernel(KernelBase):
         return tuple(sorted(ways))
 
     def alike(self, call: Call) -> Hashable | None:
-        """Deduplication key for tuning.
-
-        Calls with equal keys likely share the best schedule, whatever prologue and epilogue they have. None if there is
-        no kernel.
+        """Key under which calls share tuning results: calls with equal keys likely have the same best schedule, even
+        with different prologues and epilogues. None if the terms cannot be lowered.
 
         The key holds the emitter, the precision, the rows, columns and reduction extents, the innermost axes of images
         (tensors of rank > 2), and the optional schedule parameters that the kernel supports. Cached by layout.
@@ -242,12 +248,13 @@ class GeneratedKernel(KernelBase):
     def scheduled(self, call: Call, found: Lowered) -> Schedule:
         """The typed schedule of a call; if the call has none, the best guess of its lowered kernel `found`.
 
-        Raises UsageError for parameters that no strategy has.
+        Raises UsageError for parameters that no strategy (way to write kernels) has.
         """
         return self.emitter.parse(stored_schedule(found, call))
 
     def lower(self, call: Call) -> Lowered | None:
-        """The lowered kernel of a call; None if the terms cannot be lowered for these layouts. Cached by layout."""
+        """Lower the terms to the kernel IR for the layouts of `call`, and rank their schedules; None if that is
+        impossible. Cached by layout."""
         key = layout_key(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
@@ -257,9 +264,10 @@ class GeneratedKernel(KernelBase):
         return found
 
     def lower_for(self, call: Call) -> Lowered | None:
-        """The lowered kernel of a call with the call's schedule as the only candidate, without ranking.
+        """Lower the terms for the layouts of `call` with the call's schedule as the only candidate, without ranking;
+        None if that is impossible.
 
-        Cached like `lower`.
+        Cached like `lower`, whose results it replaces.
         """
         read = self._read(call)
         found = None if read is None else Lowered(read[0], read[1], (dict(call.schedule),))
@@ -267,7 +275,8 @@ class GeneratedKernel(KernelBase):
         return found
 
     def kernel(self, call: Call) -> Kernel | None:
-        """The kernel of a call in the IR; None if the terms cannot be lowered for these layouts."""
+        """The kernel in the IR for the layouts of `call`, without schedules; None if the terms cannot be lowered for
+        them."""
         read = self._read(call)
         return None if read is None else read[0]
 
@@ -301,7 +310,7 @@ class GeneratedKernel(KernelBase):
 
 
 def layout_key(call: Call) -> Hashable:
-    """Cache key of the layouts of a call: strides and dtypes of operands and outputs."""
+    """Key under which what depends on the layouts of a call is cached: strides and dtypes of operands and outputs."""
     operands = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in operands])
 
@@ -318,7 +327,7 @@ def multiplies_float32(kernel: Kernel, shape: Shape) -> bool:
 
 
 def is_right_strided(found: Lowered) -> bool:
-    """Whether the right operand of a lowered kernel's matrix product is not contiguous along K."""
+    """Whether the right operand of a matrix product of the lowered kernel is not contiguous along K."""
     return any(
         e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
         for dot, d in found.shape.dots.items()
@@ -347,12 +356,14 @@ def _read(
 
 
 def stored_schedule(found: Lowered, call: Call) -> Numbers:
-    """Stored form of a call's schedule; if the call has none, that of the best guess of its lowered kernel `found`."""
+    """The schedule of `call` as parameter name -> integer; if the call has none, the best guess for its lowered kernel
+    `found`."""
     return dict(call.schedule) or found.space[0]
 
 
 def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
-    """The launches of a call with its schedule, in execution order."""
+    """Emit the kernel of `template` for a call with its schedule, unless that has been done; returns its launches in
+    execution order."""
     found = template.lower(call)
     assert found is not None
     schedule = stored_schedule(found, call)
@@ -385,10 +396,10 @@ def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
 ) -> GeneratedKernel:  # fmt: skip
-    """The template of one kernel that computes a term over inputs, or several terms.
+    """The generated kernel that computes `root`: a term over inputs, or several terms. `emitter` writes its source.
 
-    `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
-    precision of float32 matrix products.
+    `transposed`: names of weights whose layout changes at load time. `last`: the output is channels-last. `precision`:
+    input precision of float32 matrix products.
     """
     first, *others = [root] if isinstance(root, Tensor) else root
     roots = (first, *others)

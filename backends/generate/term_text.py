@@ -1,4 +1,4 @@
-"""Terms as pattern text, which a tuning job regenerates the kernel from."""
+"""Terms as pattern text (the notation of kernel patterns), from which a tuning job generates the kernel again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NESTED = 24  # maximum nesting depth of an expression in larger terms
 
 
 def pattern_text(terms: Sequence[Tensor]) -> str:
-    """Terms as pattern text, with inputs as variables.
+    """The terms written as pattern text, with inputs as variables.
 
     In large terms, shared and deeply nested nodes become named definitions.
     """

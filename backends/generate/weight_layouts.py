@@ -19,13 +19,14 @@ WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
 
 
 def even(size: int, dtype: str) -> int:
-    """Row stride in elements that aligns rows of `size` elements to 16 bytes; `size` if padding would add too much."""
+    """Elements of `dtype` from one row of `size` elements to the next so that all rows are aligned to 16 bytes; `size`
+    if that would add too much padding."""
     padded = padded_row(size, dtype)
     return padded if (padded - size) * WORTH <= size else size
 
 
 def is_unaligned(kind: Type) -> bool:
-    """Whether a weight is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
+    """Whether a weight of the type `kind` is a 16-bit matrix whose rows are not aligned for TMA and vector loads."""
     if kind.rank != 2 or kind.dtype not in HALVES:
         return False
     _, columns = concrete(kind.shape)
@@ -33,10 +34,11 @@ def is_unaligned(kind: Type) -> bool:
 
 
 def laid_out(weight: Buffer, call: Call) -> Buffer:
-    """The buffer that describes a weight after `prepared` has changed its layout.
+    """The buffer (dtype, sizes and strides) that describes `weight` after `prepared` has changed its layout.
 
-    The elements for one output are contiguous: a matrix is transposed and its rows padded; filters become
-    channels-last, in the call's 16-bit dtype if it has one; depthwise filters have the filter axis innermost.
+    In the new layout the weights of one output element are contiguous: a matrix is transposed and its rows padded;
+    filters become channels-last, in the call's 16-bit dtype if it has one; depthwise filters have the filter axis
+    innermost.
     """
     if len(weight.shape) == 2:
         return Buffer(weight.dtype, weight.shape, (1, even(weight.shape[0], weight.dtype)))
@@ -47,12 +49,13 @@ def laid_out(weight: Buffer, call: Call) -> Buffer:
 
 
 def transposed_matrix(name: str) -> Callable[[Call], str]:
-    """Function from a call to the expression that transposes the weight `name`, a NumPy matrix, at load time."""
+    """Function from a call to the Python expression that transposes the weight `name`, a NumPy matrix, at load time."""
     return identify(lambda call: f"np.ascontiguousarray({call.names[name]}.T)", "weight_layouts.transposed_matrix")
 
 
 def prepared(name: str) -> Callable[[Call], str]:
-    """Function from a call to the expression that gives the weight `name`, a tensor, the layout of `laid_out`."""
+    """Function from a call to the Python expression that gives the weight `name`, a tensor, the layout of
+    `laid_out`."""
 
     def text(call: Call) -> str:
         kind, weight = call.operands[name].type, call.names[name]
@@ -76,14 +79,15 @@ def _narrow(dtype: str, call: Call) -> str:
 
 
 def innermost(shape: tuple[int, ...]) -> Strides:
-    """Channels-last strides of an image or filter shape: channels (axis 1) innermost."""
+    """Channels-last strides, in elements, of an image or filter with the given shape: channels (axis 1) are
+    innermost."""
     first, channels, *image = shape
     strides = contiguous((first, *image, channels))
     return (strides[0], 1, *strides[1:-1])
 
 
 def channels_innermost(image: Operand) -> Operand:
-    """The operand with a channels-last layout; axes of size 1 keep their row-major strides."""
+    """The operand `image` with a channels-last layout; axes of size 1 keep their row-major strides."""
     shape = concrete(image.type.shape)
     return replace(
         image, strides=tuple(a if d > 1 else b for a, b, d in zip(innermost(shape), contiguous(shape), shape))
@@ -91,11 +95,11 @@ def channels_innermost(image: Operand) -> Operand:
 
 
 def channels_last(call: Call) -> Strides:
-    """Channels-last strides of a call's result."""
+    """Channels-last strides, in elements, of the result of `call`."""
     return channels_innermost(call.output).strides
 
 
 def filters(root: Tensor, weights: Iterable[str]) -> tuple[str, ...]:
-    """Weights of a term that are filters of convolutions."""
+    """Those of `weights` (names) that are filters of convolutions in the term `root`."""
     used = {str(n.args[1].attr("name")) for n in topological([root]) if n.op == "conv" and n.args[1].op == "input"}
     return tuple(w for w in weights if w in used)

@@ -16,10 +16,11 @@ LANES = 8  # elements of the longest memory vector
 
 
 def normalized(kernel: Kernel) -> Kernel:
-    """A kernel with its axes in normal form.
+    """`kernel` with its axes in normal form.
 
-    Adjacent parallel axes that every index treats as one are merged; axes that indices divide are split; reductions
-    iterate in memory order, and have an axis of their own if they are computed inside the loop of another reduction.
+    Adjacent parallel axes that occur in all indices only as one row-major position are merged; axes by parts of which
+    indices divide (`i // 8`, `i % 8`) are split; reductions iterate in memory order, and have an axis of their own if
+    they are computed inside the loop of another reduction.
     """
     return _by_memory(_apart(_split(_merged(kernel))))
 

@@ -1,5 +1,5 @@
-"""Helpers of C kernels for attention of few rows: scores of a block of positions, and sums of the block's values
-weighted by the scores."""
+"""C source of helper functions for kernels for attention of few rows: scores of a block of positions, and sums of the
+block's values weighted by the scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Helpers of C kernels for integer dot products: 8-bit planes of a row of floats, sums of products of bytes."""
+"""C source of helper functions for integer dot products: a row of floats divided into 8-bit planes (digits), and sums
+of products of bytes."""
 
 from __future__ import annotations
 

@@ -17,9 +17,10 @@ from .unfusable import Unfusable
 
 @dataclass(frozen=True)
 class Spelling:
-    """Spelling of one language and precision.
+    """How scalar operations are written in one language and precision.
 
     `floats`, `wholes` and `truths` name the texts (fields of `TargetText`) of operations on floats, integers and bools.
+    `suffix` follows float literals; `infinity` and `nan` are the texts of these numbers.
     """
 
     floats: str
@@ -30,7 +31,7 @@ class Spelling:
     nan: str = "NAN"
 
     def number(self, value: float) -> str:
-        """A float literal."""
+        """Source text of the float constant `value`, NaN and infinities included."""
         if math.isnan(value):
             return self.nan
         if math.isinf(value):
@@ -38,9 +39,10 @@ class Spelling:
         return f"{float(value)!r}{self.suffix}"
 
     def text(self, op: str, kind: str) -> str:
-        """Format string of an op for operands of a kind ("float", "int" or "bool").
+        """Format string, with `{0}`, `{1}`, … for the operands, of the operation `op` on operands of a kind ("float",
+        "int" or "bool").
 
-        Raises Unfusable for an op without text.
+        Raises Unfusable for an operation without text.
         """
         text = op_text(op, {"float": self.floats, "int": self.wholes, "bool": self.truths}[kind])
         if not text:
@@ -48,12 +50,12 @@ class Spelling:
         return text
 
     def operation(self, op: str, kind: str, args: list[str]) -> str:
-        """C text of an op on operand texts `args` of a kind ("float", "int" or "bool")."""
+        """Source text of the operation `op` on the operand texts `args`, of a kind ("float", "int" or "bool")."""
         return self.text(op, kind).format(*args)
 
 
 def position(at: Index, name: Callable[[Axis], str]) -> str:
-    """C text of an index; `name` returns the text of an axis.
+    """C expression of the value of the index `at`; `name` returns the C variable of an axis.
 
     C's `/` and `%` are used, since dividends are nonnegative wherever the value is used.
     """

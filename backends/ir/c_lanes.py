@@ -1,4 +1,4 @@
-"""Helpers of C kernels that work on vectors of 16 numbers: loads, conversions, sums."""
+"""C source of helper functions for kernels that work on vectors of 16 numbers: loads, conversions, sums."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ static inline float scaled(float x, int32_t n)
 
 
 def needed(text: str) -> Iterator[str]:
-    """Yields the definitions of the elementary functions that a C text needs, transitively, each after the functions
-    that it calls."""
+    """Yields the C definitions of those elementary functions that `text` calls, directly or through others, each after
+    the functions that it calls."""
     return (DEFINITIONS[name] for name in DEFINITIONS if name in _called([text]))
 
 

@@ -28,7 +28,7 @@ DECODED = {"from_float8": "float"}  # elementwise operations whose results have 
 class Expr:
     """A scalar expression of the kernel IR.
 
-    `value` is the op's attribute:
+    `op` is its operation, `args` its operands. `value` is the op's attribute:
     - const: a number
     - index: an Index
     - load: (operand, Index, strides of the data-dependent index terms, dtype)
@@ -49,7 +49,7 @@ class Expr:
 
     @property
     def axis(self) -> Axis:
-        """The axis that a reduction binds."""
+        """The axis that this expression, a reduction, reduces over."""
         found: Axis = self.value[1]
         return found
 
@@ -58,7 +58,7 @@ class Expr:
 
 
 def walk(roots: Iterable[Expr], known: Iterable[Expr] = ()) -> list[Expr]:
-    """All expressions that `roots` depend on, and the roots, operands first.
+    """All expressions that `roots` depend on, and the roots, each after its operands.
 
     Expressions in `known`, and those that only they depend on, are left out.
     """
@@ -85,14 +85,15 @@ NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
 
 
 class Builder:
-    """Factory of hash-consed expressions."""
+    """Maker of expressions, which returns the same object for equal ones (hash-consing), and simplifies some."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Expr] = {}
         self.ways: set[str] = set()  # names of transformations that changed the kernel
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
-        """Expression of an op on operands as given, without simplification; `value`, `kind`: see `Expr`."""
+        """The expression of the operation `op` on the operands `args`, without simplification; `value`: its attribute
+        (`Expr`); `kind`: float, int or bool."""
         key = (op, tuple(a.number for a in args), value, kind)
         found = self._known.get(key)
         if found is None:
@@ -108,34 +109,35 @@ class Builder:
 
     # ------------------------------------------------------------ simplifying makers
     def const(self, value: float, kind: str = "float") -> Expr:
-        """Expression of a constant; `kind`: "float", "int" or "bool"."""
+        """The expression of the constant `value`, of a kind: "float", "int" or "bool"."""
         return self.make("const", (), {"float": float, "int": int, "bool": bool}[kind](value), kind)
 
     def index(self, value: Index) -> Expr:
-        """Expression whose value is that of an index."""
+        """The integer expression whose value is that of the index `value`."""
         return self.make("index", (), value, "int") if value.terms else self.const(value.const, "int")
 
     def load(
         self, operand: str, at: Index, dtype: str, parts: Sequence[tuple[Expr, int]], guards: Sequence[Expr]
     ) -> Expr:
-        """Load of an operand's element under `guards`.
+        """The expression that loads an element of `operand` where all `guards` hold; its value is 0 where one does not.
 
-        Its position is the index `at` plus `parts`: data-dependent terms, each an expression and the stride by which it
-        is multiplied.
+        The element's position is the index `at` plus `parts`: data-dependent terms, each an expression and the stride
+        by which it is multiplied. `dtype`: of the operand.
         """
         kind = dtypes.category(dtype)
         steps = tuple(c for _, c in parts)
         return self.make("load", (*(e for e, _ in parts), *guards), (operand, at, steps, dtype), kind)
 
     def less(self, a: Index, b: Index) -> Expr:
-        """Comparison a < b; a constant if the index ranges decide it."""
+        """The comparison a < b as an expression; a constant if the ranges of the indices decide it."""
         low, high = (a - b).range
         if high < 0 or low >= 0:
             return self.const(high < 0, "bool")
         return self.make("lt", (self.index(a), self.index(b)), None, "bool")
 
     def pointwise(self, op: str, args: Sequence[Expr]) -> Expr:
-        """An elementwise operation, after constant folding and removal of neutral elements.
+        """The expression of the elementwise operation `op` on `args`, after constant folding and removal of neutral
+        elements.
 
         Arithmetic on bools becomes logic operations, because languages disagree on 1 + 1 (2, or 0 in one bit).
         """
@@ -147,14 +149,14 @@ class Builder:
         return found if found is not None else self.make(op, args, None, kind)
 
     def mul(self, a: Expr, b: Expr) -> Expr:
-        """Product a * b, simplified."""
+        """The product a * b as an expression, simplified."""
         return self.pointwise("mul", (a, b))
 
     def reduce(self, monoid: str, axis: Axis, body: Expr) -> Expr:
-        """The reduction of a body along an axis.
+        """The reduction of `body` along `axis` by `monoid` ("sum", "max", ...), as an expression.
 
-        Factors that do not depend on the axis are moved out of a sum; a reduction of a body that does not depend on the
-        axis is simplified.
+        Factors that do not depend on the axis are moved out of a sum; a reduction along an axis on which `body` does
+        not depend is simplified.
         """
         if axis not in body.axes:
             return (
@@ -178,7 +180,7 @@ class Builder:
         return self.make("reduce", (body,), (monoid, axis), body.kind)
 
     def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
-        """Product of the factors `over`, divided by the product of `under`."""
+        """The product of the factors `over`, divided by the product of `under`, as an expression."""
         roots = [f for f in under if f.op == "sqrt"]
         over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
         under = [f for f in under if f not in roots]
@@ -195,10 +197,10 @@ class Builder:
         return found
 
     def rebuilt(self, roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Expr | None]) -> list[Expr]:
-        """`roots` rebuilt bottom-up, in their order.
+        """Rebuild `roots` bottom-up; returns the new expressions in their order.
 
         `change` is called with each expression and its rebuilt operands, and returns a replacement, or None to keep the
-        op on these operands.
+        operation on these operands.
         """
         done: dict[Expr, Expr] = {}
         for e in walk(roots):
@@ -208,7 +210,7 @@ class Builder:
         return [done[r] for r in roots]
 
     def substituted(self, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-        """The roots with free axes replaced: `change` maps an axis to the index in its place."""
+        """The expressions `roots` with free axes replaced: `change` maps an axis to the index in its place."""
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
             if e.op == "index":
@@ -222,17 +224,17 @@ class Builder:
 
 
 def unknown(root: Expr, known: Callable[[Expr], bool]) -> list[Expr]:
-    """The expressions that must be computed before `root`, then `root` itself, operands first; those for which `known`
-    is true are left out.
+    """The expressions that must be computed before `root` and are not known yet (`known` is false), then `root` itself,
+    each after its operands.
 
-    Does not descend into loads and reductions.
+    The operands of loads and reductions are left out, since these are computed elsewhere.
     """
     return operands_first(root, known, lambda e: e.args if e.op not in ("load", "reduce") else ())
 
 
 def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Sequence[T]]) -> list[T]:
-    """The nodes that `root` depends on, then `root`, each after its own operands; nodes for which `known` is true are
-    left out.
+    """The nodes of any graph that `root` depends on, then `root`, each after its own operands; nodes for which `known`
+    is true are left out.
 
     `reads` returns a node's operands. Iterative, because chains may have hundreds of nodes.
     """
@@ -251,9 +253,9 @@ def operands_first(root: T, known: Callable[[T], bool], reads: Callable[[T], Seq
 
 
 def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
-    """Operands (a, m) of an exponential exp(a - m) where m is the maximum of a; None for other expressions.
+    """(a, m) if `e` is an exponential exp(a - m) where m is the maximum of a; None for other expressions.
 
-    Every emitter treats m = -inf as 0 there, so that a fully masked row part contributes nothing.
+    Every emitter treats m = -inf as 0 there, so that a row whose elements are all masked contributes nothing.
     """
     if e.op not in ("exp", "exp2") or e.args[0].op != "sub":
         return None
@@ -266,7 +268,8 @@ FACTORS = 256  # limit of factors of a product: repeated squaring doubles their 
 
 
 def factors(e: Expr) -> tuple[list[Expr], list[Expr]]:
-    """(factors of the numerator, factors of the denominator) of a product.
+    """(factors of the numerator, factors of the denominator) of the expression `e`, a product or quotient; others are
+    their own only factor.
 
     A product of more than `FACTORS` factors is returned as the only factor.
     """

@@ -20,7 +20,7 @@ WINDOW = "w"  # name prefix of axes over the elements of a window; other axes mo
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop or grid variable over range(size)."""
+    """A loop variable or grid index that runs over range(size)."""
 
     name: str
     size: int
@@ -64,7 +64,8 @@ def _key(term: tuple[Atom, int]) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Index:
-    """`sum(coefficient * atom) + const`, in normal form. Made by `index`, the operators and `split`."""
+    """An integer expression `sum(coefficient * atom) + const` in normal form; an atom is an axis or a division. Made by
+    `index`, the operators and `split`."""
 
     terms: tuple[tuple[Atom, int], ...] = ()
     const: int = 0
@@ -100,7 +101,7 @@ class Index:
         return self.split(by)[1]
 
     def split(self, by: int) -> tuple[Index, Index]:
-        """(quotient, remainder) of the index by a positive constant."""
+        """(quotient, remainder) of the index divided by the positive constant `by`, both simplified."""
         if by == 1:
             return self, Index()
         whole = Index(tuple((a, c // by) for a, c in self.terms if c % by == 0), self.const // by)
@@ -119,11 +120,11 @@ class Index:
                 steps = Index(tuple((a, c // step) for a, c in rest.terms if c % step == 0), rest.const // step)
                 quotient, left = steps.split(by // step)
                 return whole + quotient, left * step + small
-        return whole + _division(rest, by, False), _division(rest, by, True)
+        return whole + _division(rest, by, remainder=False), _division(rest, by, remainder=True)
 
     @cached_property
     def range(self) -> tuple[int, int]:
-        """Minimum and maximum value."""
+        """Minimum and maximum value of the index over all values of its axes."""
         low = high = self.const
         for atom, c in self.terms:
             a, b = atom_range(atom)
@@ -136,7 +137,7 @@ class Index:
         return frozenset(x for atom, _ in self.terms for x in ({atom} if isinstance(atom, Axis) else atom.index.axes))
 
     def replaced(self, change: Mapping[Axis, Index]) -> Index:
-        """The index with axes replaced: `change` maps an axis to the index in its place."""
+        """This index with axes replaced: `change` maps an axis to the index in its place."""
         if not self.axes & change.keys():
             return self
         found = Index((), self.const)
@@ -150,11 +151,12 @@ class Index:
         return found
 
     def coefficient(self, axis: Axis) -> int:
-        """Coefficient of an axis outside of divisions; 0 if the axis does not occur there."""
+        """Factor by which `axis` is multiplied in the index, divisions not counted; 0 if the axis does not occur
+        outside of them."""
         return dict(self.terms).get(axis, 0)
 
     def divisions(self) -> Iterable[Division]:
-        """All divisions in the index, outermost first."""
+        """Yields all divisions in the index, outer ones before those inside them."""
         for atom, _ in self.terms:
             if isinstance(atom, Division):
                 yield atom
@@ -166,7 +168,7 @@ class Index:
         return frozenset(a for x, _ in self.terms for a in (x, *(() if isinstance(x, Axis) else x.index.atoms)))
 
     def text(self, name: Callable[[Axis], str]) -> str:
-        """Python text of the index; `name` returns the text of an axis."""
+        """Python expression of the index; `name` returns the Python expression of an axis."""
         parts = []
         for atom, c in self.terms:
             if isinstance(atom, Axis):
@@ -185,7 +187,7 @@ class Index:
 
 
 def index(value: Axis | Index | int) -> Index:
-    """An Index from an axis, an integer or an Index."""
+    """The Index with the value of an axis, an integer or another Index; an axis of size 1 is always 0."""
     if isinstance(value, Index):
         return value
     if isinstance(value, Axis):
@@ -194,7 +196,7 @@ def index(value: Axis | Index | int) -> Index:
 
 
 def linear(indices: Iterable[Index], shape: Iterable[int]) -> Index:
-    """Row-major position of the element at some indices."""
+    """Row-major position, in an array of the given shape, of the element at `indices`."""
     found = Index()
     for i, size in zip(indices, shape, strict=True):
         found = found * size + i
@@ -202,7 +204,7 @@ def linear(indices: Iterable[Index], shape: Iterable[int]) -> Index:
 
 
 def unravelled(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """Indices of the element at a row-major position."""
+    """Indices, in an array of the given shape, of the element at the row-major `position`."""
     found = []
     for size in reversed(shape):
         position, rest = position.split(size) if size != 1 else (position, Index())
@@ -211,7 +213,7 @@ def unravelled(position: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
 
 
 def atom_range(atom: Atom) -> tuple[int, int]:
-    """Minimum and maximum value of an atom: an axis or a division."""
+    """Minimum and maximum value of `atom`, which is an axis or a division."""
     if isinstance(atom, Axis):
         return 0, atom.size - 1
     low, high = atom.index.range
@@ -222,7 +224,7 @@ def _made(terms: Mapping[Atom, int], const: int) -> Index:
     """The index of these terms in normal form, in which `x // n * n * c + x % n * c` is `x * c`."""
     for atom, c in terms.items():
         if c and isinstance(atom, Division) and atom.rest:
-            whole = Division(atom.index, atom.by, False)
+            whole = Division(atom.index, atom.by, rest=False)
             if terms.get(whole) == c * atom.by:
                 left = Index(tuple((a, k) for a, k in terms.items() if k and a not in (atom, whole)), const)
                 return left + atom.index * c

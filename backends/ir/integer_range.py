@@ -64,15 +64,15 @@ RANGES: dict[str, Callable[[Sequence[Range]], Range]] = {
 
 
 class IntegerRanges:
-    """Ranges of integer expressions, each computed once."""
+    """Ranges of integer expressions of one kernel, each computed once, and casts where a range exceeds a dtype's."""
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
         self.known: dict[Expr, Range] = {}
 
     def of(self, e: Expr) -> Range:
-        """The least and greatest value that an integer or boolean expression may have, as the integer that it computes
-        without wrapping at fewer than 64 bits."""
+        """(least, greatest) value that the integer or boolean expression `e` may have if it is computed without
+        wrapping at fewer than 64 bits."""
         found = self.known.get(e)
         if found is None:
             found = self._found(e)
@@ -102,8 +102,8 @@ class IntegerRanges:
         return rule([self.of(a) for a in e.args]) if rule is not None else WIDE
 
     def wrapped(self, e: Expr, dtype: str) -> Expr:
-        """An integer expression that has just been made, as a value of `dtype`: computed in 64 bits where 32 do not
-        suffice, and cast to the dtype where it may leave the dtype's range."""
+        """The integer expression `e`, which has just been made, as a value of `dtype`: its operands are widened to 64
+        bits where 32 do not suffice, and a cast follows where the value may leave the dtype's range."""
         if e.kind != "int" or dtypes.category(dtype) != "int":
             return e
         found = self.of(e)
@@ -114,13 +114,13 @@ class IntegerRanges:
         return self.constant(e.value, dtype) if e.op == "const" else self.b.make("cast", (e,), dtype, "int")
 
     def as_dtype(self, e: Expr, source: str, dtype: str) -> Expr:
-        """A term of a sum or product: cast to the `dtype` of the result if that of the terms, `source`, is another
-        integer dtype."""
+        """The term `e` of a sum or product, cast to the result's `dtype` if the terms have another integer dtype
+        (`source`)."""
         same = source == dtype or e.kind != "int" or dtypes.category(dtype) != "int" or e.op in ("index", "const")
         return e if same else self.b.make("cast", (e,), dtype, "int")
 
     def constant(self, value: int, dtype: str) -> Expr:
-        """The constant that an integer is as `dtype`: it wraps as casts do."""
+        """The constant expression of the integer `value` in `dtype`: it wraps as casts do."""
         kind = dtypes.category(dtype)
         if kind == "int":
             low, high = _of_dtype(dtype)

@@ -1,4 +1,6 @@
-"""Reference interpreter of the kernel IR: NumPy over whole axes, without tiles. The specification of the emitters."""
+"""Reference interpreter of the kernel IR, which evaluates whole axes with NumPy, without tiles. Emitted kernels are
+tested against it.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PROBE = "probe"  # kernel name for test emissions, which only find out whether a
 
 @dataclass(frozen=True)
 class Buffer:
-    """An operand or result in memory: dtype, sizes and strides in elements."""
+    """An operand or result in memory: its dtype, and sizes and strides of its axes in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -29,9 +29,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class OutputStore:
-    """One result of a kernel: at each point of the kernel's axes at which all `guards` hold, `value` is stored at
-    position `at` of a buffer. `parts` are data-dependent terms of the position with their strides (a scatter). Elements
-    that are not stored remain unchanged."""
+    """One result of a kernel. At each point of the kernel's axes at which all `guards` hold, `value` is stored in
+    `buffer` at position `at`, plus `parts`: data-dependent terms of the position with their strides (a scatter).
+    Elements that are not stored remain unchanged."""
 
     buffer: str
     at: Index
@@ -45,8 +45,8 @@ class OutputStore:
         return (self.value, *self.guards, *(e for e, _ in self.parts))
 
     def moved(self, at: Index, exprs: Sequence[Expr]) -> OutputStore:
-        """The store at position `at`, with `exprs` in place of its own expressions (in the order of
-        `OutputStore.exprs`)."""
+        """A copy of the store that writes at the index `at`, with `exprs` in place of its own expressions (in the order
+        of `OutputStore.exprs`)."""
         value, *more = exprs
         guards, picks = more[: len(self.guards)], more[len(self.guards) :]
         return replace(
@@ -58,7 +58,8 @@ class OutputStore:
 class Kernel:
     """A kernel in the IR: results over parallel axes (outermost first), computed from operands.
 
-    `stores`: the results. `buffers`: operands and results by name. `builder`: where the expressions are hash-consed.
+    `stores`: the results. `buffers`: operands and results by name. `builder`: where its expressions were made, each
+    once.
     """
 
     axes: tuple[Axis, ...]
@@ -78,7 +79,7 @@ class Kernel:
 
     @cached_property
     def long(self) -> bool:
-        """Whether expressions nest so deeply that emitters must avoid recursion."""
+        """Whether expressions nest so deeply that emitters must not recurse into operands."""
         depth: dict[Expr, int] = {}
         for e in self.exprs:
             depth[e] = 1 + max((depth[a] for a in e.args), default=0)
@@ -86,7 +87,8 @@ class Kernel:
 
     @cached_property
     def stored_sides(self) -> frozenset[Axis]:
-        """Reduction axes of products whose left operand is also a result: it is stored along that axis."""
+        """Reduction axes along which a result is stored: those of products whose left operand is also a result of the
+        kernel."""
         return frozenset(a for s in self.stores for a in s.at.axes if a not in self.axes)
 
     @cached_property
@@ -106,8 +108,8 @@ class Kernel:
         return max(accumulate(change), default=0)
 
     def with_values(self, values: Sequence[Expr], **change: Any) -> Kernel:
-        """The kernel with `values` stored in place of its stores' values, one for each store; `change`: other fields of
-        the kernel to replace."""
+        """A copy of the kernel that stores `values` in place of its stores' values, one for each store; `change`: other
+        fields of the kernel to replace."""
         stores = tuple(replace(s, value=v) for s, v in zip(self.stores, values, strict=True))
         return replace(self, stores=stores, **change)
 

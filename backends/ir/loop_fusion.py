@@ -1,7 +1,7 @@
 """Loop analyses of kernel reductions that all emitters share: loop fusion and loop bounds.
 
-A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a mask beyond a bound ends the
-loop there.
+A sum of exp(a - max(a)) shares the loop of its maximum (the ROLL rule: online softmax); a loop over positions ends at
+the bound beyond which a mask excludes all of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from .kernel import Kernel
 
 
 def shared_maximum(e: Expr, axis: Axis) -> Expr | None:
-    """Maximum m that a sum can share its loop with (online softmax); None for other sums.
+    """The maximum m, along `axis`, with which the reduction `e` can share its loop (online softmax); None for other
+    reductions.
 
-    The sum reduces exp(a - m) times factors free of m, where m is the maximum of a along the same axis.
+    That is so for a sum of exp(a - m) times factors free of m, where m is the maximum of a along the same axis.
     """
     if e.value[0] != "sum":
         return None
@@ -45,7 +46,7 @@ def shared_maximum(e: Expr, axis: Axis) -> Expr | None:
 
 
 def loop_sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) -> list[Expr]:
-    """The reductions among `ready`, all along one axis, that one loop can compute, in the same order (inner ones
+    """Those of the reductions `ready`, all along one axis, that one loop can compute, in the same order (inner ones
     first).
 
     `maximum` returns the running maximum that a sum is relative to (online softmax), None for other reductions. A
@@ -61,21 +62,21 @@ def loop_sharing(ready: Sequence[Expr], maximum: Callable[[Expr], Expr | None]) 
 
 
 def is_softmax_sum(e: Expr) -> bool:
-    """Whether a value is a sum of exp(a - max(a)), hence at least 1 (or 0 if everything is masked), so that its
-    reciprocal does not overflow."""
+    """Whether the expression `e` is a sum of exp(a - max(a)), hence at least 1 (or 0 if everything is masked), so that
+    its reciprocal does not overflow."""
     return e.op == "reduce" and e.value[0] == "sum" and below_maximum(e.args[0]) is not None
 
 
 def exponential_of(kernel: Kernel, maximum: Expr) -> str:
-    """Name of the op (exp or exp2) that a kernel applies to differences from the maximum `maximum`."""
+    """Name of the operation (exp or exp2) that `kernel` applies to differences from the maximum `maximum`."""
     return next(x.op for x in kernel.exprs if x.op in ("exp", "exp2") and x.args[0].args[1:] == (maximum,))
 
 
 @dataclass(frozen=True)
 class AxisMask:
-    """Mask that bounds an axis from one side: where `rest + side * axis >= 0` the value is `kept`, elsewhere it is the
-    reduction's neutral element. `side` is 1 or -1. `mask`: the `where` node that selects. `alone`: whether the
-    inequality is the mask's only condition."""
+    """Mask in the expression that a reduction reduces (its body), which bounds an axis from one side: where `rest +
+    side * axis >= 0` the value is `kept`, elsewhere it is the reduction's neutral element. `side` is 1 or -1. `mask`:
+    the `where` node that selects. `alone`: whether the inequality is the mask's only condition."""
 
     rest: Index
     side: int
@@ -88,10 +89,9 @@ Allowed = tuple[Index, Expr, Expr, bool]
 
 
 def masks_of(e: Expr, lost: float = -math.inf) -> list[Allowed]:
-    """Masks of a value, as (index, `where` node, unmasked value, whether the `where` has no other condition).
-
-    `lost`: value of masked elements. The value may differ from it only where the index is nonnegative.
-    """
+    """Masks of the value `e`: parts that are the constant `lost` unless a condition holds. Each is (index, `where`
+    node, unmasked value, whether the `where` has no other condition); the value may differ from `lost` only where the
+    index is nonnegative."""
     if e.op == "add" and lost == -math.inf:
         return [*masks_of(e.args[0]), *masks_of(e.args[1])]
     if e.op == "mul" and e.args[1].op == "const" and e.args[1].value > 0:
@@ -110,7 +110,7 @@ Bound = tuple[Index, Expr, bool]
 
 
 def index_bounds(e: Expr, *, hiding: bool = False) -> list[Bound]:
-    """Upper bounds on indices, implied by masks: beyond them the body `e` of a maximum is -inf. A list of (index,
+    """Upper bounds on indices, implied by masks: beyond them `e`, the operand of a maximum, is -inf. A list of (index,
     number, strict).
 
     The index is at most (`strict`: less than) the number, an integer read from memory such as a sequence's length. The
@@ -124,8 +124,8 @@ def index_bounds(e: Expr, *, hiding: bool = False) -> list[Bound]:
         return []
     lost = [x.op == "const" and x.value == -math.inf for x in e.args[1:]]
     if lost == [True, False] and hiding:
-        return _at_most(e.args[0], False)
-    return _at_most(e.args[0], True) if lost[1] else []
+        return _at_most(e.args[0], wanted=False)
+    return _at_most(e.args[0], wanted=True) if lost[1] else []
 
 
 def _at_most(c: Expr, wanted: bool) -> list[Bound]:
@@ -154,8 +154,8 @@ def _reduces(e: Expr) -> bool:
 
 
 def body_masks(e: Expr, one: Expr) -> list[Allowed]:
-    """Masks of the body of the reduction `e`, as `masks_of` gives them; excluded elements do not contribute. Empty
-    unless `e` is a maximum or a float sum.
+    """Masks of the expression that the reduction `e` reduces (its body), as `masks_of` gives them; excluded elements do
+    not contribute. Empty unless `e` is a maximum or a float sum.
 
     In a sum of products, a factor that is a condition cast to a number is a mask too; `one` is given as its unmasked
     value.
@@ -168,7 +168,7 @@ def body_masks(e: Expr, one: Expr) -> list[Allowed]:
     conditions = ((f, f.args[0]) for f in over if f.op == "cast" and f.args[0].kind == "bool")
     return [
         *(found for f in over for found in masks_of(f, 0.0)),
-        *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, True)),
+        *((i, f, one, _compares(c)) for f, c in conditions for i in _true(c, wanted=True)),
     ]
 
 

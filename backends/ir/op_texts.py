@@ -10,14 +10,15 @@ INTERNAL = {"exp2": TargetText("exp2_f({0})", "exp2({0})", cuda="op::exp2({0})",
 
 
 def op_text(op: str, target: str) -> str:
-    """The text of an operation for a target (a field of `TargetText`); empty if there is none."""
+    """The format string of the operation `op` in a target language (`target`: a field of `TargetText`); empty if there
+    is none."""
     if op in INTERNAL:
         return INTERNAL[op].of(target)
     return OPS[op].text.of(target) if op in OPS else ""
 
 
 def costly(op: str) -> bool:
-    """Whether computing an element of an operation twice is too expensive."""
+    """Whether the operation `op` takes so long that an element should not be computed twice."""
     return op in INTERNAL or (op in OPS and OPS[op].costly)
 
 

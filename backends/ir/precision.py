@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Precision:
-    """A way to multiply float32 matrices.
+    """A way to multiply float32 matrices on tensor cores or CUDA cores.
 
     `name` is Triton's name, `number` the code in schedules. `loss` is the relative error of a product of random
-    matrices in the Frobenius norm (for precisions as exact as float32, the error of splitting the operands); `rate` is
-    the approximate speedup over float32 on CUDA cores. Both were measured on an H200. Products with fewer than `rows`
-    rows gain nothing, because they are bound by memory.
+    matrices in the Frobenius norm (for precisions as accurate as float32, the error of splitting the operands); `rate`
+    is the approximate speedup over float32 on CUDA cores. Both were measured on an H200. Products with fewer than
+    `rows` rows gain nothing, because they are bound by memory.
     """
 
     name: str

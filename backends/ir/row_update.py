@@ -1,8 +1,8 @@
 """Rows that a kernel writes into an operand that it also reads: the keys and values of a decode step's token.
 
-A kernel may read an operand beside writing a row of it if it uses no element that it overwrites: each load stands in
-`where(position == place, row, load)`, with the place that the row is written to. Then the order of loads and stores,
-also of other thread blocks, does not matter.
+A kernel may read an operand and also write a row of it if it uses no element that it overwrites: each load occurs in
+`where(position == place, row, load)`, where `place` is the position that the row is written to. Then the order of loads
+and stores, also of other thread blocks, does not matter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class RowUpdate(NamedTuple):
 
 
 def row_update(e: Expr) -> RowUpdate | None:
-    """The parts of a read with one row replaced; None for other expressions."""
+    """The parts of `e` if it reads an operand with one row replaced: where(position == place, row, load); None for
+    other expressions."""
     if e.op != "where" or e.args[0].op != "eq" or e.args[2].op != "load":
         return None
     at, place = e.args[0].args
@@ -38,15 +39,17 @@ def row_update(e: Expr) -> RowUpdate | None:
 
 
 def reads_overwritten(kernel: Kernel) -> bool:
-    """Whether a kernel reads an operand that it writes a row into."""
+    """Whether `kernel` reads an operand into which it also writes a row."""
     places = {place for store in kernel.stores for place, _ in store.parts}
     return bool(places) and any((u := row_update(e)) is not None and u.place in places for e in kernel.exprs)
 
 
 def uses_overwritten(kernel: Kernel, buffers: Collection[str], stores: Collection[OutputStore]) -> bool:
-    """Whether a kernel uses an element of `buffers`, operands that `stores` overwrite rows of, that may be overwritten.
+    """Whether a kernel may use elements that it overwrites: elements of the operands `buffers`, of which `stores`
+    write rows.
 
-    It does not where every load of such an operand is the `load` of a `RowUpdate` with the place of one of the stores.
+    It does not if every load of such an operand is the `load` of a `RowUpdate` whose `place` is that of one of the
+    stores.
     """
     places = {part for store in stores for part in store.parts}
     covered: set[Expr] = set()

@@ -19,10 +19,9 @@ from .expr import Expr, factors
 
 @dataclass(frozen=True)
 class ShortErf:
-    """A polynomial approximation of erf (see the module).
+    """A polynomial approximation of erf: erf(x) = y * p(u) with y = clamp(x, -limit, limit) and u = y * y * scale - 1.
 
-    `limit`: bound of the clamp. `error`: largest relative error. `coefficients`: of the polynomial, constant term
-    first.
+    `limit`: bound of the clamp. `error`: largest relative error. `coefficients`: of p, constant term first.
     """
 
     limit: float
@@ -31,11 +30,13 @@ class ShortErf:
 
     @property
     def scale(self) -> float:
-        """The factor `scale` of the module's formula: maps y * y to [0, 2]."""
+        """The factor that maps y * y, for y between -limit and limit, to [0, 2], so that y * y * scale - 1 lies in [-1,
+        1]."""
         return 2.0 / (self.limit * self.limit)
 
     def horner(self, u: str, times: float = 1.0) -> str:
-        """Source text of `times` * p(u) by Horner's scheme; `u` is the name of the variable."""
+        """Source text of `times` * p(u), computed by Horner's scheme; p is this polynomial, `u` the name of the
+        variable with u."""
         coefficients = [float(f"{times * c:.9g}") for c in self.coefficients]
         text = repr(coefficients[-1])
         for c in coefficients[-2::-1]:
@@ -56,7 +57,7 @@ COARSE = ShortErf(2.65, 1.9e-4, (
 
 
 def gelu_of(e: Expr) -> Expr | None:
-    """The x of an exact GELU x/2 * (1 + erf(x / sqrt(2))), factors in any order; None for other expressions."""
+    """The x if `e` is a GELU x/2 * (1 + erf(x / sqrt(2))), factors in any order; None for other expressions."""
     numbers, (*rest,) = _parted(e)
     if not isclose(numbers, 0.5) or len(rest) != 2:
         return None

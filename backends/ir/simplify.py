@@ -22,7 +22,8 @@ def _number(e: Expr) -> Any:
 
 
 def folded(b: Builder, op: str, args: Sequence[Expr], kind: str) -> Expr | None:
-    """The constant that an op on float constants gives, if it is finite; else None. `kind`: that of the result."""
+    """The constant, made by `b`, to which the operation `op` on the float constants `args` evaluates, if it is finite;
+    None if it is not, or if an operand is no float constant. `kind`: that of the result."""
     known = OPS.get(op)
     if known is None or known.numpy is None or any(a.op != "const" or a.kind != "float" for a in args):
         return None
@@ -100,7 +101,7 @@ def _where(b: Builder, c: Expr, x: Expr, y: Expr) -> Expr | None:
 
 
 def conjuncts(c: Expr) -> list[Expr]:
-    """The conditions that a condition joins by `and`; the condition itself if it is not a conjunction."""
+    """The conditions that the condition `c` joins by `and`; `c` itself if it is not a conjunction."""
     return [c] if c.op != "and" else [*conjuncts(c.args[0]), *conjuncts(c.args[1])]
 
 
@@ -164,7 +165,7 @@ def _neg(b: Builder, x: Expr) -> Expr | None:
 
 
 def as_index(e: Expr) -> Index:
-    """Index with the value of an integer constant or of an index expression; no other expressions may be given."""
+    """The Index with the value of `e`, which must be an integer constant or an index expression."""
     return e.value if e.op == "index" else index(int(e.value))
 
 
@@ -176,12 +177,12 @@ SIMPLIFY: dict[str, Callable[..., Expr | None]] = {
 
 
 def simplifies(op: str) -> bool:
-    """Whether there is a simplification rule for an operation."""
+    """Whether `simplified` has a rule for the operation `op`."""
     return op in SIMPLIFY or (op in OPS and bool(OPS[op].symmetry))
 
 
 def simplified(b: Builder, op: str, args: Sequence[Expr]) -> Expr | None:
-    """A simpler expression for an operation on operands; None if no rule applies."""
+    """A simpler expression, made by `b`, that equals the operation `op` on `args`; None if no rule applies."""
     if op in SIMPLIFY:
         return SIMPLIFY[op](b, *args)
     symmetry = OPS[op].symmetry if op in OPS else ""

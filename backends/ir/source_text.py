@@ -19,7 +19,7 @@ RESERVED = frozenset(
 
 
 def identifier(text: str, taken: set[str]) -> str:
-    """A Python identifier derived from any text and different from all names in `taken`, a set to which it is added."""
+    """A Python identifier derived from `text` and different from all names in the set `taken`, to which it is added."""
     base = re.sub(r"[^0-9a-zA-Z_]+", "_", text).strip("_")[:60].rstrip("_") or "value"
     base = f"v_{base}" if base[0].isdigit() or base in RESERVED else base
     name, n = base, 2
@@ -30,7 +30,7 @@ def identifier(text: str, taken: set[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """Source text of a number, size expression, string, or tuple of these. Raises TypeError for other values."""
+    """Python text of a number, size expression, string, or tuple of these. Raises TypeError for other values."""
     if isinstance(value, tuple):
         return "(" + "".join(f"{literal(v)}, " for v in value).rstrip(" " if len(value) == 1 else ", ") + ")"
     if isinstance(value, float) and not math.isfinite(value):
@@ -41,7 +41,7 @@ def literal(value: Any) -> str:
 
 
 def dtype_text(dtype: str) -> str:
-    """Source text of a NumPy dtype."""
+    """Python expression of the NumPy dtype called `dtype`."""
     return (
         "ml_dtypes.bfloat16" if dtype == "bfloat16" else "np.bool_" if dtype == "bool" else f"np.{dtypes.check(dtype)}"
     )
@@ -69,7 +69,7 @@ _INSTALLED = ("ml_dtypes", "numpy as np", "torch", "triton", "triton.language as
 
 
 def imports_of(body: str) -> Iterator[str]:
-    """Yields the import lines for the names that a program's text `body` uses, in formatter order."""
+    """Yields the import lines for the modules and names that the Python text `body` uses, in formatter order."""
     used = {word: module for word, module in _STANDARD.items() if _uses(body, word, r"[\w.]")}
     yield from (f"import {word}" for word, module in used.items() if not module)
     for module in sorted(set(used.values()) - {""}):
@@ -92,7 +92,8 @@ def _uses(text: str, word: str, before: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Text as one comment line: control characters, bidi marks, lone surrogates become "?"; at most 160 characters."""
+    """`text` as one comment line: control characters, bidi marks and lone surrogates become "?"; at most 160
+    characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text[:1000].split()))[:160]
 
 
@@ -101,19 +102,20 @@ def _quotable(text: str) -> str:
 
 
 def title(plan: Plan) -> str:
-    """First line of a program's source: name, number of kernels, and their estimated time if the plan has prices."""
+    """First line of a program's source: name of its graph, number of kernels, and their estimated time if the plan has
+    prices."""
     estimate = f", estimated {plan.cost:.1f} us (at least {plan.lower_bound:.1f})" if plan.cost else ""
     return f"{_quotable(plan.graph.name)}: {counted(plan.kernels, 'kernel')}{estimate}."
 
 
 def signature(plan: Plan) -> str:
-    """A plan's inputs and outputs with their types as one line, at most 400 characters."""
+    """The inputs and outputs of `plan` with their types as one line, at most 400 characters."""
     given = ", ".join(f"{leaf.attr('name')}: {leaf.type}" for leaf in plan.graph.inputs)
     made = ", ".join(f"{n}: {plan.values[v].type}" for n, v in zip(plan.graph.names, plan.outputs))
     return f"({_quotable(given)}) -> ({_quotable(made)})"[:400]
 
 
 def indented(lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yields lines of text, indented by `width` spaces."""
+    """Yields the lines of text indented by `width` spaces; empty lines stay empty."""
     for line in lines:
         yield " " * width + line if line else line

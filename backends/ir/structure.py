@@ -1,4 +1,4 @@
-"""Structure of a kernel without its numbers: what two lowerings of the same terms at other sizes have in common."""
+"""Structure of a kernel without its numbers, to compare lowerings of the same terms at different sizes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .kernel import Kernel
 
 
 def structure(kernel: Kernel) -> tuple[Any, ...]:
-    """Operations, index divisions and decided conditions of a kernel, without sizes, strides and other numbers.
+    """A value that stands for what `kernel` does without its numbers: operations, index divisions and decided
+    conditions, but no sizes or strides. It is equal for kernels that differ in numbers only.
 
-    Index arithmetic is simplified, and comparisons are decided, by the ranges of axes: kernels of different structure
-    do not compute the same at other sizes.
+    Lowering simplifies index arithmetic and decides comparisons by the ranges of axes. If the structures at two choices
+    of sizes differ, neither kernel is correct at the other sizes.
     """
     place = {e: i for i, e in enumerate(kernel.exprs)}
     values = tuple((e.op, e.kind, tuple(place[a] for a in e.args), _attribute(e)) for e in kernel.exprs)

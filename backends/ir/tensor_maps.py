@@ -1,4 +1,4 @@
-"""TMA boxes: recognizes loads that can be a box of a tensor map instead of one address per element.
+"""TMA boxes: recognition of loads that TMA can make, as a box of a tensor map.
 
 Hopper's Tensor Memory Accelerator (TMA) copies a box of a matrix into shared memory with one instruction. The host
 encodes the matrix as a tensor map (CUDA driver API, cuTensorMapEncodeTiled): up to five axes, strides of multiples of
@@ -20,15 +20,17 @@ BYTES = 16  # required multiple of strides and of the box's innermost size
 
 
 def padded_row(size: int, dtype: str) -> int:
-    """Row length of `size` elements padded to 16 bytes, which aligns every row for TMA and vector loads."""
+    """`size`, elements of `dtype` in a row, rounded up to a multiple of 16 bytes, which aligns every row for TMA and
+    vector loads."""
     step = max(1, BYTES // dtypes.itemsize(dtype))
     return -(-size // step) * step
 
 
 def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()) -> bool:
-    """Whether a tensor map can encode an operand with these strides and boxes of the shape `block` (if given).
+    """Whether a tensor map (TMA descriptor) can encode an operand with these strides and boxes of the shape `block` (if
+    given).
 
-    Strides and box shape are in elements, outermost axis first.
+    Strides and box shape are in elements of `itemsize` bytes, outermost axis first.
     """
     *slow, fast = strides
     fits = 1 <= len(slow) < MOST_AXES and fast == 1 and all(s > 0 and s * itemsize % BYTES == 0 for s in slow)
@@ -37,10 +39,12 @@ def describable(strides: Sequence[int], itemsize: int, block: Sequence[int] = ()
 
 @dataclass(frozen=True)
 class Box:
-    """A tile of an operand as a TMA box: the matrix `shape`, the box shape (`block`), the axes along its rows and
-    columns, and the texts of its origin. `strides` (in elements) is set if rows are further apart than they are long,
-    or if there are more than two axes; the box has one element along each further axis. Elements beyond the end of an
-    axis are read as zeros."""
+    """A tile of an operand as a TMA box (what one copy instruction loads): sizes of the matrix (`shape`) and of the box
+    (`block`), the axes along its rows and columns, and the source texts of its origin.
+
+    `strides` (in elements) is set if rows are further apart than they are long, or if there are more than two axes; the
+    box has one element along each further axis. Elements beyond the end of an axis are read as zeros.
+    """
 
     shape: tuple[int, ...]
     block: tuple[int, ...]
@@ -50,7 +54,7 @@ class Box:
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Number of rows and of columns of the box."""
+        """(rows, columns) of the box, the two axes along which it has several elements."""
         rows, columns = (n for n in self.block if n > 1) if len(self.block) > 2 else self.block
         return rows, columns
 
@@ -58,11 +62,11 @@ class Box:
 def box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str], ends: Set[Axis] = frozenset()
 ) -> Box | None:  # fmt: skip
-    """TMA box of the tile that a load reads at the index `at`, or None if there is none.
+    """The TMA box with which one tile is loaded at the index `at`; None if TMA cannot load it.
 
-    `tiles` gives the text of the origin and the size along each axis that the tile spans; `text` returns the text of
-    any other axis' value. Tiles may reach beyond the end of the axes in `ends`; the matrix must end where such an axis
-    does, so that TMA fills zeros there. `itemsize` in bytes.
+    `tiles`: for each axis that the tile spans, (source text of the tile's origin, number of elements); `text` returns
+    the source text of any other axis' value. Tiles may reach beyond the end of the axes in `ends`; the matrix must end
+    where such an axis does, so that TMA fills zeros there. `itemsize` in bytes.
     """
     steps = dict(at.terms)
     axes = [a for a in steps if isinstance(a, Axis)]
@@ -101,8 +105,9 @@ def box(
 def edged_box(
     at: Index, tiles: Mapping[Axis, tuple[str, int]], itemsize: int, text: Callable[[Axis], str]
 ) -> Box | None:
-    """TMA box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis; None if
-    there is none. Parameters as for `box`."""
+    """The TMA box with one tensor-map axis per index term, so that TMA fills zeros beyond the end of every axis; None
+    if TMA cannot load the tile so. `tiles`: for each axis that the tile spans, (source text of the tile's origin,
+    number of elements); `text` returns the source text of any other axis' value; `itemsize` in bytes."""
     steps = [(step, atom) for atom, step in at.terms]
     spanned = [atom for _, atom in sorted(steps, key=lambda s: s[0]) if atom in tiles]
     inner = {a for _, atom in steps if not isinstance(atom, Axis) for a in atom.index.axes}
@@ -124,8 +129,8 @@ def edged_box(
 
 
 def as_one(at: Index, group: Sequence[Axis], one: Axis) -> Index | None:
-    """The index rewritten to one flattened axis: `one` takes the place of the axes `group`. None if the index does not
-    traverse these axes contiguously."""
+    """The index `at` with the axes `group` replaced by `one`, an axis that stands for all of them flattened. None if
+    the index does not traverse these axes contiguously."""
     step = at.coefficient(group[-1])
     rest, size = at, 1
     for a in reversed(group):

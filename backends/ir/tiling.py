@@ -1,7 +1,7 @@
-"""Tiling of kernels: the axes that a program's tile has as rows and columns, those that a program iterates over, and
-batch axes.
+"""Tiling of kernels: which axes are rows and columns of a program's tile, which ones a program iterates over, and which
+ones take one value per program (batch axes).
 
-The shape of a kernel (`Shape`) follows from its expressions; tile sizes (`Tiling`) come from the schedule.
+These roles of a kernel's axes (`Shape`) follow from its expressions; tile sizes (`Tiling`) come from the schedule.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ VECTOR = 8  # maximum elements of a vector load
 
 @dataclass(frozen=True)
 class Dot:
-    """A sum of products that tensor cores can compute: the factors of its left and right operand (sides), contracted
-    along the reduction's axis; `rows`, `cols` and `batch` are the axes of the result."""
+    """A matrix product: a sum of products that tensor cores can compute. `left`, `right`: the factors of its operands
+    (sides); they are contracted along the reduction's axis. `rows`, `cols` and `batch` are the axes of the result."""
 
     left: tuple[Expr, ...]
     right: tuple[Expr, ...]
@@ -39,10 +39,13 @@ def is_window(axis: Axis) -> bool:
 
 
 def as_dot(e: Expr) -> Dot | None:
-    """The two sides of a matrix product, which is a sum whose body is a product of two parts; None for other
-    expressions. The two parts share only batch axes and the reduction axis. The part with the later parallel axis is
-    the right side (columns). But a part that contains a product is always the left side, with the rows of that product,
-    whatever the result's memory order (such as channels before pixels)."""
+    """The two operands (sides) of `e` if it is a matrix product, which is a sum of products of two parts; None for
+    other expressions.
+
+    The two parts share only batch axes and the reduction axis. The part with the later parallel axis is the right side
+    (columns). But a part that contains a product is always the left side, with the rows of that product, whatever the
+    result's memory order (such as channels before pixels).
+    """
     if e.op != "reduce" or e.value[0] != "sum" or e.kind != "float" or is_window(e.axis):
         return None
     over, under = factors(e.args[0])
@@ -143,17 +146,17 @@ class Shape:
 
     @cached_property
     def m(self) -> int:
-        """Number of rows."""
+        """Number of rows of the whole kernel."""
         return prod(a.size for a in self.rows)
 
     @cached_property
     def n(self) -> int:
-        """Number of columns."""
+        """Number of columns of the whole kernel."""
         return prod(a.size for a in self.cols)
 
 
 def shape_of(kernel: Kernel, *, products: bool = True) -> Shape:
-    """Roles of a kernel's axes.
+    """Derive the roles of the axes of `kernel`: rows, columns, batch and reduction axes.
 
     Raises Unfusable if two-dimensional tiles do not suffice. `products`: whether sums of products count as matrix
     products.
@@ -276,7 +279,8 @@ def _joined(kernel: Kernel) -> dict[Axis, Axis]:
 
 
 def repeated(kernel: Kernel, shape: Shape, m: int, n: int) -> float:
-    """Number of operations that are computed again, over all tiles of `m` rows and `n` columns.
+    """Number of operations of `kernel` that are computed more than once because its results are computed in tiles of
+    `m` rows and `n` columns. `shape`: roles of its axes (row, column, batch, reduction).
 
     Reductions independent of the columns are computed once per column tile; reductions that depend on some of a tile's
     axes, once per element.
@@ -310,7 +314,7 @@ class Tiling:
 
 
 def divisors(size: int, wanted: Iterable[int]) -> list[int]:
-    """Divisors of `size` near the `wanted` numbers.
+    """Divisors of `size` near the `wanted` numbers, as numbers of parts of an axis.
 
     For each wanted number n, the largest divisor in (n / 2, n] such that `size` divided by it keeps the vector
     alignment of `size`. Numbers without such a divisor are left out.

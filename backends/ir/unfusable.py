@@ -1,4 +1,4 @@
-"""The exception raised where a kernel cannot be generated."""
+"""The exception raised where no kernel can be generated for a term or schedule (`Unfusable`)."""
 
 from __future__ import annotations
 

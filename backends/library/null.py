@@ -28,7 +28,8 @@ def _row(op: str) -> LibraryKernel:
 
 
 class NullBackend(BackendBase):
-    """Backend with one empty kernel for every op that is not a leaf."""
+    """Backend with one empty kernel for every op that is not a leaf. `helpers`: the source text of that kernel's
+    function."""
 
     name = "null"
     helpers: Mapping[str, str] = {
@@ -37,7 +38,7 @@ class NullBackend(BackendBase):
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
-        """Templates: views, a copy, and one empty kernel per op."""
+        """Templates (kernels' patterns and code): views, a copy, and one empty kernel per op."""
         copy = LibraryKernel("null.copy", "null", "x", "nothing({x}, {out})", family="copy", setup=("nothing",))
         return (*view_templates(), copy, *(_row(op) for op, entry in OPS.items() if entry.arity))
 

@@ -1,7 +1,7 @@
-"""NumPy backend: a reference kernel for every op, so that a plan always exists, and faster forms where NumPy has one.
+"""NumPy backend: a reference kernel for every op, so that a plan always exists, and faster kernels for some patterns.
 
-Templates are data: a pattern (meaning) and code. Code writes to `out` and allocates nothing large, except in helpers
-documented to do so. float16 and bfloat16 are computed as in the interpreter.
+Templates (kernels' patterns and code) are data: a pattern (meaning) and code. Code writes to `out` and allocates
+nothing large, except in helpers documented to do so. float16 and bfloat16 are computed as in the interpreter.
 """
 
 from __future__ import annotations
@@ -12,66 +12,20 @@ from keyword import iskeyword
 from typing import Any
 
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import DimExpr, concrete
+from ...egraph.ir.dims import DimExpr
 from ...egraph.ir.ops import OPS, Op
-from ...extract.model.kernel import Call, Code, Operand
+from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..contract import BackendBase
 from ..ir.source_text import dtype_text, literal
 from ..runtime.views import numpy_code, spelled, view_templates
 from .numpy_helpers import HELPERS
-from .scratch import ScratchBuffer, ScratchBuffers, reduced_shape, shape_of, wide, with_scratch, work
-
-Applies = Callable[[Call], bool]
-
-
-# ---------------------------------------------------------------- conditions on dtypes and layouts
-def _is(*categories: str) -> Applies:
-    return lambda call: all(dtypes.category(o.type.dtype) in categories for o in call.operands.values())
-
-
-def _wide(call: Call) -> bool:
-    """Whether all floats are float32 or float64."""
-    kinds = {o.type.dtype for o in call.operands.values() if dtypes.is_float(o.type.dtype)}
-    return kinds <= {"float32", "float64"}
-
-
-def _half(call: Call) -> bool:
-    return not _wide(call)
-
-
-def _and(*conditions: Applies) -> Applies:
-    return lambda call: all(c(call) for c in conditions)
-
-
-def _shape(operand: Operand) -> tuple[int, ...]:
-    """The shape of an operand. Sizes may be expressions in free sizes."""
-    return operand.type.shape  # type: ignore[return-value]
-
-
-def row(name: str, pattern: str, code: Code, **more: Any) -> LibraryKernel:
-    """Template of a library kernel that runs NumPy code; `more`: further fields of `LibraryKernel`."""
-    return LibraryKernel(f"np.{name}", "numpy", pattern, code, **more)
-
-
-def spell(text: str, **functions: Callable[[Any], str]) -> Callable[[Call], str]:
-    """Code of a kernel from a format string with fields for a call's operands, attributes (as literals, including
-    infinities) and `functions`: field -> function from the call to its text."""
-
-    def code(call: Call) -> str:
-        attrs = {k: literal(v) for k, v in call.attrs.items()}
-        return text.format(**attrs, **{k: f(call) for k, f in functions.items()}, **call.names)
-
-    identify(code, f"numpy.spell[{text}]")
-    return code
+from .numpy_products import contractions
+from .numpy_rows import Applies, every, has_halves, of_kind, row, sizes, spell, wide_floats
+from .scratch import ScratchBuffer, ScratchBuffers, compute_dtype, reduced_shape, shape_of, wide, with_scratch, work
 
 
 # ---------------------------------------------------------------- scratch memory
-def _computed(call: Call) -> str:
-    """Name of a call's compute dtype."""
-    return wide(call.output.type.dtype)
-
-
 def _exponents(call: Call) -> ScratchBuffers:
     return {"exponents": (shape_of(call, "out"), call.output.type.dtype)}
 
@@ -89,7 +43,7 @@ def _signs(call: Call) -> ScratchBuffers:
 
 
 def _reduced(call: Call, axis: int) -> ScratchBuffer:
-    return reduced_shape(shape_of(call, "x"), (axis,)), _computed(call)
+    return reduced_shape(shape_of(call, "x"), (axis,)), compute_dtype(call)
 
 
 def _along_axis(call: Call) -> ScratchBuffers:
@@ -97,12 +51,12 @@ def _along_axis(call: Call) -> ScratchBuffers:
 
 
 def _along_axis_twice(call: Call) -> ScratchBuffers:
-    return {**_along_axis(call), "powers": (shape_of(call, "out"), _computed(call))}
+    return {**_along_axis(call), "powers": (shape_of(call, "out"), compute_dtype(call))}
 
 
 def _over_axes(call: Call) -> ScratchBuffers:
     kept = shape_of(call, "out")
-    return {"powers": (shape_of(call, "x"), _computed(call)), "top": (kept, _computed(call)), "infinite": (kept, "bool"),
+    return {"powers": (shape_of(call, "x"), compute_dtype(call)), "top": (kept, compute_dtype(call)), "infinite": (kept, "bool"),
             "work": work(call)}  # fmt: skip
 
 
@@ -111,7 +65,7 @@ def _along_last(call: Call) -> ScratchBuffers:
 
 
 def _grouped(call: Call) -> ScratchBuffers:
-    return {"work": work(call), "stat": ((shape_of(call, "x")[0], call.attrs["groups"], 1), _computed(call))}
+    return {"work": work(call), "stat": ((shape_of(call, "x")[0], call.attrs["groups"], 1), compute_dtype(call))}
 
 
 def _logs(call: Call) -> ScratchBuffers:
@@ -125,56 +79,16 @@ def _halved(call: Call) -> ScratchBuffers:
     return {"turned": ((*rest, last // 2), call.operands["x"].type.dtype)}
 
 
-def _with_padding(call: Call, dtype: str) -> ScratchBuffer | str:
-    pads, (n, c, *space) = call.attrs["pads"], shape_of(call, "x")
-    if not any(pads) and dtype == call.operands["x"].type.dtype:
-        return "x"
-    return (n, c, *(pads[i] + d + pads[len(space) + i] for i, d in enumerate(space))), dtype
-
-
-def _around(call: Call) -> ScratchBuffers:
-    return {"around": _with_padding(call, call.operands["x"].type.dtype)}
-
-
-def _around_and_sums(call: Call) -> ScratchBuffers:
-    return {"around": _with_padding(call, _computed(call)), "work": work(call)}
-
-
-def _scores(call: Call) -> ScratchBuffers:
-    *batch, m, _ = shape_of(call, "out")
-    kind, n = _computed(call), shape_of(call, "k")[-2]
-    inputs: ScratchBuffers = {
-        f"{o}32": o if call.operands[o].type.dtype == kind else (shape_of(call, o), kind) for o in "qkv"
-    }
-    return {**inputs, "scores": ((*batch, m, n), kind), "stat": ((*batch, m, 1), kind), "work": work(call)}
-
-
-@identified("numpy._attention_text")
-def _attention_text(call: Call) -> str:
-    """Code that widens operands if needed, then calls the helper `attention` with a precomputed mask of hidden
-    scores."""
-    a, m, n = call.attrs, shape_of(call, "q")[-2], shape_of(call, "k")[-2]
-    copies = "".join(
-        f"np.copyto({{{o}32}}, {{{o}}}); " for o in "qkv" if call.operands[o].type.dtype != _computed(call)
-    )
-    hidden = f"hidden_scores({m}, {n}, {a['causal']}, {a['window']})" if a["causal"] or a["window"] else "None"
-    mask = "{m}" if "m" in call.operands else "None"
-    return (
-        f"{copies}attention({{q32}}, {{k32}}, {{v32}}, {mask}, {hidden}, {{scale}}, {{softcap}}, {{scores}}, {{stat}}, "
-        "{work}, {out})"
-    )
-
-
 # ---------------------------------------------------------------- pointwise
-_NUMBER = _is("int", "float")
+_NUMBER = of_kind("int", "float")
 
 #: `OutFunction.dtypes` -> condition
-_DTYPES: dict[str, Applies | None] = {"any": None, "number": _NUMBER, "bits": _is("bool", "int")}
+_DTYPES: dict[str, Applies | None] = {"any": None, "number": _NUMBER, "bits": of_kind("bool", "int")}
 
 
 def out_call(op: Op) -> tuple[str, str, tuple[str, ...]]:
-    """Parts of the template of an elementwise op: (pattern, format string of its operands, operands that its result may
-    overwrite)."""
+    """Parts of the template (a kernel's pattern and code) of an elementwise op: (pattern, format string of its
+    operands, operands that its result may overwrite)."""
     names = ("x", "y", "z")[: op.arity]
     name = f"{op.name}_" if iskeyword(op.name) else op.name
     keeps_dtype = op.law != "compare" or op.name == "not"
@@ -207,8 +121,8 @@ def _pointwise() -> list[LibraryKernel]:
         *_ufuncs(),
         row("rsqrt", "rsqrt(x)", "np.sqrt({x}, out={out}); np.reciprocal({out}, out={out})", inplace=("x",), exact=True),
         row("pow_each", "pow(x, y)", "np.power({x}, {y}, out={out})", inplace=("x",), dense=("y",), exact=True,
-            applies=_and(_NUMBER, _each_its_own)),
-        row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=_and(_NUMBER, lambda c: not _each_its_own(c)), exact=True,
+            applies=every(_NUMBER, _each_its_own)),
+        row("pow", "pow(x, y)", setup=("power",), inplace=("x",), applies=every(_NUMBER, lambda c: not _each_its_own(c)), exact=True,
             **with_scratch("power({x}, {y}, {exponents}, {out})", _exponents)),
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
@@ -224,9 +138,9 @@ def _pointwise() -> list[LibraryKernel]:
         row("silu", "silu(x)", chain + "np.true_divide({x}, {out}, out={out})"),
         row("gelu", "gelu(x)", "gelu({x}, {out})", inplace=("x",), dense=("x",), setup=("gelu",)),
         row("gelu_tanh", "gelu_tanh(x)", "gelu_tanh({x}, {out})", setup=("gelu_tanh",)),
-        row("softplus", "softplus(x)", "np.logaddexp({x}, 0, out={out})", inplace=("x",), applies=_wide),
+        row("softplus", "softplus(x)", "np.logaddexp({x}, 0, out={out})", inplace=("x",), applies=wide_floats),
         row("softplus_half", "softplus(x)", "np.copyto({out}, np.logaddexp({x}.astype(np.float32), 0), casting='unsafe')",
-            applies=_half),
+            applies=has_halves),
         row("mish", "mish(x)", "mish({x}, {out})", setup=("mish",)),
         *(row(op, f"{op}(x, alpha=alpha)", setup=(op,),
               **with_scratch(f"{op}({{x}}, {{alpha}}, {{positive}}, {{out}})", _signs)) for op in ("elu", "leaky_relu")),
@@ -244,7 +158,7 @@ def _pointwise() -> list[LibraryKernel]:
 def _reduce_code(ufunc: str, wide: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n, axes = call.names, literal(call.attrs["axes"])
-        if wide and _half(call):  # accumulate 16-bit floats in float32, as the interpreter does
+        if wide and has_halves(call):  # accumulate 16-bit floats in float32, as the interpreter does
             total = f"np.{ufunc}.reduce({n['x']}, axis={axes}, dtype=np.float32, keepdims=True)"
             return f"np.copyto({n['out']}, {total}, casting='unsafe')"
         dtype = f", dtype={dtype_text(call.output.type.dtype)}" if ufunc in ("add", "multiply") else ""
@@ -258,9 +172,11 @@ def _reduce_code(ufunc: str, wide: bool) -> Callable[[Call], str]:
 def _mean_code(call: Call) -> str:
     count = 1
     for axis in call.attrs["axes"]:
-        count *= _shape(call.operands["x"])[axis]
+        count *= sizes(call.operands["x"])[axis]
     factor = f"1.0 / ({count})" if isinstance(count, DimExpr) else literal(1.0 / count if count else float("nan"))
-    return f"{_reduce_code('add', True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
+    return (
+        f"{_reduce_code('add', wide=True)(call)}; np.multiply({call.names['out']}, {factor}, out={call.names['out']})"
+    )
 
 
 def _folds() -> Iterator[LibraryKernel]:
@@ -304,129 +220,13 @@ def _reductions() -> list[LibraryKernel]:
     ]  # fmt: skip
 
 
-# ---------------------------------------------------------------- contractions
-RECURRENT = "recurrent(x, s, w, " + ", ".join(f"{a}={a}" for a in OPS["recurrent"].attrs) + ")"
-RECURRENT_ATTRS = ", ".join("{" + a + "}" for a in OPS["recurrent"].attrs)
-
-
-def _rows(call: Call, name: str) -> str:
-    """The operand viewed as a matrix: all axes but the last merged."""
-    operand = call.output if name == "out" else call.operands[name]
-    shape = _shape(operand)
-    if len(shape) == 2:
-        return call.names[name]
-    count = 1
-    for d in shape[:-1]:
-        count *= d
-    return f"{call.names[name]}.reshape({count}, {shape[-1]})"
-
-
-def _gemm_code(bias: bool) -> Callable[[Call], str]:
-    def code(call: Call) -> str:
-        out = call.names["out"]
-        text = f"np.matmul({_rows(call, 'x')}, {call.names['w']}, out={_rows(call, 'out')})"
-        return f"{text}; np.add({out}, {call.names['b']}, out={out})" if bias else text
-
-    identify(code, f"numpy.gemm[{bias}]")
-    return code
-
-
-def _batched(call: Call) -> bool:
-    """Whether x is a batch of matrices with one right-hand matrix for all, so that one GEMM over all rows computes the
-    products."""
-    x = call.operands["x"].type
-    return (
-        _wide(call)
-        and x.rank > 2
-        and call.operands["w"].type.rank == 2
-        and concrete(x.shape)[:-2] != (1,) * (x.rank - 2)
-    )
-
-
-def _contractions() -> list[LibraryKernel]:
-    more: dict[str, Any] = {"family": "contraction"}
-    column_major: dict[str, Code] = {"w": "np.asfortranarray({w})"}
-    halves = "np.copyto({out}, np.matmul({x}.astype(np.float32), {w}.astype(np.float32)), casting='unsafe')"
-    conv = {"strides": "strides", "pads": "pads", "dilations": "dilations", "groups": "groups"}
-    geometry = ", ".join(f"{k}={v}" for k, v in conv.items())
-    values = "{strides}, {pads}, {dilations}, {groups}"
-    pool = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
-    attention = "scale=scale, causal=causal, window=window, softcap=softcap"
-    return [
-        row("matmul", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_and(_wide, _is("float")),
-            exact=True, **more),
-        row("matmul_int", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=_is("int", "bool"), family="other",
-            exact=True),
-        row("matmul_half", "matmul(x, w)", halves, applies=_half, exact=True, **more),
-        row("matmul_flat", "matmul(x, w)", _gemm_code(False), dense=("x", "w"), applies=_batched, **more),
-        row("matmul_columns", "matmul(x, w)", _gemm_code(False), dense=("x",), prep=column_major,
-            applies=_and(_wide, _two_d), **more),
-        row("linear", "linear(x, w, b)", _gemm_code(True), dense=("x",), applies=_wide, **more),
-        row("linear_columns", "linear(x, w, b)", _gemm_code(True), dense=("x",), prep=column_major, applies=_wide, **more),
-        row("linear_half", "linear(x, w, b)", halves.replace("np.matmul", "{b} + np.matmul"), applies=_half, **more),
-        row("conv", f"conv(x, w, {geometry})", f"conv({{x}}, {{w}}, {values}, {{out}})", family="conv", setup=("conv",),
-            applies=_is("float")),
-        row("conv_int", f"conv(x, w, {geometry})", f"conv({{x}}, {{w}}, {values}, {{out}})", family="other", setup=("conv",),
-            applies=_is("int", "bool")),
-        row("defined_conv", f"conv(x, w, {geometry})", f"defined_conv({{x}}, {{w}}, {values}, {{out}})", family="conv",
-            setup=("defined_conv",), exact=True),
-        row("conv_prepared", f"conv(x, w, {geometry})", "{w}({x}, {out})", family="conv", setup=("conv_plan",),
-            prep={"w": _conv_plan}, applies=_wide),
-        row("conv_1x1", f"conv(x, w, {geometry})", _pointwise_conv_code, family="conv", dense=("*",), applies=_and(_wide, _is_1x1)),
-        row("max_pool", f"max_pool(x, {pool})", family="reduction", setup=("pool",), exact=True, **with_scratch(
-            "pool({x}, np.maximum, -inf, {kernel}, {strides}, {pads}, {dilations}, {around}, {out}, {out})", _around)),
-        row("avg_pool", f"avg_pool(x, {pool})", family="reduction", setup=("pool",), **with_scratch(
-            "pool({x}, np.add, 0, {kernel}, {strides}, {pads}, {dilations}, {around}, {work}, {out})", _around_and_sums)),
-        row("recurrent", RECURRENT, "np.copyto({out}, recurrent({x}, {s}, {w}, " + RECURRENT_ATTRS + "))", setup=("recurrent",),
-            exact=True, **more),
-        row("attention", f"attention(q, k, v, {attention})", family="attention", setup=("attention", "hidden_scores"),
-            **with_scratch(_attention_text, _scores)),
-        row("masked_attention", f"masked_attention(q, k, v, m, {attention})", family="attention",
-            setup=("attention", "hidden_scores"), **with_scratch(_attention_text, _scores)),
-    ]  # fmt: skip
-
-
-def _two_d(call: Call) -> bool:
-    return call.operands["w"].type.rank == 2
-
-
-@identified("numpy._conv_plan")
-def _conv_plan(call: Call) -> str:
-    a = call.attrs
-    geometry = ", ".join(literal(a[k]) for k in ("strides", "pads", "dilations", "groups"))
-    x = call.operands["x"]
-    return f"conv_plan({call.names['w']}, {literal(_shape(x))}, {geometry})"
-
-
-def _is_1x1(call: Call) -> bool:
-    a = call.attrs
-    return (
-        set(_shape(call.operands["w"])[2:]) == {1}
-        and a["groups"] == 1
-        and set(a["strides"]) == {1}
-        and set(a["pads"]) == {0}
-    )
-
-
-@identified("numpy._pointwise_conv_code")
-def _pointwise_conv_code(call: Call) -> str:
-    n, (batch, channels, *space) = call.names, _shape(call.operands["x"])
-    outputs, size = _shape(call.output)[1], 1
-    for d in space:
-        size *= d
-    return (
-        f"np.matmul({n['w']}.reshape({outputs}, {channels}), {n['x']}.reshape({batch}, {channels}, {size}), "
-        f"out={n['out']}.reshape({batch}, {outputs}, {size}))"
-    )
-
-
 # ---------------------------------------------------------------- layout, copies, indexing
 def _copied_view(op: str) -> Callable[[Call], str]:
     """Code that computes a view op as a copy, for operands whose layout admits no view."""
 
     def code(call: Call) -> str:
         if op == "reshape":
-            return f"np.copyto({call.names['out']}.reshape({_shape(call.operands['x'])}), {call.names['x']})"
+            return f"np.copyto({call.names['out']}.reshape({sizes(call.operands['x'])}), {call.names['x']})"
         return f"np.copyto({call.names['out']}, {spelled(numpy_code(op), call)})"
 
     identify(code, f"numpy.copied[{op}]")
@@ -471,15 +271,16 @@ def _layout() -> list[LibraryKernel]:
 
 
 class NumpyBackend(BackendBase):
-    """Backend of NumPy kernels on the CPU: always usable, with a reference kernel for every op."""
+    """Backend of NumPy kernels on the CPU: always usable, with a reference kernel for every op. `helpers`: source texts
+    that kernels' code may need, by name."""
 
     name = "numpy"
     helpers: Mapping[str, str] = HELPERS
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
-        """View templates, then at least one kernel per op."""
-        return (*view_templates(), *_pointwise(), *_reductions(), *_contractions(), *_layout())
+        """Kernel templates (patterns and code): those of views, then at least one per op."""
+        return (*view_templates(), *_pointwise(), *_reductions(), *contractions(), *_layout())
 
 
 BACKEND = NumpyBackend()

@@ -27,8 +27,13 @@ def wide(dtype: str) -> str:
     return "float32" if dtypes.itemsize(dtype) == 2 and dtypes.is_float(dtype) else dtype
 
 
+def compute_dtype(call: Call) -> str:
+    """Compute dtype of a call: that of its result, or float32 for 16-bit floats."""
+    return wide(call.output.type.dtype)
+
+
 def shape_of(call: Call, name: str) -> tuple[int, ...]:
-    """Shape of an operand or of "out"; sizes may be expressions."""
+    """Shape of the operand `name`, or of the output for "out"; sizes may be expressions."""
     return (call.output if name == "out" else call.operands[name]).type.shape  # type: ignore[return-value]
 
 
@@ -38,13 +43,14 @@ def reduced_shape(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def work(call: Call) -> ScratchBuffer | str:
-    """Scratch buffer for a kernel's result in its compute dtype; "out" if that equals the output dtype."""
+    """Scratch buffer (shape, dtype) in which a kernel computes its result in the compute dtype; "out", the result
+    itself, if the compute dtype equals the output dtype."""
     kind = call.output.type.dtype
     return "out" if wide(kind) == kind else (shape_of(call, "out"), wide(kind))
 
 
 def placed(buffers: ScratchBuffers) -> tuple[dict[str, tuple[int, ScratchBuffer]], int]:
-    """Placement of a kernel's scratch buffers: (buffer name -> (offset, buffer), total bytes).
+    """Place a kernel's scratch buffers in one block; returns (buffer name -> (offset in bytes, buffer), total bytes).
 
     Buffers that use another buffer's memory are left out.
     """
@@ -57,7 +63,7 @@ def placed(buffers: ScratchBuffers) -> tuple[dict[str, tuple[int, ScratchBuffer]
 
 
 def with_scratch(text: str | Callable[[Call], str], buffers_of: Callable[[Call], ScratchBuffers]) -> dict[str, Any]:
-    """Arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
+    """Make the arguments `code` and `scratch` of a `LibraryKernel` whose code uses scratch buffers.
 
     `text`: format string over operands, attributes, `out` and scratch buffers, or a function from a call to one.
     `buffers_of`: function from a call to its scratch buffers, name -> (shape, dtype), or the name of another buffer,

@@ -1,4 +1,4 @@
-"""Call conditions and operand spelling shared by Torch's CPU and GPU templates."""
+"""Call conditions and operand spelling shared by Torch's CPU and GPU templates (kernels' patterns and code)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INTS = ("uint8", "int8", "int16", "int32", "int64")
 
 # ---------------------------------------------------------------- conditions
 def both(*conditions: Applies | None) -> Applies:
-    """Condition on calls: the conjunction of conditions; None is ignored."""
+    """Make the condition on calls that all of `conditions` hold; None is ignored."""
     kept = [c for c in conditions if c is not None]
     return lambda call: all(c(call) for c in kept)
 
 
 def dtypes_of(call: Call) -> set[str]:
-    """All dtypes of a call."""
+    """All dtypes of a call's operands and first output."""
     return {o.type.dtype for o in (*call.operands.values(), call.output)}
 
 
@@ -34,7 +34,7 @@ def usable(call: Call) -> bool:
 
 
 def of(*names: str) -> Applies:
-    """Condition on calls: operands and results have only these dtypes."""
+    """Make the condition on calls that operands and results have only the dtypes `names`."""
     return lambda call: dtypes_of(call) <= set(names)
 
 
@@ -76,8 +76,8 @@ def two_d(call: Call) -> bool:
 
 
 def flat_code(text: str) -> Callable[[Call], str]:
-    """Code of a kernel from a format string, in which `{x2}`, `{r2}` and `{out2}` are the operands x and r and the
-    output as matrices, with all axes but the last merged."""
+    """Make the code of a kernel from a format string `text`, in which `{x2}`, `{r2}` and `{out2}` are the operands x
+    and r and the output viewed as matrices, with all axes but the last merged."""
 
     def code(call: Call) -> str:
         matrices = {f"{o}2": _matrix(call, o) for o in ("x", "r", "out") if o == "out" or o in call.operands}
@@ -129,8 +129,8 @@ def residual_fits(call: Call) -> bool:
 
 
 def batched_code(text: str) -> Callable[[Call], str]:
-    """Code of a kernel from a format string, in which the names of operands and `{out}` stand for these values as
-    batches of matrices: rank 3, with all axes but the last two merged."""
+    """Make the code of a kernel from a format string `text`, in which the names of operands and `{out}` stand for these
+    values viewed as batches of matrices: rank 3, with all axes but the last two merged."""
 
     def code(call: Call) -> str:
         def flat(name: str) -> str:
@@ -160,9 +160,8 @@ def symmetric(call: Call) -> bool:
 
 
 def is_weight_gradient(call: Call) -> bool:
-    """Condition on calls: a convolution whose kernel is not much smaller than its result, as in gradients of weights,
-    and that is such a gradient: the convolution with stride and dilation exchanged makes an image of the kernel's size.
-    """
+    """Condition on calls: the convolution is the gradient of another convolution's weight. Its kernel is not much
+    smaller than its result, and with stride and dilation exchanged it gives an image of the kernel's size."""
     image, kernel, result = (extents(o)[2:] for o in (call.operands["x"], call.operands["w"], call.output))
     sizes = (*image, *kernel, *result)
     if call.attrs["groups"] != 1 or not symmetric(call) or not all(type(s) is int for s in sizes):
@@ -175,7 +174,7 @@ def is_weight_gradient(call: Call) -> bool:
 
 @identified("torch_calls.weight_gradient_code")
 def weight_gradient_code(call: Call) -> str:
-    """Code of a convolution that is a gradient of weights."""
+    """Code of a convolution that is the gradient of another convolution's weight (`is_weight_gradient`)."""
     n, a = call.names, call.attrs
     return f"weight_gradient({n['x']}, {n['w']}, {a['strides']}, {half_pads(call)}, {a['dilations']}, {extents(call.output)[2:]})"
 
@@ -202,6 +201,14 @@ def channels_last(call: Call) -> Strides:
     )
 
 
+def is_channels_last(operand: Operand) -> bool:
+    """Whether an image is channels-last; axes of size 1 may have any stride."""
+    if operand.type.rank != 4:
+        return False
+    n, c, h, w = extents(operand)
+    return all(s == t or d == 1 for s, t, d in zip(operand.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+
+
 def one_block(call: Call) -> bool:
     """Condition on calls: the memory of x has no gaps (x is row-major or channels-last)."""
     x = call.operands["x"]
@@ -211,7 +218,7 @@ def one_block(call: Call) -> bool:
 
 
 def half_pads(call: Call) -> tuple[int, ...]:
-    """Padding before each spatial axis (equal to that after it), from a call's `pads`."""
+    """A call's padding before each spatial axis; that after it is equal, so that the first half of `pads` suffices."""
     return tuple(call.attrs["pads"][: len(call.attrs["pads"]) // 2])
 
 
@@ -237,7 +244,7 @@ def pool_pads(call: Call) -> bool:
 def heads_fit(call: Call) -> bool:
     """Condition on calls: the leading sizes of q equal the leading sizes of k and v.
 
-    Only the group axis of a rank-5 form may broadcast.
+    In rank 5, only the group axis (query heads that share keys and values) may broadcast.
     """
     q, k, v = (extents(call.operands[n])[:-2] for n in "qkv")
     if len(q) < 3:

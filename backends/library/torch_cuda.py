@@ -20,20 +20,20 @@ from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
-from .numpy import spell
+from .numpy_rows import spell
 from .torch import BACKEND as CPU
 from .torch_calls import NUMBER, Applies, both, extents, some_axes
 from .torch_cuda_attention import attentions
 from .torch_cuda_helpers import HELPERS as OWN
 from .torch_cuda_images import convolutions, pools
 from .torch_cuda_products import products
-from .torch_cuda_rows import FLOAT, floats, promotes, row, uniform
+from .torch_cuda_rows import FLOAT, floats, promotes, row, single, uniform
 from .torch_helpers import HELPERS as SHARED
 
 # ---------------------------------------------------------------- templates of torch.py
 #: Not taken over: packed for the CPU, or replaced here.
 _CPU_ONLY = (
-    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "linear",
+    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "last_concat", "linear",
     "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square", "updated",
 )  # fmt: skip
 
@@ -103,7 +103,7 @@ def _widenable(t: LibraryKernel) -> bool:
 #: Templates that accept mixed float dtypes, take no floats, or have another widened variant.
 _NOT_WIDENED = frozenset([
     "cast", "from_float8", "unpack", "dequantize", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
-    "argmax", "argmin", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
+    "argmax", "argmin", "norm_with_statistics", "variance_and_mean", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
     "rope_wide",
 ])  # fmt: skip
 _VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn")
@@ -158,11 +158,38 @@ def _pointwise() -> list[LibraryKernel]:
     ]  # fmt: skip
 
 
+def _variance(axes: str) -> str:
+    """Pattern of the variance of x along axes."""
+    centred = f"(x - mean(x, axes={axes}))"
+    return f"mean({centred} * {centred}, axes={axes})"
+
+
+def _all_single(call: Call) -> bool:
+    """Whether all floats are float32, in all results."""
+    return single(call) and all(o.type.dtype == "float32" for o in call.more)
+
+
+def _with_statistics() -> list[LibraryKernel]:
+    """Reductions of a training step with several results: a layer norm with the mean and the reciprocal deviation that
+    its gradient needs, and variance with mean, which batch norms need."""
+    last = "(rank(x) - 1,)"
+    deviation = f"rsqrt({_variance(last)} + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
+    return [
+        row("norm_with_statistics", f"layer_norm(x, g, b, eps=eps); mean(x, axes={last}); {deviation}",
+            "torch.ops.aten.native_layer_norm.out({x}, {g}.shape, {g}, {b}, {eps}, out0={out}, out1={out1}, out2={out2})",
+            dense=("*",), family="reduction", applies=_all_single),
+        row("variance_and_mean", f"{_variance('axes')}; mean(x, axes=axes)",
+            "torch.ops.aten.var_mean.correction_out({x}, {axes}, correction=0, keepdim=True, out0={out}, out1={out1})",
+            family="reduction", applies=both(_all_single, some_axes)),
+    ]  # fmt: skip
+
+
 def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     along = ", {axes}, True, out={out})"
     sums = both(lambda c: not _bool(c), some_axes, sums_wider)
     found = [
+        *_with_statistics(),
         row("sum", "sum(x, axes=axes)", "torch.sum({x}" + along, applies=sums, mixed=True, **more),
         row("mean", "mean(x, axes=axes)", "torch.mean({x}" + along, applies=both(FLOAT, sums), mixed=True, **more),
         *(row(f"{op}_cast", f"{op}(x, axes=axes)", f"{{out}}.copy_(torch.{op}({{x}}, {{axes}}, True))",
@@ -268,14 +295,14 @@ TENSOR_VIEWS: tuple[LibraryKernel, ...] = (
 
 
 class TorchCudaBackend(GpuBackend):
-    """Backend of Torch's GPU library kernels."""
+    """Backend of Torch's GPU library kernels. `helpers`: source texts that kernels' code may need, by name."""
 
     name = "torch_cuda"
     helpers: Mapping[str, str] = {**SHARED, **OWN}
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
-        """View templates, then at least one kernel per op."""
+        """Kernel templates (patterns and code): those of views, then at least one per op."""
         native = [
             *_from_cpu(),
             *_pointwise(),

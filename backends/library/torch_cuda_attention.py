@@ -1,4 +1,4 @@
-"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and an unfused form."""
+"""Torch GPU attention: fused kernels, grouped queries as rows of one matrix, and unfused attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...extract.model.kernel import Call, Strides
 from ...extract.model.library_kernel import LibraryKernel, identify
-from .numpy import spell
+from .numpy_rows import spell
 from .torch_calls import both, extents, heads_fit
 from .torch_cuda_rows import FLOAT, halves, row
 
@@ -48,7 +48,7 @@ def _lines(call: Call) -> bool:
 
 
 def heads_inside(call: Call) -> Strides:
-    """Strides of attention's result with all heads of a position contiguous: [batch, T, heads, D] in memory."""
+    """Strides of attention's result when all heads of a position are contiguous, as in [batch, T, heads, D]."""
     _, *heads, rows, width = extents(call.output)
     inner: list[int] = []
     step = width
@@ -86,7 +86,7 @@ def _grouped_code(kernel: str) -> Callable[[Call], str]:
 
 
 def attentions() -> list[LibraryKernel]:
-    """Library kernels of attention on a GPU."""
+    """Library kernels for attention that run Torch code on the GPU."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
     more: dict[str, Any] = {"family": "attention"}
@@ -102,8 +102,8 @@ def attentions() -> list[LibraryKernel]:
             more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0
             shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
             found += [
-                row(f"sdpa{masked}{suffix}", pattern, _sdpa_code(kernel, False), setup=("attended",), applies=fits, **more),
-                row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, True), setup=("attended",), applies=shaped,
+                row(f"sdpa{masked}{suffix}", pattern, _sdpa_code(kernel, rows=False), setup=("attended",), applies=fits, **more),
+                row(f"sdpa{masked}{suffix}_rows", pattern, _sdpa_code(kernel, rows=True), setup=("attended",), applies=shaped,
                     layout=heads_inside, **more),
             ]  # fmt: skip
             found.append(row(f"sdpa{masked}_grouped{suffix}", pattern, _grouped_code(kernel), setup=("grouped",),

@@ -1,4 +1,6 @@
-"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and unfused forms."""
+"""Torch GPU convolutions and pools: cuDNN in both layouts, in TF32 where the tolerance allows it, and compositions of
+several Torch calls.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from ...egraph.ir import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
-from .numpy import spell
+from .numpy_rows import spell
 from .torch_calls import (
     CONVOLUTIONS,
     GEOMETRY,
@@ -90,7 +92,7 @@ def _weight_as(text: str) -> Callable[[Call], str]:
 
 
 def convolutions() -> list[LibraryKernel]:
-    """Library kernels of convolutions."""
+    """Library kernels for convolutions that run Torch code on the GPU."""
     base = both(FLOAT, symmetric, channel_bias)
     dense: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": base}
     weights: dict[str, Any] = {**dense, "prep": {"w": _weight_as("{w}.to({x})")}, "applies": _all_but_weight(base)}
@@ -113,13 +115,17 @@ def convolutions() -> list[LibraryKernel]:
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
             for order, style in (("", dense), ("_last", last)):
                 rounding = {**style, "applies": both(style["applies"], single), "loss": LIBRARY_TF32, "rate": TF32.rate}
-                found.append(row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, True), **rounding))
+                found.append(
+                    row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, tf32=True), **rounding)
+                )
         if bias:
             fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in dtypes.HALVES)}
-            found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(False), **fused))
+            found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(residual=False), **fused))
             for side, form in (("", f"{pattern} + r"), ("_left", f"r + ({pattern})")):
                 style = {**fused, "applies": both(fused["applies"], residual_fits_last)}
-                found.append(row(f"conv_bias_residual{side}_relu_last", f"relu({form})", _fused_conv(True), **style))
+                found.append(
+                    row(f"conv_bias_residual{side}_relu_last", f"relu({form})", _fused_conv(residual=True), **style)
+                )
     return found
 
 
@@ -130,7 +136,8 @@ def _uneven_conv(call: Call) -> str:
 
 
 def pools() -> list[LibraryKernel]:
-    """Library kernels of pools that are composed of several Torch calls, since Torch has no kernel for them."""
+    """Library kernels for pools that are composed of several Torch calls on the GPU, since Torch has no kernel for
+    them."""
     attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
     windows = "pooled({x}, {kernel}, {strides}, {pads}, {dilations}, "
 

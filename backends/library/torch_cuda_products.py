@@ -37,7 +37,8 @@ EPILOGUES = {"relu({})": "False", "gelu_tanh({})": "True"}
 
 
 def merges(operand: str) -> Applies:
-    """Condition on calls: an operand can be viewed as a matrix, with all axes but the last merged."""
+    """Make the condition on calls that the operand named `operand` can be viewed as a matrix, with all axes but the
+    last merged."""
 
     def fits(call: Call) -> bool:
         o = call.operands[operand]
@@ -47,7 +48,8 @@ def merges(operand: str) -> Applies:
 
 
 def products() -> list[LibraryKernel]:
-    """Templates of matrix products, each also in a TF32 variant if TF32 pays."""
+    """Library kernels for matrix products on the GPU. Kernels for operands of one floating-point dtype come in two
+    variants: the second one, for float32 operands, uses TF32, which rounds the operands to fewer bits."""
     more: dict[str, Any] = {"family": "contraction"}
     flat = both(FLOAT, two_d, merges("x"), bias_line)
     residual = both(flat, residual_fits, merges("r"))
@@ -99,8 +101,8 @@ def _even_products(applies: Applies) -> list[LibraryKernel]:
 
 
 def rows_apart(template: Template) -> bool:
-    """Whether each row of a product's result depends on the same row of its operands `x` and `r` only, which are viewed
-    as matrices: it can be computed with further rows of any values."""
+    """Whether each row of a product's result depends on the same row of its operands `x` and `r` (viewed as matrices)
+    only, so that it can be computed together with further rows of any values."""
     return template.name.startswith("cuda.mm") and "_even" not in template.name
 
 

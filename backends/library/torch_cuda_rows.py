@@ -1,4 +1,4 @@
-"""Common parts of Torch GPU templates: dtype conditions."""
+"""Common parts of Torch GPU templates (kernels' patterns and code): dtype conditions."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def promotes(call: Call) -> bool:
 def row(
     name: str, pattern: str, code: Any, *, applies: Applies | None = None, mixed: bool = False, **more: Any
 ) -> LibraryKernel:
-    """Template of a library kernel that runs Torch code on the GPU.
-
-    `mixed`: accepts several float dtypes. `more`: further fields of `LibraryKernel`.
-    """
+    """Template of a library kernel that runs Torch code on the GPU, for `pattern` (rule language). `mixed`: accepts
+    several float dtypes. `more`: further fields of `LibraryKernel`."""
     fits = both(usable, None if mixed else uniform, applies)
     return LibraryKernel(f"cuda.{name}", "torch_cuda", pattern, code, applies=fits, **more)

@@ -25,7 +25,7 @@ WRITTEN = 2.0  # limit of the growth in operations by unrolled reductions
 
 
 class ResultPiece(NamedTuple):
-    """Part of a concatenated result: `term` computes its elements, which begin at index `start` of `root`."""
+    """Part of the concatenated result `root`: `term` computes its elements, which begin at index `start` of `root`."""
 
     root: Tensor
     term: Tensor
@@ -33,7 +33,8 @@ class ResultPiece(NamedTuple):
 
 
 def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
-    """Pieces of results that one kernel computes side by side; None if there are none or if they do not pay.
+    """The pieces of the results `roots` that one kernel shall compute side by side; None if the results are not
+    concatenated or splitting does not pay.
 
     Each piece has as many elements as the largest piece, or the largest piece's shape with size 1 along some axes.
     Pieces do not pay if they have little work and one kernel can compute the results without them.
@@ -55,10 +56,11 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
 
 
 def unsplit_flops(roots: Sequence[Tensor]) -> float:
-    """Flops of the products below concatenations that are not split into pieces.
+    """Flops of the matrix products inside those concatenations among the results `roots` that are not split into
+    pieces; 0 if there are none.
 
-    Each element of a result computes the products of all pieces, and whatever is computed from the operands for every
-    element again, since what is selected depends on the element.
+    Without the split, each element of a result computes the products of all pieces and then selects one of them, so
+    that these products are computed once per element of the result.
     """
     total = 0.0
     for root in roots:
@@ -84,8 +86,8 @@ def _elementwise_flops(product: Tensor) -> float:
 
 
 def should_unroll(apart: Sequence[ResultPiece]) -> bool:
-    """Whether to unroll the reductions of the result pieces `apart`: they are short, and most work is outside of
-    them."""
+    """Whether to unroll the reductions in `apart`, pieces of results that one kernel computes side by side: the
+    reductions are short, and most work is outside of them."""
     nodes = topological([p.root for p in apart])
     depths = [_depth(t) for t in nodes if t.entry.kind == "reduction"]
     if not depths or max(depths) > SHORT or any(t.op == "matmul" for t in nodes):

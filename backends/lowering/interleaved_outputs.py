@@ -1,4 +1,4 @@
-"""Horizontal fusion of results in one kernel, which computes them side by side along an axis.
+"""Horizontal fusion: several results in one kernel, which computes them side by side along an axis.
 
 The results must agree in all other axes, and none may have size 1 along that axis, since it would be constant over the
 other results' elements. Results computed from disjoint slices of one tensor (queries, keys and values of one product)
@@ -22,7 +22,7 @@ from .op_rules import TermLowering
 
 
 class InterleavedOutputs(NamedTuple):
-    """Arrangement of a kernel's results side by side along `axis`.
+    """How a kernel's results are arranged side by side along `axis`, so that they are computed together.
 
     If the results are computed from slices of one tensor, `whole` is the tensor and `columns` its sliced axis; else
     None and -1.
@@ -33,8 +33,8 @@ class InterleavedOutputs(NamedTuple):
     columns: int = -1
 
     def moved(self, space: Tensor, by: Index) -> dict[Tensor, Index]:
-        """Offsets of the slices of `whole` that the result `space` reads, if it has size 1 along the axis: slice ->
-        offset; else empty.
+        """Offsets to add to the slices of `whole` that `space`, one of the results, reads: slice -> offset. Empty
+        unless the result has size 1 along the axis.
 
         `by`: index along the axis relative to the result's own position. With the offsets added, `space` at another
         result's index reads the slice of that result, so that both share the load.
@@ -48,7 +48,7 @@ class InterleavedOutputs(NamedTuple):
 def side_by_side(
     roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> InterleavedOutputs | None:
-    """Arrangement of results side by side along a common axis; None if there is none.
+    """How the results `roots` are arranged side by side along a common axis; None if they cannot be.
 
     `spaces`: the tensor that is computed for each of `roots` (the updates, if the root is a scatter). `operands`:
     buffer name of each operand, `buffers`: its layout.

@@ -30,7 +30,8 @@ from .rotate_half import halved_kernel, with_split_axes
 def kernel_of(
     root: Tensor | Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer], out: str = "out"
 ) -> Kernel:
-    """Kernel that computes a tensor, or several, from the leaves `operands` (leaf -> buffer name) into buffers.
+    """Lower the tensor `root`, or several, to one kernel that computes them from the leaves `operands` (leaf -> buffer
+    name) into buffers (`buffers`: name -> layout).
 
     The first result goes into buffer `out`, the others into `out1`, `out2`, …. Several tensors are computed over the
     axes of the largest one. Each tensor must have as many elements as the largest one, or the largest one's shape with
@@ -265,7 +266,7 @@ def _loosened(r: TermLowering, exprs: Sequence[Expr], guards: tuple[Expr, ...]) 
 
 
 def sliced_alike(roots: Sequence[Tensor]) -> bool:
-    """Whether several tensors are non-overlapping slices with step 1 of one tensor along one axis."""
+    """Whether the tensors `roots` are non-overlapping slices, with step 1, of one tensor along one axis."""
     if len(roots) < 2 or any(t.op != "slice" or t.attr("step") != 1 for t in roots):
         return False
     if len({(t.args[0], t.attr("axis")) for t in roots}) > 1:

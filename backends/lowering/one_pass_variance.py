@@ -14,7 +14,7 @@ from ..ir.kernel import Kernel
 
 
 def in_one_pass(kernel: Kernel, axis: Axis) -> Kernel:
-    """The kernel with sums of squared deviations along an axis computed in one pass; the kernel itself if there are no
+    """`kernel` with its sums of squared deviations along `axis` computed in one pass; `kernel` itself if there are no
     such sums."""
     found = {e: total for e in kernel.reductions if (total := _mean_within(e, axis)) is not None}
     if not found:

@@ -1,7 +1,7 @@
 """Lowering of tensor ops to the kernel IR: the element of a tensor at an index as an expression.
 
-Elementwise ops have no rule, views and layout ops follow their index maps (egraph/ir/index_maps.py), every other op has
-one.
+Elementwise ops need no rule, views and layout ops are lowered by their index maps (egraph/ir/index_maps.py); each other
+op has a rule here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..ir.unfusable import Unfusable
 
 
 class TermLowering:
-    """Lowering of tensor elements to expressions of `builder`.
+    """Lowering of elements of tensors to expressions of `builder`.
 
-    `of`: leaf, or other tensor in memory -> buffer name; `buffers`: buffer name -> layout.
+    `of`: a leaf, or another tensor in memory -> name of its buffer; `buffers`: buffer name -> layout.
     """
 
     def __init__(self, builder: Builder, of: Mapping[Tensor, str], buffers: Mapping[str, Buffer]) -> None:
@@ -39,7 +39,8 @@ class TermLowering:
         self.written: frozenset[Tensor] = frozenset()  # scatters whose rows the kernel itself writes
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
-        """Expression of a tensor's element at an index, loaded only where all `guards` hold.
+        """Expression of the element of the tensor `t` at the index `at` (one per axis); memory is read only where all
+        `guards` hold.
 
         Raises Unfusable for ops without an index expression.
         """
@@ -79,20 +80,23 @@ class TermLowering:
         return self.combined(t.op, [self.operand(a, at, guards) for a in t.args], t.dtype)
 
     def combined(self, op: str, args: Sequence[Expr], dtype: str) -> Expr:
-        """Expression of an elementwise op on elements, of `dtype`."""
+        """Expression of the elementwise op `op` on the elements `args`, as a value of `dtype`: integers wrap at its
+        width."""
         return self.ranges.wrapped(self.b.pointwise(op, args), dtype)
 
     def index_map(self, t: Tensor) -> IndexMap:
-        """The index map of a view or layout op."""
+        """The index map of `t`, the result of a view or layout op: which operand element each of its elements reads."""
         if t not in self.maps:
             assert t.entry.index_map is not None
             self.maps[t] = t.entry.index_map(dict(t.attrs), [concrete(a.shape) for a in t.args])
         return self.maps[t]
 
     def operand(self, x: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
-        """Expression of the element of the operand `x`, which may broadcast, at the index `at` of the result.
+        """Expression of the element of `x`, an operand that may broadcast, that an elementwise op reads for its result
+        at the index `at`.
 
-        Guards on an axis along which the operand broadcasts are dropped.
+        Of the conditions `guards` under which it is read, those on an axis along which the operand broadcasts are
+        dropped.
         """
         own = tuple([Index() if d == 1 else i for i, d in zip(at, concrete(x.shape), strict=True)])
         if own == at or not guards:
@@ -103,11 +107,8 @@ class TermLowering:
         return self.value(x, own, tuple(kept) if lost else guards)
 
     def fresh(self, size: int, at: Iterable[Index], guards: Iterable[Expr], stem: str = "r") -> Axis:
-        """Axis of `size` for a reduction: the first that neither the index `at` nor the `guards` around the reduction
-        use.
-
-        `stem`: what its name begins with. Reductions of equal size thus share an axis.
-        """
+        """A reduction axis of `size`: the first that neither the index `at` nor the `guards` around the reduction use,
+        so that reductions of equal size share an axis. `stem`: what its name begins with."""
         used = frozenset().union(*(i.axes for i in at), *(g.axes for g in guards))
         k = 0
         while (axis := Axis(f"{stem}{size}" + (f"n{k}" if k else ""), size)) in used:  # a loop over r5 counts in r5_
@@ -115,8 +116,8 @@ class TermLowering:
         return axis
 
     def within(self, x: Tensor, at: tuple[Index, ...], axis: int, guards: tuple[Expr, ...], fill: float = 0.0) -> Expr:
-        """Expression of a tensor's element at an index that may be out of bounds along `axis`; the value is `fill`
-        there."""
+        """Expression of the element of `x` at the index `at`, which may be out of bounds along the axis number `axis`;
+        there the value is `fill`, and nothing is read. `guards`: further conditions for reading."""
         b = self.b
         inside = b.pointwise("and", (b.less(index(-1), at[axis]), b.less(at[axis], index(int(x.shape[axis])))))  # type: ignore[arg-type]
         more = () if inside.op == "const" else tuple(g for g in conjuncts(inside) if g not in guards)
@@ -292,7 +293,8 @@ def _conv(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr,
 
 
 def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
-    """Expression of the index `where` along an axis of `size`, where negative values count from the end."""
+    """Expression, made by `b`, of the index that `where` means along an axis of `size` elements, where negative values
+    count from the end."""
     if where.op in ("index", "const"):
         return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
     zero = b.const(0, "int")

@@ -2,8 +2,9 @@
 of the other half.
 
 Rotary position embedding computes every element from two columns of a product that are half a head apart, or adjacent;
-a condition on the element's index selects the second column. Computed literally these are two products, which read
-matrices twice. In a kernel over half of the axis, with one result per half, both results need the same two columns.
+a condition on the element's index selects the second column. Computed as written, these are two products, which read
+the matrix twice. In a kernel over half of the axis, with one result per half, both results need the same two columns,
+which are computed once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ..ir.kernel import Kernel, OutputStore
 
 
 def halved_kernel(kernel: Kernel) -> Kernel:
-    """The kernel after `with_split_axes`, its axes in normal form; the kernel itself if no axis is split."""
+    """`kernel` after `with_split_axes`, its axes in normal form; `kernel` itself if no axis is split."""
     found = with_split_axes(kernel)
     return kernel if found is kernel else normalized(found)
 
 
 def with_split_axes(kernel: Kernel) -> Kernel:
-    """The kernel with every axis split in two whose halves read each other's reductions; the kernel itself if there are
+    """`kernel` with every axis split in two whose halves read each other's reductions; `kernel` itself if there are
     none."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
@@ -62,7 +63,8 @@ def _cut(kernel: Kernel, axis: Axis) -> Kernel:
 
 
 def simplified(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """Terms with each axis in `change` replaced by its index; conditions that become constant are folded."""
+    """The expressions `roots` rebuilt in builder `b` with each axis in `change` replaced by its index; conditions that
+    become constant are folded."""
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
         if e.op == "index":

@@ -1,4 +1,5 @@
-"""Scale rewrites: exponentials to base two, softmax sums shared with logarithms, factors hoisted out of loops."""
+"""Rewrites of scale factors in kernels: exponentials to base two, sums of exponentials shared between softmax and
+logsumexp, factors hoisted out of loops."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ LARGEST = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
-    """The kernel with the exponential sums of logsumexp shared with those of softmax. logsumexp replaces an infinite
-    max(a) by 0; its exp(a - m) becomes exp(a - max(a)) if the kernel has that expression. If the maximum is infinite,
-    softmax is NaN anyway."""
+    """`kernel` with the sums of exponentials in logsumexp shared with those of softmax.
+
+    logsumexp replaces an infinite max(a) by 0; its exp(a - m) becomes exp(a - max(a)) if the kernel has that
+    expression. If the maximum is infinite, softmax is NaN anyway.
+    """
     b, there = kernel.builder, {e for e in kernel.exprs if e.op == "sub" and _of_itself(e)}
 
     def change(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -34,7 +37,7 @@ def _of_itself(e: Expr) -> bool:
 
 
 def base_two(kernel: Kernel) -> Kernel:
-    """The kernel with every exp(a - max(a)) as 2 ** (a' - max(a')), where a' = a * log2(e), because the hardware's
+    """`kernel` with every exp(a - max(a)) as 2 ** (a' - max(a')), where a' = a * log2(e), because the hardware's
     exponential is to base 2.
 
     The factor is folded into an existing one. Other uses of the maximum read max(a') / log2(e).
@@ -84,8 +87,8 @@ def _finite(value: float) -> float:
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
-    """The kernel with loop-invariant factors of a matrix product moved to its loop-invariant operand (the inverse of
-    DEFER).
+    """`kernel` with loop-invariant factors of a matrix product moved to its loop-invariant operand (the inverse of
+    DEFER, which moves factors out of sums).
 
     Queries are multiplied by their norm and the softmax scale once, not the scores of every tile. A constant factor is
     not moved to an operand that is a plain load, since that would round the operand to save one multiplication.

@@ -1,8 +1,10 @@
 """The SPLIT transformation: different programs compute parts of a reduction, and a second kernel combines the partial
-results. The first kernel stores the partial results of every outermost reduction over the axis (sums and maxima; a sum
-of exp(a - max) is relative to the part's own maximum). The second kernel reduces the partial results over the parts and
-computes the final values. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and
-two-stage row reductions are one transformation."""
+results.
+
+The first kernel stores the partial results of every outermost reduction over the axis (sums and maxima; a sum of exp(a
+- max) is relative to the part's own maximum). The second kernel reduces the partial results over the parts and computes
+the final values. Both are kernels of the IR, so split-K GEMM, split-KV attention (Flash-Decoding) and two-stage row
+reductions are one transformation."""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ REPEATED = 256  # longest reduction that every part computes again: a norm of qu
 
 
 def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
-    """The two kernels of a split reduction over an axis: (partial, combining).
+    """Split the reductions of `kernel` over `axis` into `parts` parts; returns two kernels: (one of partial results,
+    one that combines them).
 
     The partial kernel has an additional first parallel axis `part`, the combining kernel reduces over `parts`. Partial
     results are float32 buffers `part0`, `part1`, … Raises Unfusable if a reduction over the axis reads another complete
@@ -104,7 +107,8 @@ def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Exp
 
 
 def partial_layout(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Layout of the partial results in one scratch buffer: ({buffer name: (offset, size)}, total size), in bytes.
+    """Places of the partial results of a split reduction in one scratch buffer, as ({buffer name: (offset, size)},
+    total size), in bytes.
 
     Of `buffers`, those named `part0`, `part1`, … are placed.
     """
@@ -119,9 +123,10 @@ def partial_layout(buffers: Mapping[str, Buffer]) -> tuple[dict[str, tuple[int, 
 
 
 def counted_tiles(programs: int, parts: int) -> int:
-    """Number of tiles that a grid of `programs` programs computes, with `parts` programs per tile.
+    """Number of output tiles that a grid of `programs` programs computes, with `parts` programs per tile.
 
-    Raises Unfusable if there are more than `COUNTERS`.
+    Raises Unfusable if there are more than `COUNTERS`, the number of counters with which programs find the last one of
+    a tile.
     """
     if programs // parts > COUNTERS:
         raise Unfusable(

@@ -22,7 +22,7 @@ class DimensionSlice:
     step: int = 1
 
     def text(self, size: int) -> str:
-        """Python text of the slice of a dimension of this size."""
+        """Python text of the slice, such as "2:5", of a dimension of `size` elements."""
         count = self.axis.size if self.axis else 1
         if self.start == 0 and self.step == 1 and count == size:
             return ":"
@@ -31,7 +31,7 @@ class DimensionSlice:
 
 
 def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
-    """Access to a row-major buffer at the flat index `at`, as one `DimensionSlice` per dimension.
+    """What an access at the flat index `at` uses of a row-major buffer, as one `DimensionSlice` per dimension.
 
     None if the accessed elements do not form a box of the buffer.
     """
@@ -51,8 +51,8 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """Dimension along which an access reads or writes the whole buffer, element i at index i of `axis`; None if there
-    is none. `parts`: the access (`parts_of`); None if it is not a box."""
+    """Number of the dimension of `buffer` along which an access covers the whole buffer, element i at index i of
+    `axis`; None if there is none. `parts`: the access (`parts_of`); None if it is not a box."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d
@@ -60,7 +60,7 @@ def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, ax
 
 
 def blocked_axis(kernel: Kernel) -> Axis | None:
-    """Outermost parallel axis, if the kernel can be split into blocks along it; else None.
+    """The outermost parallel axis of `kernel`, if the grid can divide the kernel into blocks along it; else None.
 
     Every store must write along the axis over one whole dimension of its buffer, and no reduction may bind the axis.
     """
@@ -85,14 +85,15 @@ def row_major(buffer: Buffer) -> bool:
 
 
 def buffer_shape(buffer: Buffer) -> tuple[int, ...]:
-    """The shape of a buffer as a Pallas reference, which has at least one dimension."""
+    """The shape under which Pallas sees a buffer, which has at least one dimension: (1,) for a scalar."""
     return tuple(buffer.shape) or (1,)
 
 
 def last_index(buffer: Buffer, step: int) -> int:
-    """Last valid index of a buffer's axis with stride `step`, to which an index read from memory is limited.
+    """Last valid index along the axis of a buffer whose stride is `step` elements; an index read from memory is limited
+    to it.
 
-    `step` is in elements. Raises Unfusable if several axes have this stride.
+    Raises Unfusable if several axes have this stride.
     """
     sizes = [d for d, s in zip(buffer.shape, buffer.strides) if s == step and d > 1]
     if len(sizes) > 1 or not step:

@@ -1,7 +1,7 @@
 """The Pallas backend: kernels generated from the kernel IR as functions of jax.experimental.pallas.
 
-Interpreted where JAX has a CPU only, which is slow: the backend is never chosen by "auto", and measured only on an
-accelerator.
+Where JAX has only a CPU, kernels are interpreted, which is slow: "auto" never chooses this backend, and its kernels are
+measured only on an accelerator.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HELPERS: Mapping[str, str] = {
 
 
 class PallasLowering(Lowering):
-    """Lowering for the Pallas backend: one form per fusion group."""
+    """The kernels that one optimization generates with the Pallas backend: one per fusion group, without variants."""
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:
         """(template, call) of a fusion group; none if the group cannot be emitted."""
@@ -44,23 +44,24 @@ class PallasLowering(Lowering):
 
 
 class Pallas(KernelGenerator):
-    """Backend of kernels generated in Pallas, for JAX devices."""
+    """Backend that generates kernels in Pallas, for JAX devices."""
 
     device = JAX
 
     @property
     def measured(self) -> Measuring:  # type: ignore[override]
-        """Kind of measuring process: "host" if JAX has an accelerator, else none."""
+        """Where kernels are measured: "host", a process of the host, if JAX has an accelerator, else "" for nowhere."""
         import jax
 
         return "" if jax.default_backend() == "cpu" else "host"
 
     def lowering(self, lowerings: Lowerings) -> Lowering:
-        """A new `PallasLowering`."""
+        """A new `PallasLowering` (generated kernels of one optimization), which shares the worker processes of
+        `lowerings`."""
         return PallasLowering(self, lowerings)
 
     def machine(self) -> MachineKey:
-        """Key of the JAX device and JAX's version.
+        """Key of the machine in stored measurements: the JAX device and JAX's version.
 
         Without an accelerator the device is the CPU that interprets kernels.
         """
@@ -75,7 +76,8 @@ class Pallas(KernelGenerator):
 
 
 def generated(root: Tensor | Sequence[Tensor]) -> GeneratedKernel:
-    """The Pallas template of a term over inputs."""
+    """Template (a kernel's meaning and code) of the generated Pallas kernel that computes `root`: a term over inputs,
+    or several terms."""
     return template_of(EMITTER, root)
 
 

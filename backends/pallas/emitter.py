@@ -41,20 +41,22 @@ SCHEDULES = 4  # candidate block sizes
 
 @dataclass(frozen=True)
 class PallasLaunch(LaunchBase):
-    """Launch of an emitted Pallas function. `operands`: names of its arguments in order. It returns the result."""
+    """One emitted Pallas function and its call. `operands`: names of its arguments in order. The function returns the
+    result."""
 
     name: str
     source: str
     operands: tuple[str, ...]
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The expression whose value is the result."""
+        """The Python expression that calls the function, whose value is the result; `names` maps operands to Python
+        variables."""
         return f"{self.name}({', '.join(names[o] for o in self.operands)})"
 
 
 @dataclass(frozen=True)
 class BlockSchedule(Schedule):
-    """Schedule of a Pallas kernel: the block size of the outermost parallel axis."""
+    """Schedule (tuning parameters) of a Pallas kernel: the block size of the outermost parallel axis."""
 
     m: int = parameter("rows of a block", Domain())
 
@@ -95,7 +97,7 @@ BLOCKS = Strategy(
 
 @dataclass
 class PallasEmitter(StrategyEmitter):
-    """Emitter of Pallas: one function per kernel."""
+    """Emitter of Pallas source from kernel IR: one function per kernel."""
 
     name: str = "pallas"
     version: str = "1"
@@ -108,7 +110,8 @@ EMITTER = PallasEmitter()
 
 
 def emit(kernel: Kernel, rows: int, name: str) -> PallasLaunch:
-    """Pallas function of a kernel, with `rows` indices of the blocked axis per program.
+    """Emit `kernel` as a Pallas function called `name`, in which each program computes `rows` indices of the axis that
+    the grid divides into blocks; returns its launch.
 
     Raises Unfusable if the kernel cannot be expressed in Pallas.
     """

@@ -1,6 +1,7 @@
 """JAX library kernels, one per op, so that every plan can be completed without NumPy.
 
-A kernel is a `jax.numpy` function whose text follows from the op's decomposition into atomic ops.
+A kernel is a `jax.numpy` function whose text follows from the op's decomposition into atomic ops (those without a
+decomposition).
 """
 
 from __future__ import annotations
@@ -96,9 +97,10 @@ COMPUTED: dict[str, Spell] = {
 
 
 def speller(entry: Op) -> Spell | None:
-    """Function that spells an atomic op in JAX, from a node and the texts of its operands; None if the op has no text.
+    """Function that writes an op without a decomposition in JAX, from a node and the Python texts of its operands; None
+    if JAX has no text for the op.
 
-    Taken from the op's entry, its type law, or its index map.
+    It comes from the op's entry in the op table, its rule for result types, or its index map.
     """
     if entry.text.jax:
         return node_text

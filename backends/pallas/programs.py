@@ -41,17 +41,18 @@ IMPORTS = ("import jax", "import jax.numpy as jnp", "import numpy as np", "from 
 
 
 class JaxMarshalling(NumpyMarshalling):
-    """Argument marshalling of programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX.
+    """Conversion of arguments and results of programs on JAX arrays: callers may pass arrays of NumPy, Torch or JAX.
 
     Results are JAX arrays if any input is one.
     """
 
     def accept(self, x: Any, spec: Any) -> Any:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input `x`, whose declared type is `spec`, as an array that JAX takes (`Marshalling.accept`)."""
         return super().accept(np.asarray(x) if is_jax(x) else x, spec)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Results in the form of the inputs `given` (`Marshalling.hand_out`)."""
+        """The results as JAX arrays, Torch tensors or NumPy arrays, after the kinds of the inputs `given`
+        (`Marshalling.hand_out`)."""
         if any(map(is_jax, given)):
             return results
         arrays = [np.array(r) for r in results]
@@ -59,19 +60,21 @@ class JaxMarshalling(NumpyMarshalling):
 
 
 def is_jax(x: Any) -> bool:
-    """Whether a value is a JAX array."""
+    """Whether `x` is a JAX array."""
     return type(x).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
 class JaxPrograms(DevicePrograms):
-    """Emission and calls of programs on JAX arrays."""
+    """Emits programs that work on JAX arrays, and calls them."""
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emitted program of a plan (`DevicePrograms.emit`). Outputs are always fresh arrays."""
+        """Emit the source of the program that runs `plan` (`DevicePrograms.emit`). Outputs are always fresh arrays,
+        also with `reuse_outputs`."""
         return _Emitter(plan).emit()
 
     def exchange(self, place: str) -> Marshalling:
-        """Marshalling of arguments and results (`DevicePrograms.exchange`)."""
+        """The object that converts arguments and results between the caller's arrays and JAX's
+        (`DevicePrograms.exchange`)."""
         return JaxMarshalling()
 
 

@@ -17,12 +17,14 @@ _KERNEL_OPS = {"exp2": "jnp.exp2({0})"}
 
 
 def scalar_text(op: str) -> str:
-    """JAX format string of an elementwise op over its operands; "" if it has none."""
+    """Format string of the JAX text of the elementwise operation `op`, with `{0}`, `{1}`, … for the operands; "" if
+    there is none."""
     return OPS[op].text.jax if op in OPS else _KERNEL_OPS.get(op, "")
 
 
 def node_text(node: Tensor, args: Sequence[str]) -> str:
-    """JAX text of a node, from its op's entry (`TargetText.jax`), over the texts of its operands."""
+    """JAX expression of `node`, whose operands have the expressions `args`, from its op's entry in the op table
+    (`TargetText.jax`)."""
     return Formatter().vformat(node.entry.text.jax, tuple(args), _Fields(node))
 
 
@@ -45,17 +47,18 @@ class _Fields(Mapping[str, Any]):
 
 
 def wide_text(node: Tensor) -> str:
-    """JAX text of the dtype in which a node accumulates."""
+    """JAX expression of the dtype in which the reduction or product `node` accumulates: float32 for 16-bit floats, else
+    its own."""
     return "jnp.float32" if node.dtype in ("float16", "bfloat16") else dtype_text(node.dtype)
 
 
 def dtype_text(dtype: str) -> str:
-    """JAX text of a dtype."""
+    """JAX expression of the dtype called `dtype`."""
     return f"jnp.{'bool_' if dtype == 'bool' else dtypes.check(dtype)}"
 
 
 def number(value: float | int | bool, dtype: str) -> str:
-    """JAX text of a constant of a dtype."""
+    """JAX expression of the constant `value` in a dtype."""
     if isinstance(value, float) and not math.isfinite(value):
         text = "jnp.nan" if math.isnan(value) else "jnp.inf" if value > 0 else "-jnp.inf"
     else:

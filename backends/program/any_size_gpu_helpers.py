@@ -14,7 +14,7 @@ from .any_size_binaries import HELPERS as BINARIES
 from .any_size_binaries import NotStored
 from .any_size_launches import HELPERS as LAUNCHES
 from .any_size_launches import KnownLaunches
-from .cuda_helpers import CudaKernel
+from .cuda_helpers import CUDA_LIBRARY, CudaKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,10 +177,12 @@ class CallsBySize:
 class SizedCudaKernel(CudaKernel):
     """A CUDA C++ kernel whose calls give the number of blocks (`grid`) and integers after the addresses (`sizes`).
 
+    All kernels of a program are compiled together, once per alignment.
     `stored`: binaries of a saved program by alignment in bytes, which are not compiled again.
     """
 
     stored: ClassVar[dict[int, bytes]] = {}
+    together: ClassVar[dict[Any, Any]] = {}  # (architecture, alignment) -> all kernels compiled
 
     def __init__(self, name: str, block: int, **options: Any) -> None:
         super().__init__(name, 1, block, **options)
@@ -201,17 +203,26 @@ class SizedCudaKernel(CudaKernel):
         else:
             launch(self, self.config(device), kernel, *places, *sizes)
 
-    @classmethod
-    def compiled(cls, arch: str, aligned: int = 16) -> Any:
+    def source(self) -> str:
+        """The complete CUDA C++ source of all kernels."""
+        beside = dict.fromkeys(text for kernel in self.known.values() for text in kernel.beside)
+        return "\n".join((CUDA_LIBRARY, *beside, *(kernel.text.lstrip("\n") for kernel in self.known.values())))
+
+    def compiled(self, arch: str, aligned: int = 16) -> Any:
         """All kernels compiled for an architecture, as by `CudaKernel.compiled`. A saved program uses its stored
         binary; NotStored is raised if it has none for this alignment."""
-        if not cls.stored:
-            return super().compiled(arch, aligned)
-        if aligned not in cls.stored:
-            raise NotStored(f"there are no compiled kernels for operands at multiples of {aligned} bytes")
-        from cuda.core import ObjectCode
+        if (arch, aligned) in self.together:
+            return self.together[arch, aligned]
+        if not self.stored:
+            found = super().compiled(arch, aligned)
+        elif aligned in self.stored:
+            from cuda.core import ObjectCode
 
-        return ObjectCode.from_cubin(cls.stored[aligned])
+            found = ObjectCode.from_cubin(self.stored[aligned])
+        else:
+            raise NotStored(f"there are no compiled kernels for operands at multiples of {aligned} bytes")
+        self.together[arch, aligned] = found
+        return found
 
     def config(self, device: int) -> Any:
         """The launch configuration for a device and grid; cached."""
@@ -233,7 +244,10 @@ HELPERS: dict[str, str] = {
     **BINARIES,
     **LAUNCHES,
     **{
-        name: inspect.getsource(value).rstrip().replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
+        name: inspect.getsource(value)
+        .rstrip()
+        .replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
+        .replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
         for name, value in list(globals().items())
         if inspect.isclass(value) and value.__module__ == __name__
     },

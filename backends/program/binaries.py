@@ -40,9 +40,12 @@ class _Record:
 
 @dataclass(frozen=True)
 class Binaries:
-    """Compiled kernels of a program for one kind of processor: code by file name, launches in a call's order.
+    """Compiled kernels of a program for one kind of processor: code by file name (`files`), and records of a call's
+    launches in order (`launches`).
 
-    `gpu`: the processor, a GPU ("NVIDIA H200 sm_90") or a CPU (`processor`); a CPU has `C_LIBRARY` as the only file.
+    `gpu`: the processor, a GPU ("NVIDIA H200 sm_90") or a CPU (`processor`); a CPU has `C_LIBRARY` as the only file. Of
+    a program with free sizes: `variants` (Triton kernel and alignment of operands -> record of its launch) and
+    `modules` (alignment in bytes -> file with all CUDA C++ kernels).
     """
 
     gpu: str
@@ -54,12 +57,13 @@ class Binaries:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def texts(self) -> dict[str, bytes]:
-        """Content of the files in a program's folder, by name."""
+        """Content of the files to write into a saved program's folder, by file name."""
         parts = ("gpu", "launches", "variants", "modules")
         return {**self.files, LAUNCHES: json.dumps({part: getattr(self, part) for part in parts}).encode()}
 
     def install(self, space: Mapping[str, Any]) -> None:
-        """Hand the code of a GPU program to the helper classes in its executed namespace `space`."""
+        """Hand the compiled code to the helper classes of a GPU program, so that they need no compiler. `space`: the
+        namespace of its executed source."""
         if self.variants or self.modules:
             found = {key: (self.files[facts["binary"]], facts) for key, facts in self.variants.items()}
             for name, stored in (("Variants", found), ("SizedCudaKernel", {int(a): self.files[f] for a, f in self.modules.items()})):  # fmt: skip
@@ -70,9 +74,12 @@ class Binaries:
 
 
 def collected(run: Any, here: str, space: Mapping[str, Any] | None = None) -> Binaries | None:
-    """Compiled kernels of the bound program `run`: the kernels that its calls launched on this GPU, or the C library of
-    its namespace `space` on this CPU. `here`: name of the GPU or CPU, "" for none. None if there are no kernels, or if
-    not all of them can be stored."""
+    """The compiled kernels of the bound program `run` (ready to be called): those that its calls launched on this GPU,
+    or the C library of its namespace `space` on this CPU. None if there are no kernels, or if not all of them can be
+    stored.
+
+    `here`: name of the GPU or CPU, "" for none.
+    """
     space = space or {}
     if not here:
         return None
@@ -94,7 +101,7 @@ def _of_every_size(space: Mapping[str, Any], run: Any, here: str) -> Binaries | 
     variants = {} if run.variants is None else {**(run.variants.stored or {}), **run.variants.known}
     sized = space.get("SizedCudaKernel")
     modules = {} if sized is None else dict(sized.stored)
-    for (_, aligned), module in ({} if sized is None else sized.modules).items():
+    for (*_, aligned), module in ({} if sized is None else sized.modules).items():
         modules[aligned] = module.code
     if (
         not (variants or modules)
@@ -141,7 +148,8 @@ def processor() -> str:
 
 
 def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
-    """Write the files into a program's folder; return the checksum of each."""
+    """Write the files of `binaries`, if there are any, into a program's folder; returns the checksum of each by file
+    name."""
     if binaries is None:
         return {}
     (folder / FOLDER).mkdir()
@@ -152,7 +160,8 @@ def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
 
 
 def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None:
-    """Compiled kernels of a saved program; None if it has none.
+    """The compiled kernels in the folder of a saved program; None if it has none. `checksums`: those of the manifest,
+    by file name.
 
     If a file is missing or damaged, warns (RuntimeWarning) and returns None.
     """
@@ -171,7 +180,8 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
 
 
 def binaries_of(texts: Mapping[str, bytes]) -> Binaries:
-    """The compiled kernels of `Binaries.texts`. Raises ValueError or KeyError if they are malformed."""
+    """The compiled kernels whose files `Binaries.texts` gave (name -> content). Raises ValueError or KeyError if they
+    are malformed."""
     files = dict(texts)
     record = decode(_Record, strict_json(files.pop(LAUNCHES)))
     named = [one.get("binary") for one in (*record.launches, *record.variants.values())]
@@ -181,7 +191,8 @@ def binaries_of(texts: Mapping[str, bytes]) -> Binaries:
 
 
 class AbsentCompiler:
-    """Stand-in for a compiler module when kernels are compiled already: accepts any attribute and any call.
+    """Stand-in for a compiler's Python module in programs whose kernels are compiled already: any attribute and any
+    call of it gives another stand-in.
 
     `base`: the first argument of the call that gave this object; for tensor descriptors, the tensor.
     """
@@ -205,7 +216,8 @@ class AbsentCompiler:
 
 
 def without_compilers() -> dict[str, Any]:
-    """Builtins for a program's namespace in which imports of compilers give `AbsentCompiler`."""
+    """Built-in functions for a program's namespace, in which `import` gives an `AbsentCompiler` for each compiler
+    module."""
 
     def imported(name: str, *given: Any, **named: Any) -> Any:
         if name.partition(".")[0] in COMPILERS:

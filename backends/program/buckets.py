@@ -22,7 +22,8 @@ _NAME = re.compile(r"[a-z0-9_]{1,40}")
 
 
 class Bucket(NamedTuple):
-    """Range of sizes `least` to `most`, and the name of their plan: "" for the plan of all sizes."""
+    """Range of sizes `least` to `most` of a free dimension, and the name of the plan (choice of kernels) that a program
+    runs at them; "" for the plan that serves all sizes."""
 
     least: int
     most: int
@@ -31,7 +32,7 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Buckets of a dimension, in ascending order and without gaps."""
+    """The buckets (ranges of sizes) of one free dimension, in ascending order and without gaps."""
 
     dimension: str
     rows: tuple[Bucket, ...]
@@ -41,25 +42,27 @@ class Buckets:
         return [row.least for row in self.rows]
 
     def of(self, size: int) -> Bucket:
-        """The bucket of a size within the range."""
+        """The bucket that contains `size`, which must be in the dimension's range."""
         return self.rows[bisect_right(self._starts, size) - 1]
 
     @property
     def plans(self) -> list[str]:
-        """Names of the plans other than that of all sizes, without repetition."""
+        """Names of the plans that buckets have of their own, each once; the plan that serves all sizes is left out."""
         return [name for name in dict.fromkeys(row.plan for row in self.rows) if name]
 
     def to_json(self) -> dict[str, list[Bucket]]:
-        """JSON form: dimension -> its buckets in order."""
+        """The buckets as JSON data: {dimension: its buckets in order}."""
         return {self.dimension: list(self.rows)}
 
     @staticmethod
     def of_json(
         record: Mapping[str, Sequence[tuple[int, int, str]]], sizes: Mapping[str, tuple[int, int, int]]
     ) -> Buckets | None:
-        """Inverse of `to_json`, for a program with these ranges of sizes (name -> (least, most, size of the search));
-        None for an empty record. Raises Malformed unless the buckets divide the range of one size without gaps, and all
-        plans have plain names."""
+        """The buckets that `to_json` wrote as `record`, for a program with these ranges of `sizes` (name -> (least,
+        most, size of the search)); None for an empty record.
+
+        Raises Malformed unless the buckets divide the range of one size without gaps, and all plans have plain names.
+        """
         if not record:
             return None
         (dimension, found), *others = record.items()
@@ -77,22 +80,25 @@ class Buckets:
 
 
 class BucketForm(Protocol):
-    """Executor of the calls in a bucket: a program, or the caller's own function."""
+    """Protocol of what makes the calls at the sizes of a bucket (range of sizes): a program, or the caller's own
+    function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:
-        """Fast marshalling function for inputs of types `specs` (`Marshalling.quick`); None if there is none."""
+        """Function that converts inputs of the types `specs` to arguments quickly (`Marshalling.quick`); None if there
+        is none."""
         ...
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """The results of a call. `taken`: the arguments that the function of `quick` made of the inputs."""
+        """Make a call; returns its results. `taken`: the arguments that the function of `quick` made of the inputs."""
         ...
 
 
 class CallsAtSizes(NamedTuple):
-    """Prepared calls at one choice of sizes.
+    """The functions that make the calls of a program at one choice of sizes.
 
-    `specs`: types of the inputs at these sizes. `form` runs the calls whose arguments `quick` accepts; `program` runs
-    all others. `direct`: the function that makes calls without the emitted program's code, once there is one.
+    `specs`: types of the inputs at these sizes. `form` (what runs in place of the program, such as the caller's
+    function) makes the calls whose arguments `quick` accepts; `program` makes all others. `direct`: the function that
+    makes calls without the emitted program's code, once there is one.
     """
 
     specs: Sequence[Spec]

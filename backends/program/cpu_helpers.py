@@ -59,10 +59,8 @@ HELPERS: dict[str, str] = {
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return x.numpy()''',
-    "pointer": '''start = (ctypes.c_char * 0).from_buffer  # an argument of C kernels that keeps the array alive
-
-
-def pointer(x):
+    "start": "start = (ctypes.c_char * 0).from_buffer  # an argument of C kernels that keeps the array alive",
+    "pointer": '''def pointer(x):
     """Memory address of an array or tensor as an argument of a C kernel; keeps the array alive."""
     if x.__class__ is np.ndarray:
         try:
@@ -71,11 +69,22 @@ def pointer(x):
             pass
     return address(x)''',
     "table": '''def table(*given):
-    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive."""
-    places = [x.value if isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
+    """The addresses of C kernel arguments as an array of pointers, which keeps the arguments alive; None: written later."""
+    places = [getattr(x, "value", None) if x is None or isinstance(x, ctypes.c_void_p) else ctypes.addressof(x) for x in given]
     found = (ctypes.c_void_p * len(given))(*places)
     found.given = given
     return found''',
+    "start_of": '''def start_of(x):
+    """Memory address of an array or tensor, as a number."""
+    if x.__class__ is not np.ndarray:
+        return x.data_ptr()
+    try:
+        return ctypes.addressof(start(x))
+    except (TypeError, ValueError):  # read-only, bfloat16, not contiguous
+        return x.__array_interface__["data"][0]''',
+    "starts_of": '''def starts_of(*given):
+    """Memory addresses of arrays or tensors, as numbers."""
+    return [start_of(x) if x.__class__ is np.ndarray else x.data_ptr() for x in given]''',
     "argument": '''def argument(x):
     """Memory address of an array or tensor as an argument of a C kernel; the caller keeps x alive until the kernel ends."""
     return pointer(x) if x.__class__ is np.ndarray else ctypes.c_void_p(x.data_ptr())''',
@@ -84,7 +93,8 @@ def pointer(x):
 
 
 def library_text(functions: Mapping[str, str], threads: bool = True, own_threads: bool = False) -> str:
-    """Emitted definitions of C kernels: the source text, its compilation, and one function per kernel name.
+    """Python source that defines the C kernels of an emitted program: their C text, its compilation, and one function
+    per kernel. `functions`: kernel name -> C text.
 
     `threads`: whether long loops run in parallel. `own_threads`: parallel loops use the threads of `c_threads` instead
     of the OpenMP threads that Torch uses.

@@ -51,8 +51,9 @@ CUDA_LIBRARY = (
 class CudaKernel:
     """A CUDA C++ kernel of a program.
 
-    All kernels of a program are compiled together on the first call on a device, once per common pointer alignment of
-    at most 16 bytes, which bounds vectorized accesses. Launches go to Torch's current stream.
+    Each is compiled by itself on its first call on a device, once per common pointer alignment of at most 16 bytes,
+    which bounds vectorized accesses: a kernel that was measured is found in the cache folder. Launches go to Torch's
+    current stream.
 
     `grid` and `block` are the numbers of blocks and of threads per block. `early` enables programmatic dependent launch
     where the GPU supports it; the kernel then waits for its predecessor before it reads. `room` is the dynamic shared
@@ -82,7 +83,7 @@ class CudaKernel:
         key = [*tensors, *(x for x, *_ in boxes)][0].device.index, aligned
         if key not in self.ready:
             self.ready[key] = self.made(*key)
-        self.used = key
+        self.used = self.name, *key
         kernel, config = self.ready[key]
         if boxes:
             self.launch_described(kernel, places, [self.described(*b) for b in boxes])
@@ -147,10 +148,11 @@ class CudaKernel:
 
         Device(device).set_current()
         major, minor = torch.cuda.get_device_capability(device)
-        if (device, aligned) not in self.modules:
-            self.modules[device, aligned] = self.compiled(f"sm_{major}{minor}", aligned)
+        key = self.name, device, aligned
+        if key not in self.modules:
+            self.modules[key] = self.compiled(f"sm_{major}{minor}", aligned)
         early = {"programmatic_stream_serialization": True} if self.early and major >= 9 else {}
-        kernel = self.modules[device, aligned].get_kernel(self.name)
+        kernel = self.modules[key].get_kernel(self.name)
         if self.room > 48 << 10:
             from cuda.bindings import driver
 
@@ -167,15 +169,12 @@ class CudaKernel:
                 raise RuntimeError(f"{self.name} cannot have clusters of 16 blocks: {failed.name}")
         return kernel, LaunchConfig(grid=self.grid, block=self.block, shmem_size=self.room, **early)
 
-    @classmethod
-    def source(cls) -> str:
-        """The complete CUDA C++ source of all kernels."""
-        beside = dict.fromkeys(text for kernel in cls.known.values() for text in kernel.beside)
-        return "\n".join((CUDA_LIBRARY, *beside, *(kernel.text.lstrip("\n") for kernel in cls.known.values())))
+    def source(self) -> str:
+        """The complete CUDA C++ source of the kernel."""
+        return "\n".join((CUDA_LIBRARY, *self.beside, self.text.lstrip("\n")))
 
-    @classmethod
-    def compiled(cls, arch: str, aligned: int = 16) -> Any:
-        """All kernels compiled for an architecture such as "sm_90"; earlier results come from the private cache
+    def compiled(self, arch: str, aligned: int = 16) -> Any:
+        """The kernel compiled for an architecture such as "sm_90"; earlier results come from the private cache
         folder."""
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache
@@ -187,14 +186,12 @@ class CudaKernel:
             cache = None if folder is None else FileStreamProgramCache(folder)
         except OSError:  # no place to keep it
             cache = None
-        return Program(cls.source(), "c++", options).compile("cubin", cache=cache)
+        return Program(self.source(), "c++", options).compile("cubin", cache=cache)
 
 
 def cuda_text(source: str) -> str:
-    """The complete CUDA C++ of an emitted source as one file; empty if the source has no CUDA kernels.
-
-    For readers and compilers.
-    """
+    """All CUDA C++ in the emitted Python `source`, as one file for readers and compilers; "" if it has no
+    CUDA kernels."""
     kernels = re.findall(r'= (?:Sized)?CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
     beside = re.findall(r'^CUDA_(?:ROLES|TILES|CLUSTERS)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""

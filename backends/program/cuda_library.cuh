@@ -1,11 +1,11 @@
-// What generated kernels share, in plain C++ over the intrinsics.
+// Common functions of generated kernels, in plain C++ over cuda_intrinsics.cuh.
 #ifndef BYTES
-#define BYTES 16  // to which all pointers are aligned
+#define BYTES 16  // alignment of all pointers
 #endif
 
 DEVICE constexpr int least(int a, int b) { return a < b ? a : b; }
 
-// N neighbours in memory, moved by as few instructions as the pointers' alignment allows.
+// Vector of N contiguous elements, moved by as few instructions as the pointers' alignment allows.
 template <class T, int N> struct alignas(sizeof(T) * N < BYTES ? sizeof(T) * N : (sizeof(T) < BYTES ? BYTES : sizeof(T))) Pack {
     T at[N];
 };
@@ -23,14 +23,14 @@ template <int N> DEVICE Pack<float, N> read_recent(const float* x) {
     return found;
 }
 
-// Fetch a vector into shared memory: at once where its address does not allow to do so on the side.
+// Copy of a vector to shared memory: by cp.async, or through registers where the alignment does not permit that.
 template <class T, int N> DEVICE void fetch(Pack<T, N>& to, const T* from) {
     if constexpr (BYTES >= 16) fetch_word(to, from);
     else to = read<N>(from);
 }
 
-// The same into a ring of 16 bytes: of codes, whose line of 128 bytes is read soon; of 8 elements of a row that other blocks read, too;
-// of the aligned word of a 16-bit value.
+// Such copies into slots of 16 bytes of a ring buffer: codes of quantized weights, with a prefetch of their line of 128 bytes; 8 elements
+// of a row, which other blocks read as well; the aligned word that contains a 16-bit value.
 typedef Pack<unsigned char, 16> Slot;
 DEVICE void fetch_codes(Slot& to, const unsigned char* from) {
     if constexpr (BYTES >= 16) fetch_line(to, from);
@@ -43,24 +43,24 @@ template <class T> DEVICE void fetch_row(Slot& to, const T* from) {
 template <class T> DEVICE void fetch_pair(unsigned& to, const T* from) {
     fetch_near<4>(&to, reinterpret_cast<const unsigned*>(reinterpret_cast<unsigned long long>(from) & ~3ull));
 }
-// What was fetched into them, read by words.
+// Reads of these slots, word by word.
 template <class T, int N> DEVICE void read_slot(Pack<T, N>& to, const Slot& from) {
     const Pack<unsigned, 4> words = *reinterpret_cast<const Pack<unsigned, 4>*>(&from);
 #pragma unroll
     for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&to)[i] = words.at[i];
 }
-template <class T> DEVICE T half_of(unsigned pair, const T* from, int at) {  // of `from[at]`
+template <class T> DEVICE T half_of(unsigned pair, const T* from, int at) {  // the value from[at], which is one half of `pair`
     const bool high = BYTES >= 4 ? at & 1 : reinterpret_cast<unsigned long long>(from + at) & 2;
     T x;
     x.bits = (unsigned short)(high ? pair >> 16 : pair);
     return x;
 }
-// Where vector `i` of N of a row lies in a ring of ROWS rows: threads that read together, two rows at a time, read from other banks.
+// Index of vector `i` (of N) of a row in a ring buffer of ROWS rows, swizzled so that threads that read two rows at once use different banks.
 template <int ROWS, int N> DEVICE int row_place(int row, int i) {
     return row * N + (ROWS == 1 ? i : N == 16 ? i ^ (i >> 2) ^ (row & 1) << 2 : i ^ (row & 1));
 }
 
-// A vector that nobody here reads again.
+// Load of a vector that this block does not read again.
 template <int N, class T> DEVICE Pack<T, N> read_once(const T* x) {
     if constexpr (BYTES >= 16 && N * sizeof(T) == 16) {
         Pack<T, N> found;
@@ -71,7 +71,7 @@ template <int N, class T> DEVICE Pack<T, N> read_once(const T* x) {
     }
 }
 
-// The same where it is there; else nothing, read from a place that is.
+// Load of a vector within bounds (`there`); else zeros, after a load from the valid address `good`, so that no branch is needed.
 template <class T, int N> DEVICE Pack<T, N> only_if(bool there, Pack<T, N> x) {
     unsigned* words = reinterpret_cast<unsigned*>(&x);
 #pragma unroll
@@ -85,12 +85,12 @@ template <int N, class T> DEVICE Pack<T, N> read_once_if(bool there, const T* x,
     return only_if(there, read_once<N>(there ? x : good));
 }
 
-// The line of a vector of `N` bytes, by the one thread whose vector begins it.
+// Prefetch of the line that contains a vector of `N` bytes, by the thread whose vector is at the start of the line.
 template <int N> DEVICE void warm(const void* x) {
     if ((reinterpret_cast<unsigned long long>(x) & 127) < N) prefetch_line(x);
 }
 
-// One value in every place.
+// Vector with one value in every element.
 template <int N, class T> DEVICE Pack<T, N> repeat(T x) {
     Pack<T, N> found;
 #pragma unroll
@@ -144,7 +144,7 @@ DEVICE float tanh(float x) { return 1.0f - div(2.0f, 1.0f + exp2(x * 2.885390081
 DEVICE double tanh(double x) { return ::tanh(x); }
 template <class A> DEVICE A sign(A x) { return x > 0 ? A(1) : x < 0 ? A(-1) : x; }
 template <class A> DEVICE bool is_inf(A x) { return x == x && x - x != x - x; }
-// Whole numbers, rounded down; 0 for a divisor of 0; the smallest number by -1 wraps.
+// Integer quotients and remainders, rounded down; 0 for a divisor of 0; the smallest number divided by -1 wraps around.
 template <class A, class B> DEVICE auto floor_div(A x, B y) {
     using T = decltype(x + y);
     const T a = x, b = y;
@@ -192,8 +192,8 @@ template <class Op, int STEP, int PARTS, int APART, class T, int N> DEVICE int g
     return N * STEP;
 }
 
-// Combine what COUNT threads of a block, STRIDE apart, hold; all of them get the results. Lanes of a warp first, then warps
-// through shared memory of (warps that take part) * THREADS / COUNT * (values that a thread holds) elements.
+// Reduction of the values of COUNT threads of a block, STRIDE apart; all of them get the results. First the lanes of a warp, then warps
+// through shared memory of (number of these warps) * THREADS / COUNT * (values per thread) elements.
 template <class Op, int STRIDE, int COUNT, int THREADS, class T, int... N> DEVICE void across(T* shared, T (&... x)[N]) {
     constexpr int lanes = STRIDE < 32 ? least(COUNT, 32 / STRIDE) : 1, parts = COUNT / lanes, others = THREADS / COUNT;
     constexpr int places = (N + ...) * others;
@@ -218,22 +218,22 @@ template <class Op, int STRIDE, int COUNT, int THREADS, class T, int... N> DEVIC
     }
 }
 
-// Rows times columns in a warp: each thread has 8 elements along the sum of one row, of the row 8 below it, and of one column.
-// Elements at equal places meet; a sum may take them in any order.
+// Product of 16 rows and 8 columns in a warp: each thread has 8 elements along K of one row, of the row 8 below it, and of one column.
+// Both operands have the same permutation of the elements along K, which leaves the sum unchanged.
 template <class T> DEVICE void multiply(float (&sums)[4], const Pack<T, 8>& above, const Pack<T, 8>& below, const Pack<T, 8>& right) {
     const unsigned *a = reinterpret_cast<const unsigned*>(&above), *b = reinterpret_cast<const unsigned*>(&below);
     const unsigned* c = reinterpret_cast<const unsigned*>(&right);
     matrix_step(sums, a[0], b[0], a[1], b[1], c[0], c[1], T());
     matrix_step(sums, a[2], b[2], a[3], b[3], c[2], c[3], T());
 }
-// Numbers of 16 bytes of codes as 16-bit floats, two at a time: `span` of them, plus a whole number.
+// Conversion of 16 bytes of codes (quantized numbers) to 16-bit floats, two at a time; `offset` is added to each integer.
 template <class T> DEVICE unsigned pair(float x) {
     const T y = stored<T>(x);
     return y.bits | (unsigned)y.bits << 16;
 }
 template <class T> constexpr unsigned one_pair = is_bf16<T> ? 0x3f803f80u : 0x3c003c00u;
 template <class T, int N> DEVICE unsigned& word(Pack<T, 8> (&x)[N], int i) { return reinterpret_cast<unsigned*>(&x[i / 4])[i % 4]; }
-// Whole numbers 0 to 15 in bytes, low and high halves: as the low bits of 128 (or 1024).
+// Integers 0 to 15 in the low and high halves of bytes: their bits become the low mantissa bits of 128 (bf16) or 1024 (f16).
 template <class T> DEVICE void nibbles(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float offset) {
     constexpr bool brief = is_bf16<T>;
     const unsigned *codes = reinterpret_cast<const unsigned*>(&x), high = brief ? 0x43434343u : 0x64646464u;
@@ -245,7 +245,7 @@ template <class T> DEVICE void nibbles(Pack<T, 8> (&y)[4], const Pack<unsigned c
         word(y, 2 * i + 1) = pair_sum(pick(halves, high, 0x4342), one, less, T());
     }
 }
-// The same without an offset: 128 (or 1024) more than the whole numbers 0 to 15.
+// The same without subtraction: the integers 0 to 15 plus 128 (bf16) or 1024 (f16).
 template <class T> constexpr float bare_base = is_bf16<T> ? 128.0f : 1024.0f;
 template <class T> DEVICE void bare_nibbles(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x) {
     const unsigned *codes = reinterpret_cast<const unsigned*>(&x), high = is_bf16<T> ? 0x43434343u : 0x64646464u;
@@ -256,14 +256,14 @@ template <class T> DEVICE void bare_nibbles(Pack<T, 8> (&y)[4], const Pack<unsig
         word(y, 2 * i + 1) = pick(halves, high, 0x4342);
     }
 }
-// Sums of each of 8 rows, in every place where products with that row lie.
+// Sums of 8 elements along K of each of 8 rows, in the elements of the fragment that belong to the row.
 template <class T> DEVICE void sum_rows(float (&sums)[4], const Pack<T, 8>& rows) {
     const unsigned one = one_pair<T>, *x = reinterpret_cast<const unsigned*>(&rows);
     matrix_step(sums, one, one, one, one, x[0], x[1], T());
     matrix_step(sums, one, one, one, one, x[2], x[3], T());
 }
-// Add products of rows and codes of one group: an offset of all codes of a column times the rows' sums is added, then the
-// column's scale is applied. Values of two columns each.
+// Add products of rows and codes of one quantization group: the column's offset times the row's sum is added, then the column's
+// scale is applied. A thread has two columns.
 DEVICE void add_group(float (&sums)[4], const float (&products)[4], const float (&rows)[4], const float (&offset)[2], const float (&scale)[2]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[j] += scale[j / 2] * (products[j] + offset[j / 2] * rows[j]);
@@ -272,7 +272,7 @@ DEVICE void add_sums(float (&sums)[4], const float (&more)[4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[j] += more[j];
 }
-// Floats e2m1 in low and high halves: the bytes of the wider floats are looked up by their magnitudes.
+// Floats e2m1 in the low and high halves of bytes: the bytes of the 16-bit floats are looked up by magnitude (prmt).
 template <class T> DEVICE void e2m1(Pack<T, 8> (&y)[4], const Pack<unsigned char, 16>& x, float) {
     constexpr bool brief = is_bf16<T>;
     const unsigned* codes = reinterpret_cast<const unsigned*>(&x);
@@ -289,7 +289,7 @@ template <class T> DEVICE void e2m1(Pack<T, 8> (&y)[4], const Pack<unsigned char
         }
     }
 }
-// Whole numbers 0 to 255 in bytes: as the low bits of 1024, or of 2 ** 23.
+// Integers 0 to 255 in bytes: their bits become the low mantissa bits of 1024 (f16), or of 2 ** 23 (float).
 template <class T> DEVICE void unsigned_bytes(Pack<T, 8> (&y)[2], const Pack<unsigned char, 16>& x, float offset) {
     const unsigned* codes = reinterpret_cast<const unsigned*>(&x);
 #pragma unroll
@@ -333,7 +333,8 @@ template <class T> DEVICE void multiply_pairs(Pack<T, 8>& y, const Pack<T, 8>& a
 #pragma unroll
     for (int i = 0; i < 4; ++i) reinterpret_cast<unsigned*>(&y)[i] = pair_sum(x[i], w[i], 0x80008000u, T());
 }
-// What a warp has of a product, TILES times 8 columns of every 16 rows, into rows of ROW values; and what PARTS warps have.
+// Store of a warp's fragments of a product, TILES times 8 columns of 16 rows each, to shared memory with row stride ROW; and the sum over
+// the fragments of PARTS warps.
 template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const float (&x)[N][4]) {
     const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -341,7 +342,7 @@ template <int ROW, int TILES, int N> DEVICE void put_product(float* place, const
 #pragma unroll
         for (int j = 0; j < 4; ++j) place[(i / TILES * 16 + row + j / 2 * 8) * ROW + i % TILES * 8 + column + j % 2] = x[i][j];
 }
-// The same of a product of columns times rows, 16 columns of every 8 rows.
+// Store of the fragments of a transposed product (columns times rows): 16 columns of 8 rows each.
 template <int ROW, int TILES, int N> DEVICE void put_columns(float* place, const float (&x)[N][4]) {
     const int column = threadIdx.x % 32 / 4, row = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -349,7 +350,7 @@ template <int ROW, int TILES, int N> DEVICE void put_columns(float* place, const
 #pragma unroll
         for (int j = 0; j < 4; ++j) place[(i / TILES * 8 + row + j % 2) * ROW + i % TILES * 16 + column + j / 2 * 8] = x[i][j];
 }
-// The diagonals of squares, each of them half of 16 rows times their own 8 columns.
+// Store of the diagonals of 8 x 8 squares of fragments: row-wise sums of products (row i of one operand with row i of the other).
 template <int N> DEVICE void put_diagonal(float* place, const float (&x)[N][4]) {
     const int row = threadIdx.x % 32 / 4;
     if (threadIdx.x % 4 == row / 2)
@@ -363,7 +364,7 @@ template <int PARTS, int APART> DEVICE float gathered(const float* place) {
     return sum;
 }
 
-// Whether this block is the last of `parts` to come here; the counter is zero before and after.
+// Whether this block is the last of `parts` blocks to arrive; the counter is zero before the first and after the last.
 DEVICE bool is_last(int* counter, int parts) {
     __shared__ bool last;
     visible();

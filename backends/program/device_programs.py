@@ -1,8 +1,9 @@
-"""Contract of programs on a device: `DevicePrograms`, with the behaviour on the host as the default."""
+"""Contract of programs on a device: the class `DevicePrograms`, whose defaults are those of programs on the host."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ...errors import TensorGraphsError
@@ -18,7 +19,8 @@ __all__ = ["DevicePrograms", "Direct", "Run"]
 
 
 class DevicePrograms:
-    """Functions that emit, bind and call the programs of one device.
+    """Functions that emit the programs of one kind of device, bind them to weights (make them callable), and convert
+    their arguments and results (marshalling).
 
     The methods' defaults are for NumPy arrays on the host. `place` is the user's choice among devices of this kind
     ("cuda:1"), by default the device's name.
@@ -28,17 +30,18 @@ class DevicePrograms:
     helpers: Mapping[str, str] = {}  # source of helper functions that emitted programs may call, by name
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emitted program of a plan. With `reuse_outputs`, the next call may overwrite the outputs."""
+        """Emit the source of the program that runs `plan`. With `reuse_outputs`, the next call may overwrite the
+        outputs."""
         raise NotImplementedError
 
     def exchange(self, place: str) -> Marshalling:
-        """Marshalling of arguments and results for programs on the device `place`."""
+        """The object that converts arguments and results of programs on the device `place`."""
         return NumpyMarshalling()
 
     def bound(
         self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
     ) -> Run:
-        """Callable program on the device `place`: the result of the emitted function `bind`.
+        """Make an emitted program callable on the device `place`; returns the result of its function `bind`.
 
         `weights`: values by key. `states`: memory by name, which calls read and overwrite. `way`: how calls launch
         kernels, where a device has several ways; "" chooses by timing the first calls.
@@ -48,8 +51,14 @@ class DevicePrograms:
 
     def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
         """A faster function for calls of the bound program `run` with inputs like `given`, those of its last call; None
-        if there is none (yet). It holds `lock` meanwhile, and returns None where `run` itself has to make a call."""
+        if there is none (yet). It holds `lock` while it runs, and returns None where `run` itself has to make a call.
+        """
         return None
+
+    def poisoned(self, run: Run) -> AbstractContextManager[None]:
+        """Context in which a call of the bound program `run` finds NaN in memory that it must write before it reads it;
+        on the host nothing is changed."""
+        return nullcontext()
 
     def tensors(self, place: str) -> str:
         """Name of the Torch device whose tensors programs on the device `place` work on; "" for programs on NumPy
@@ -57,16 +66,16 @@ class DevicePrograms:
         return ""
 
     def hardware(self) -> str:
-        """Name of the hardware that programs are made for; "" if they run on any hardware."""
+        """Name of the hardware that programs are made for ("NVIDIA H200 sm_90"); "" if they run on any hardware."""
         return ""
 
     def present(self, place: str) -> str:
-        """Name of the hardware at `place` that compiled kernels run on; "" if programs have no compiled kernels
-        there."""
+        """Name of the hardware at `place`, by which compiled kernels are recognized as usable there; "" if programs
+        have no compiled kernels there."""
         return ""
 
     def check_hardware(self, wanted: str, where: str = "") -> None:
-        """Raise DeviceUnavailableError unless the hardware that a saved program was made for is present.
+        """Raise DeviceUnavailableError unless this machine has the hardware that a saved program was made for.
 
         `wanted`: its name, as `hardware` gives it. `where`: path for the message.
         """
@@ -75,13 +84,12 @@ class DevicePrograms:
         """Raise DeviceMemoryError if `wanted` bytes are not free on the device `place`."""
 
     def wait(self, place: str, what: str) -> None:
-        """Wait for launched kernels.
+        """Wait until the kernels that were launched on the device `place` have ended.
 
-        Raises DeviceFaultError if a kernel failed. `place`: the device of the program. `what`: the operation,
-        for the message.
+        Raises DeviceFaultError if a kernel failed. `what`: the operation, for the message.
         """
 
     def fault(self, error: RuntimeError, what: str) -> TensorGraphsError | None:
-        """The error of this package to raise for a RuntimeError of the device during the operation `what`; None if the
-        error is not the device's."""
+        """The error of this package that stands for `error`, a RuntimeError raised during the operation `what`; None if
+        it does not come from the device."""
         return None

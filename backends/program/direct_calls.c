@@ -5,16 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST 64  // tensors of a call
+#define MOST 2048  // tensors of a call
 
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;  // CUlaunchConfig
-typedef struct { int64_t launch, where, tensor, offset, map; } Slot;  // address (`map`: tensor map) that depends on a tensor
+typedef struct { int64_t launch, where, tensor, offset, map; } Slot;  // where the address of a tensor (`map`: its tensor map) is written
 typedef struct { int64_t config, function, parameters, node, how; } Launch;  // `node`, `how`: of the executable graph
 typedef struct { uint64_t start, stop; } Range;  // memory that inputs must not be in
 
 typedef struct {
     PyObject *calls, *owner, *turn, *acquire, *release, *guard, *address, *device, *stream, *index, *capturing, *mark;
-    PyObject *makers, *results;  // tuples: (function, arguments …) that allocates a tensor, or None for one in the program's memory
+    PyObject *makers, *results;  // tuples; makers: (function, arguments …) that allocates a tensor, None for one in the program's
+                                   // memory, False for the caller's, or the address that the caller's must have
     Slot *slots;
     Launch *launches;
     Range *ranges;
@@ -25,7 +26,7 @@ typedef struct {
     int (*update)(void *, void *, void *);
     int (*run)(void *, void *);
     void *executable;
-    PyObject *table;  // list of launches, or weak reference to the executable graph, that the call is for
+    PyObject *table;  // list of the call's launches, or weak reference to its executable CUDA graph
     uint64_t last[MOST];
 } Call;
 
@@ -65,7 +66,7 @@ static int address_of(Call *c, PyObject *tensor, uint64_t *where) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-// Whether the launches are still those of this call, and may be made now. -1 on an error.
+// 1 if the launches are still those of this call and may be made now, 0 if not, -1 on an error.
 static int current(Call *c, PyObject *calls, uint64_t *stream) {
     int there;
     if (c->executable) {
@@ -109,7 +110,7 @@ static int flat(Call *c, const uint64_t *at, void *stream, Py_ssize_t *made) {
     return 0;
 }
 
-// Launch the graph, after the nodes whose tensors are elsewhere than before were updated; `known`: `last` is what they have.
+// Launch the CUDA graph, after updating the nodes whose tensors have moved; `known`: `last` holds the nodes' addresses.
 static int replayed(Call *c, const uint64_t *at, void *stream, int known) {
     int code = 0;
     for (Py_ssize_t i = 0; i < c->slot_count;) {
@@ -150,7 +151,8 @@ static PyObject *tensor(Call *c, PyObject *calls, PyObject *const *given, Py_ssi
     return filled;
 }
 
-// A result: a tensor of the call, (number of a tensor, shape, strides, offset), or -1 - its number in the list `handed`.
+// A result: the number of a tensor of the call, (number of a tensor, shape, strides, offset) of a view, or -1 - n for entry n of
+// the list `handed`.
 static PyObject *result(Call *c, PyObject *calls, PyObject **tensors, PyObject *what) {
     PyObject *found, *whole = PyTuple_CheckExact(what) ? PyTuple_GET_ITEM(what, 0) : what;
     Py_ssize_t number = PyLong_AsSsize_t(whole);
@@ -192,6 +194,8 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     for (Py_ssize_t i = 0; i < c->inputs; i++) {
         if (address_of(c, given[i], at + i)) return NULL;
         if (at[i] & 15) return Py_NewRef(Py_None);
+        PyObject *pinned = PyTuple_GET_ITEM(c->makers, i);
+        if (PyLong_CheckExact(pinned) && PyLong_AsUnsignedLongLong(pinned) != at[i]) return Py_NewRef(Py_None);
         for (Py_ssize_t k = 0; k < c->range_count; k++)
             if (at[i] >= c->ranges[k].start && at[i] < c->ranges[k].stop) return Py_NewRef(Py_None);
     }
@@ -207,7 +211,7 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     PyEval_RestoreThread(state);
     if (code && c->executable) PyObject_SetAttr(calls, last_name, Py_None);
     if (!code) found = results_of(c, calls, tensors);
-    else if (!launched) found = Py_NewRef(Py_None);  // the program's own code repeats it, or raises its error
+    else if (!launched) found = Py_NewRef(Py_None);  // the emitted code repeats the call, or raises its error
     else PyErr_Format(PyExc_RuntimeError, "CUDA error: cuLaunchKernelEx failed with code %d", code);
 end:
     while (count) Py_DECREF(tensors[--count]);
@@ -254,7 +258,7 @@ static void *copy_of(const char *bytes, Py_ssize_t size, size_t each, Py_ssize_t
     return found;
 }
 
-// The function of a call, from a tuple of what `Call` holds (see direct_calls.py).
+// The Python function of a call, made from a tuple of the members of `Call` (see direct_calls.py).
 PyObject *tensor_graphs_direct_call(PyObject *given) {
     const char *slots, *launches, *ranges;
     Py_ssize_t sizes[3];

@@ -1,10 +1,10 @@
-"""Calls of a bound GPU program as one C function: no code of the emitted program runs between the caller and the
-driver.
+"""One C function that makes a whole call of a bound GPU program (one with its weights in place): no code of the emitted
+program runs between the caller and the driver.
 
-Once a program's way to launch is final (`Calls` in gpu_calls.py), a call checks the same conditions, allocates results,
-writes addresses and launches: some forty operations of Python, most of a small program's time on the host. The function
-of `direct_call` (direct_calls.c, CPython's API) makes such calls. It returns None where a condition does not hold; then
-the emitted program's own code makes the call.
+Once a program's way of launching is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates
+results, writes addresses and launches: some forty Python operations, most of a small program's time on the host. The
+function that `direct_call` returns (direct_calls.c, CPython's API) does the same in C. It returns None if a condition
+does not hold; then the emitted program's own code makes the call.
 
 The C code is compiled on first use, and kept beside compiled C kernels. Without a compiler or Python's headers there is
 no such function.
@@ -34,15 +34,15 @@ from ..runtime.cpu_tensors import tensor_guard
 from .device_programs import Direct
 
 NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "way")
-MOST_TENSORS = 64  # inputs and results of a call: MOST in direct_calls.c
+MOST_TENSORS = 2048  # inputs and results of a call: MOST in direct_calls.c
 COMPILE_S = 60.0  # limit of the compiler's seconds
 SOURCE = Path(__file__).with_name("direct_calls.c")
 
 
 @cache
 def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
-    """The function of direct_calls.c whose name ends in `name`, which takes one tuple; None if it cannot be compiled
-    here."""
+    """Compile direct_calls.c; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
+    cannot be compiled on this machine."""
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
@@ -86,11 +86,11 @@ def _compiled(path: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
 
 
 class DirectCalls:
-    """The direct function of calls with inputs of one choice of shapes.
+    """The direct function (a call as one C function) for inputs of one choice of shapes, and when to try to make it.
 
-    `call`: the function; None if there is none (yet). `wait`: calls until the next attempt to make one, after `wait`
-    calls at first; never for 0. Attempts become rarer, and end after `MOST` functions: inputs may have other strides,
-    devices or dispatch keys each time.
+    `call`: the function; None if there is none (yet). `wait`: number of calls until the next attempt to make one (0: no
+    attempt). Attempts become rarer and end after `MOST` functions, because inputs may have other strides, devices or
+    dispatch keys at each call.
     """
 
     __slots__ = ("call", "made", "pause", "wait")
@@ -113,8 +113,8 @@ class DirectCalls:
 
 
 def final(bound: Any) -> Any:
-    """The `Calls` object that made the last call of a bound program, if its way of launching is final and needs no code
-    of the program; else None."""
+    """The `Calls` object that made the last call of the bound program `bound`, if its way of launching is final and its
+    launches run without the emitted program's code; else None."""
     sized = hasattr(bound, "kept")
     calls: Any = getattr(bound, "last", None) if sized else bound
     if not all(hasattr(calls, name) for name in NEEDED):  # none yet, or of a program saved by an older version
@@ -137,8 +137,8 @@ def _turned(bound: Any, calls: Any) -> bool:
 
 
 def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
-    """The C function that makes calls of the bound program `bound` with inputs like `given`, the inputs of its last
-    call; None if there is none yet, or none at all. Calls hold the lock `lock`."""
+    """Make the C function for calls of the bound program `bound` with inputs like `given`, the inputs of its last call;
+    None if there is none yet, or none at all. Calls hold the lock `lock`."""
     calls, torch = final(bound), modules["torch"]
     if calls is None or not calls.kernels.table or len(calls.types) > MOST_TENSORS:
         return None
@@ -150,7 +150,8 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     owner, graph = (None if calls is bound else bound), calls.executable is not None
     table = calls.kernels.table
     fixed = frozenset(calls.places if graph else ())
-    makers = [None if i in fixed else False if i < calls.count else _parts(calls.fresh[i - calls.count])
+    pinned = getattr(calls, "pinned", {}) if graph else {}  # a program saved by an older version has none
+    makers = [None if i in fixed else pinned.get(i, False) if i < calls.count else _parts(calls.fresh[i - calls.count])
               for i in range(len(calls.types))]  # fmt: skip
     results = [_result(k, *pair) for k, pair in enumerate(calls.handed)]
     spans = {(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in _private(calls)}
@@ -187,7 +188,7 @@ def _private(calls: Any) -> list[Any]:
 
 
 def driver_address(library: Any, name: str) -> int:
-    """Address of a function of the driver; 0 if the driver lacks it."""
+    """Address of the function `name` of the CUDA driver `library`; 0 if the driver lacks it."""
     function = getattr(library, name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 

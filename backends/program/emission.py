@@ -1,4 +1,4 @@
-"""Emitting source for a plan's device, and executing emitted source."""
+"""Choice of the emitter for a plan's device, and execution of emitted source."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ def device_of(plan: Plan) -> str:
 
 
 def programs_of(name: str) -> DevicePrograms:
-    """Emission and marshalling for the device with a name. Raises UsageError for an unknown one."""
+    """The object that emits and calls programs on the device called `name`. Raises UsageError for an unknown name."""
     from ..registry import device
 
     return device(name).programs
 
 
 def emit_for(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a plan, for the plan's device. `reuse_outputs`: as for `DevicePrograms.emit`."""
+    """Emit the source of the program that runs `plan`, for the plan's device. `reuse_outputs`: the next call may
+    overwrite the outputs."""
     return programs_of(device_of(plan)).emit(plan, reuse_outputs=reuse_outputs)
 
 
 def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[str, Any]:
-    """Namespace of executed source; with the compiled kernels `binaries`, without importing their compiler.
+    """Execute the emitted `source`; returns its namespace. With the compiled kernels `binaries`, compilers are not
+    imported.
 
     `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the
     namespace is garbage. Raises DeviceUnavailableError if C kernels cannot be compiled, or an import fails.

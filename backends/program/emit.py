@@ -8,7 +8,7 @@ from .emitted_program import EmittedProgram
 
 
 def emit(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a CPU plan.
+    """Emit the source of the program that runs `plan` on the CPU, at one size or at any size.
 
     With `reuse_outputs`, outputs are in the workspace and the next call overwrites them.
     """

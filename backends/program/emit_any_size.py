@@ -55,7 +55,7 @@ _OWN = {
 
 # ---------------------------------------------------------------- names of sizes
 def renamed_sizes(plan: Plan) -> Plan:
-    """The plan with sizes renamed whose names clash with keywords, builtins or names in emitted source."""
+    """`plan` with those free sizes renamed whose names clash with keywords, builtins or names in emitted source."""
     from .helper_functions import all_helpers
 
     taken = RESERVED | set(all_helpers()) | _OWN
@@ -72,7 +72,7 @@ def renamed_sizes(plan: Plan) -> Plan:
 
 
 def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) -> Plan:
-    """The plan with each size replaced by the expression `fresh[name]`.
+    """`plan` with each free size replaced by the expression `fresh[name]`.
 
     `sizes`: the new plan's sizes, with the values that the plan was chosen for.
     """
@@ -96,7 +96,7 @@ def substituted(plan: Plan, fresh: Mapping[str, Dim], sizes: Mapping[str, int]) 
 # ---------------------------------------------------------------- sizes from shapes
 @dataclass(frozen=True)
 class Source:
-    """Place that a size is read from: axis `axis` of input `leaf` has extent scale * size + shift."""
+    """Where the free size `name` is read from: axis `axis` of input number `leaf` has extent scale * size + shift."""
 
     name: str
     leaf: int
@@ -105,14 +105,16 @@ class Source:
     shift: int = 0
 
     def of(self, shapes: Sequence[Sequence[int]]) -> int:
-        """The size, read from the shapes of all inputs."""
+        """The value of the size, given the shapes of all inputs."""
         return (shapes[self.leaf][self.axis] - self.shift) // self.scale
 
 
 def sources(shapes: Sequence[Sequence[Dim]], names: Sequence[str]) -> list[Source]:
-    """Input axis that each free size is read from: an axis whose extent is the size, else one whose extent is a linear
-    expression in the size. `shapes`: of the inputs. `names`: the free sizes. Raises UsageError if no axis determines a
-    size."""
+    """For each free size (known only at a call), the input axis that it is read from: an axis whose extent is the size,
+    else one whose extent is a linear expression in the size.
+
+    `shapes`: of the inputs. `names`: the free sizes. Raises UsageError if no axis determines a size.
+    """
     found: dict[str, Source] = {}
     for leaf, shape in enumerate(shapes):
         for axis, d in enumerate(shape):
@@ -140,15 +142,16 @@ def _line(d: Dim) -> tuple[str, int, int] | None:
 
 
 def free(value: Any) -> bool:
-    """Whether a value, or any element of a nested tuple, contains a free dimension."""
+    """Whether `value`, or any element of a nested tuple, is an expression in free sizes."""
     return any(map(free, value)) if isinstance(value, tuple) else isinstance(value, DimExpr)
 
 
 # ---------------------------------------------------------------- the emitter
 @dataclass
 class SizedEmitter(ProgramEmitter):
-    """Emitter of programs for CPU plans with free sizes."""
+    """Emitter of programs for CPU plans with free sizes, which run at every size."""
 
+    one_size = False
     computed: dict[Tensor, str] = field(default_factory=dict)  # values computed from weights and sizes -> variable
     loads: dict[Tensor, bool] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)  # variables of arrays that `at` computes
@@ -345,15 +348,16 @@ class SizedEmitter(ProgramEmitter):
 
 
 def atoms_of(plan: Plan) -> dict[str, Atom]:
-    """Free sizes of a plan by name, as atoms of size expressions, with their ranges."""
+    """Free sizes that the shapes of a plan's inputs contain: name -> atom of size expressions, which has the size's
+    range."""
     return {
         name: atom for leaf in plan.graph.inputs for d in leaf.shape for name, atom in dims.symbols(d).items()
     }  # fmt: skip
 
 
 def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) -> Call | None:
-    """Call of a template on operands, for the node; None unless the template's pattern is the node's op alone, without
-    conditions, weight preparation and scratch memory."""
+    """The call of `template` on `operands` that computes `node`; None unless the template's pattern is the node's op
+    alone, without conditions, weight preparation and scratch memory."""
     term = template.term
     if not isinstance(term, PatternCall) or term.op != node.op or template.prep or template.when or template.scratch:
         return None
@@ -365,7 +369,8 @@ def plain_call(template: Template, node: Tensor, operands: Sequence[Operand]) ->
 
 
 def along_axis(node: Tensor) -> tuple[str, str]:
-    """(size, shape) of an iota as source texts: its size along its axis; the shape with -1 at this axis, else 1."""
+    """Python expressions for `node`, an iota (numbers 0, 1, … along one axis): (its size along that axis, the shape
+    that is -1 at that axis and 1 at the others)."""
     axis = node.attr("axis")
     return literal(node.shape[axis]), literal(tuple(-1 if i == axis else 1 for i in range(node.rank)))
 

@@ -30,6 +30,7 @@ from ..user.templates import UserKernel
 from . import memory_plan as memory
 from .cpu_helpers import HELPERS, library_text
 from .emitted_program import EmittedProgram
+from .emitted_values import CONVERSIONS, EmittedValues, is_torch, operand_kind
 from .joined_calls import JoinedCalls
 
 LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memory
@@ -37,58 +38,16 @@ LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memo
 
 SHARED_BYTES = 1 << 16  # least size of what Torch's elementwise kernels compute with several threads
 POOLED = ("contraction", "conv", "attention")  # template families whose NumPy kernels use BLAS threads
-CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "pointer"}  # operand kind -> helper that converts to it
-
-
-def is_torch(template: Template) -> bool:
-    """Whether a template's code takes Torch tensors."""
-    return operand_kind(template) == "torch"
-
-
-def operand_kind(template: Template) -> str:
-    """The form in which a template's code gets its operands: see `contract.Target.operands`."""
-    from ..registry import backends
-
-    found = backends().get(template.backend)
-    return "numpy" if found is None else found.operands
 
 
 @dataclass
-class ProgramEmitter:
-    """Emitter of programs for plans on the CPU; subclasses emit for other devices. Holds the state of one emission."""
-
-    plan: Plan
-    reuse_outputs: bool
-    once: list[str] = field(default_factory=list)  # lines of `bind`
-    each: list[str] = field(default_factory=list)  # lines of `run`
-    names: dict[tuple[int, str], str] = field(default_factory=dict)  # (value, operand kind) -> variable
-    prepared: dict[str, str] = field(default_factory=dict)
-    packed: int = 0  # bytes of prepacked weights
-    plain: set[str] = field(default_factory=set)
-    shared: dict[str, str] = field(default_factory=dict)  # definition -> variable: one object per memory location
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    keys: dict[bytes, str] = field(default_factory=dict)
-    helpers: set[str] = field(default_factory=set)
-    definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
-    in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
-    made_once: dict[str, str] = field(default_factory=dict)  # line of `run` -> the call whose addresses never change
-    setups: set[tuple[str, str]] = field(default_factory=set)
-    # result that a kernel allocates -> its variables
-    loose: dict[int, list[tuple[int, str]]] = field(default_factory=dict)
-    key_names: set[str] = field(default_factory=set)
-    offered: dict[int, str] = field(default_factory=dict)  # output whose memory a call may give -> its variable
-    taken: set[str] = field(default_factory=lambda: {"memory", "place", *HELPERS})
-
-    alignment = memory.ALIGNMENT
+class ProgramEmitter(EmittedValues):
+    """Emitter of the source of programs for plans (lists of kernel calls) on the CPU; subclasses emit for other
+    devices. Holds the state of one emission."""
 
     def emit(self) -> EmittedProgram:
-        """Source of the plan's program, with the requirements collected while emitting."""
-        plan = self.plan
-        self.root = memory.roots(plan)
-        self.makers = {v: s for s in plan.steps for v in s.outputs}
-        self.fresh = {v for v, s in self.makers.items() if not s.is_view and not s.template.writes_out(s.call)}
-        self.fresh_outputs = self._fresh_outputs()
-        self.layout = memory.layout(plan, self.fresh | self.fresh_outputs, plan.sizes, alignment=self.alignment)
+        """Emit the plan's program; returns its source with what it requires: weights, states, memory."""
+        self._place_values()
         self._reserve()
         self._states()
         self._run()
@@ -96,183 +55,7 @@ class ProgramEmitter:
             self._assemble(), self.weights, self._state_types(), self.layout, self._fresh_bytes(), self._row_major()
         )
 
-    # ------------------------------------------------------------ names and where values come from
-    def _reserve(self) -> None:
-        from .helper_functions import all_helpers
-
-        self.taken |= set(all_helpers())
-        for step in self.plan.steps:
-            if step.template.source is not None:
-                python = isinstance(step.template, UserKernel) or self._kind(step.template) != "address"
-                found = self.definitions if python else self.in_c
-                found |= step.template.source(step.call)
-        self.taken |= self.definitions.keys() | self.in_c.keys()
-        names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]
-        self.inputs = {name: identifier(name, self.taken) for name in names}
-        for v in self.plan.values:
-            if v.origin == "input":
-                self.names[v.id, self._home(v.id)] = self.inputs[v.name]
-
-    def _fresh_outputs(self) -> set[int]:
-        """Ids of kernel results that are returned without a copy: each owns the memory of exactly one output and of no
-        state update."""
-        if self.reuse_outputs:
-            return set()
-        seen: dict[int, int] = {}
-        for v in self.plan.outputs:
-            seen[self.root[v]] = seen.get(self.root[v], 0) + 1
-        updates = {self.root[v] for v in self.plan.updates.values()}
-        return {
-            r for r, n in seen.items()
-            if n == 1 and self.plan.values[r].origin == "kernel" and r not in self.fresh and r not in updates
-        }  # fmt: skip
-
-    def _dynamic(self, value: int) -> bool:
-        """Whether a value's address differs between calls, as of inputs and results that kernels allocate."""
-        r = self.root[value]
-        return self.plan.values[r].origin == "input" or r in self.fresh or r in self.fresh_outputs
-
-    def _kind(self, template: Template) -> str:
-        """Operand kind of a template's code."""
-        return operand_kind(template)
-
-    def _home(self, value: int) -> str:
-        """Operand kind in which a value's first variable is: "torch" for results that Torch kernels allocate and their
-        Torch views, else "numpy"."""
-        r = self.root[value]
-        if r not in self.fresh or not is_torch(self.makers[r].template):
-            return "numpy"
-        while value != r:
-            if not has_torch_view(self.makers[value].template):
-                return "numpy"
-            ((_, value),) = self.makers[value].inputs
-        return "torch"
-
-    def _use(self, helper: str) -> str:
-        self.helpers.add(helper)
-        return helper
-
-    def ref(self, value: int, kind: str) -> str:
-        """Name of a value's variable in an operand kind; emits its definition on first use."""
-        found = self.names.get((value, kind))
-        if found is not None:
-            return found
-        text = self._definition(value, kind)
-        if text.isidentifier():
-            self.shared[text] = text
-        if text in self.shared:
-            self.names[value, kind] = self.shared[text]
-            return self.shared[text]
-        base = self._base_name(value)
-        suffix = "" if (value, self._home(value)) not in self.names and kind == self._home(value) else f"_{kind[0]}"
-        name = identifier(base + suffix, self.taken)
-        (self.each if self._dynamic(value) else self.once).append(f"{name} = {text}")
-        self._named(value, kind, name)
-        if not self._dynamic(value):
-            self.shared[text] = name
-        return name
-
-    def _base_name(self, value: int) -> str:
-        term = self.plan.weights.get(value)
-        if term is not None and term.op == "param":
-            return str(term.attr("name"))
-        return self.plan.values[value].name or (f"v{value}" if term is None else f"w{value}")
-
-    def _definition(self, value: int, kind: str) -> str:
-        v, home = self.plan.values[value], self._home(value)
-        if v.origin == "view" and kind == home:
-            return self._view(value, kind)
-        if kind != home:
-            source = self.ref(value, home)
-            passing = kind == "address" and self._dynamic(value)  # what `run` refers to until it returns
-            return f"{self._use('argument' if passing else CONVERSIONS[kind])}({source})"
-        if v.origin == "weight":
-            self.plain.add(self._key(value) if self.plan.weights[value].op != "full" else "")
-            return self._weight(value)
-        if v.origin == "kernel":
-            return self._buffer(v)
-        raise AssertionError(f"value {value} ({v.origin}) has no definition")
-
-    def _view(self, value: int, kind: str) -> str:
-        step = self.makers[value]
-        ((operand, source),) = step.inputs
-        if kind == "torch":
-            text = torch_view(step.template, replace(step.call, names={operand: self.ref(source, "torch")}))
-            assert text is not None, step.template.name  # otherwise its kind would be "numpy"
-            return text
-        self._setup(step.template)
-        return step.template.write(replace(step.call, names={operand: self.ref(source, "numpy")}))
-
-    def _buffer(self, v: Value) -> str:
-        shape, dtype = literal(v.type.shape), dtype_text(v.type.dtype)
-        dense = v.strides == contiguous(v.type.shape)  # type: ignore[arg-type]
-        if v.id in self.fresh_outputs:
-            return (
-                f"np.empty({shape}, {dtype})"
-                if dense
-                else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
-            )
-        if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "numpy")  # written directly to the state's memory
-        offset = self._offset(self.layout.buffer[v.id])
-        strides = "" if dense else f", {literal(v.strides)}"
-        self._use("workspace")
-        return f"{self._use('place')}(memory, {offset}, {shape}, {dtype}{strides})"
-
-    def _offset(self, buffer: int) -> str:
-        """The buffer's offset in the workspace, as source."""
-        return str(self.layout.offsets[buffer])
-
-    # ------------------------------------------------------------ weights and states
-    def _key(self, value: int) -> str:
-        term = self.plan.weights[value]
-        digest = structural_digest(term)
-        if digest not in self.keys:
-            base = str(term.attr("name")) if term.op == "param" else f"w{value}"
-            self.keys[digest] = key = identifier(base, self.key_names)
-            self.weights[key] = term
-        return self.keys[digest]
-
-    def _weight(self, value: int) -> str:
-        term = self.plan.weights[value]
-        if term.op == "full":
-            number = literal(term.attr("value"))
-            return f"np.full({literal(term.shape)}, {number}, {dtype_text(term.dtype)})"
-        return f"weights[{self._key(value)!r}]"
-
-    def _prepared(self, step: Step, operand: str, value: int) -> str:
-        raw, kind = self._weight(value), self._kind(step.template)
-        if kind == "torch":
-            raw = f"{self._use('tensor')}({raw})"
-        self._setup(step.template)
-        text = step.template.write_prep(operand, raw, replace(step.call, names={operand: raw}))
-        if text not in self.prepared:
-            name = identifier((self.plan.values[value].name or f"w{value}") + "_prepared", self.taken)
-            self.once.append(f"{name} = {text}")
-            self.prepared[text] = name
-            self.packed += self._bytes(value)
-        name = self.prepared[text]
-        return self._once(f"{self._use(CONVERSIONS[kind])}({name})", f"{name}_a") if kind == "address" else name
-
-    def _state_types(self) -> dict[str, Type]:
-        written = {name: self.plan.values[v].type for name, v in self.plan.updates.items()}
-        return {**{v.name: v.type for v in self.plan.values if v.origin == "state"}, **written}
-
-    def _states(self) -> None:
-        types = self._state_types()
-        self.state_names = {name: identifier(name, self.taken) for name in types}
-        self.once += [f"{name} = {self._state(key, types[key])}" for key, name in self.state_names.items()]
-        for v in self.plan.values:
-            if v.origin == "state":
-                self.names[v.id, self._home(v.id)] = self.state_names[v.name]
-
-    def _state(self, key: str, kind: Type) -> str:
-        return f"states[{key!r}]"
-
     # ------------------------------------------------------------ straight-line code
-    def _setup(self, template: Template) -> None:
-        self.setups |= {(template.backend, name) for name in template.setup}
-
     def _pack_large_weights(self) -> None:
         """Emit the packing of weights of at least `LARGE` bytes before other weights, largest first.
 
@@ -333,17 +116,6 @@ class ProgramEmitter:
         offset, size = self.layout.scratch[step.output]
         return str(offset), str(size)
 
-    def _bytes(self, value: int) -> int:
-        """Bytes of a value at the sizes for which the plan was chosen."""
-        return memory.nbytes(self.plan.values[value].type, self.plan.sizes)
-
-    def _once(self, text: str, name: str) -> str:
-        """Variable of an object that `bind` makes once; equal definitions share a variable."""
-        if text not in self.shared:
-            self.shared[text] = identifier(name, self.taken)
-            self.once.append(f"{self.shared[text]} = {text}")
-        return self.shared[text]
-
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
         """Source of a step's call, with objects that are the same in each run hoisted to `bind`: reshapes of buffers at
         fixed addresses, arrays in scratch memory."""
@@ -372,31 +144,28 @@ class ProgramEmitter:
             keys = self.loose.pop(root)
             self.each.append(f"del {', '.join(self.names.pop(key) for key in keys)}")
 
-    def _named(self, value: int, kind: str, name: str) -> str:
-        self.names[value, kind] = name
-        if self.root[value] in self.fresh:
-            self.loose.setdefault(self.root[value], []).append((value, kind))
-        return name
-
     def _finish(self) -> None:
         given: set[int] = set()
         results = []
-        takes_tensors = self._takes_tensors()
+        self.takes_tensors = self._takes_tensors()
         for v in self.plan.outputs:
             r = self.root[v]
             handed = r in self.fresh or r in self.fresh_outputs
             own = (handed and r not in given) or (self.reuse_outputs and self.plan.values[r].origin == "kernel")
             given.add(r)
             if own:
-                results.append(self._tensor_or_array(v) if takes_tensors else self._result(v))
+                results.append(self._tensor_or_array(v) if self.takes_tensors else self._result(v))
             else:
                 name = self._result(v)
                 results.append(identifier(f"result{v}", self.taken))
                 self.each.append(f"{results[-1]} = {self._copy(name)}")
         self._update_states()
         self.each.append(f"return {', '.join(results)}{',' if len(results) == 1 else ''}")
-        if self._takes_tensors():
+        self.takes_tensors = self._takes_tensors()  # results have further uses of inputs
+        if self.takes_tensors:
             self._offer_results()
+            as_array = "{0} = {0} if {0}.__class__ is np.ndarray else {0}.numpy()"
+            self.each[:0] = map(as_array.format, self.arrays)
 
     def _offer_results(self) -> None:
         """Make outputs that kernels write optional parameters of `run`, so that callers can give their memory.
@@ -412,6 +181,7 @@ class ProgramEmitter:
             made = lines.pop(name, [])
             if v in self.fresh_outputs and len(made) == 1 and uses[name] == 1:
                 self.each[made[0]] += f" if {name} is None else {name}"
+                self.movable.add(self.each[made[0]])
                 self.offered[i] = name
 
     def _tensor_or_array(self, value: int) -> str:
@@ -423,7 +193,8 @@ class ProgramEmitter:
         if tensor is None:
             return name
         array = f"{self._use('array')}({tensor})" if home == "torch" else name
-        return f"{tensor} if {next(iter(self.inputs.values()))}.__class__ is torch.Tensor else {array}"
+        given = next(name for name in self.inputs.values() if name not in self.arrays)
+        return f"{tensor} if {given}.__class__ is torch.Tensor else {array}"
 
     def _update_states(self) -> None:
         states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
@@ -474,7 +245,7 @@ class ProgramEmitter:
             self._join_calls()
             self.helpers |= {"c_library", "c_function", "c_kept"}
         function = self._function()
-        if self._takes_tensors():
+        if self.takes_tensors:
             offered = tuple(self.offered)
             said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
             function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
@@ -499,22 +270,28 @@ class ProgramEmitter:
     def _join_calls(self) -> None:
         """Replace consecutive calls of C kernels at fixed addresses by one call of a C function."""
         before = {*self.each}
-        join = JoinedCalls(self.made_once, self.in_c, lambda base: identifier(base, self.taken), self._once)
+        movable = self.movable if self.one_size else ()
+        join = JoinedCalls(self.made_once, movable, self.in_c, lambda base: identifier(base, self.taken))
         self.each = join.joined(self.each)
         gone = before - {*self.each}
-        if gone & self.made_once.keys():
-            self._use("table")
+        if join.made:
+            self.helpers |= {"table", "start_of", "starts_of"}
             single = {
                 f"{n.removesuffix('()')} = partial({c.replace('(', ', ', 1)}"
                 for n, c in self.made_once.items()
                 if n in gone
             }
-            self.once = [line for line in self.once if line not in single]
+            self.once = [*(line for line in self.once if line not in single), *join.once]
 
     def _takes_tensors(self) -> bool:
-        """Whether `run` uses inputs only as addresses or tensors, so that callers may pass arrays or tensors."""
+        """Whether callers may pass arrays or tensors: `run` uses inputs as addresses or tensors. At one size it may
+        use some of them as arrays (`arrays`), if these can be made of tensors by NumPy alone."""
         uses = self._other_uses()
-        return bool(self.inputs) and not any(uses[name] for name in self.inputs.values())
+        self.arrays = [name for name in self.inputs.values() if uses[name]]
+        types = {self.inputs[v.name]: v.type.dtype for v in self.plan.values if v.origin == "input"}
+        if self.one_size and all(types.get(name) != "bfloat16" for name in self.arrays):
+            return len(self.arrays) < len(self.inputs)
+        return bool(self.inputs) and not self.arrays
 
     def _other_uses(self) -> Counter[str]:
         """Number of uses of each variable in `run` other than as an address, as a tensor or as a result."""

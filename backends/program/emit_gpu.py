@@ -32,12 +32,13 @@ from .emitted_program import EmittedProgram
 
 
 def emit_cuda(plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-    """Emitted program of a GPU plan. With `reuse_outputs`, the next call overwrites the outputs."""
+    """Emit the source of the program that runs `plan` on a GPU. With `reuse_outputs`, the next call overwrites the
+    outputs."""
     return GpuProgramEmitter(plan, reuse_outputs).emit()
 
 
 def torch_dtype(dtype: str) -> str:
-    """The Torch dtype as source text."""
+    """Python expression of the Torch dtype called `dtype`."""
     return f"torch.{dtypes.check(dtype)}"
 
 
@@ -48,7 +49,7 @@ HALVES = frozenset(["float16", "bfloat16"])
 
 @dataclass
 class GpuProgramEmitter(ProgramEmitter):
-    """Emitter of programs for GPU plans: every value is a Torch tensor.
+    """Emitter of the source of programs for GPU plans, in which every value is a Torch tensor.
 
     Values have fixed addresses, except inputs, results that are written to fresh memory, and results that kernels
     allocate.
@@ -73,6 +74,8 @@ class GpuProgramEmitter(ProgramEmitter):
 
     def _written(self, step: Step, names: Mapping[str, str]) -> str:
         text = super()._written(step, names)
+        # made in `bind`: made in a call that the caller captures, they would be zero only when that graph has run
+        text = _COUNTERS.sub(lambda _: self._once("counters(device)", "counts"), text)
         statements = [s.strip() for s in STATEMENTS.split(text)]
         started = [_LAUNCH.match(s) for s in statements if not s.endswith(":")]  # without conditions on sizes
         known = self.definitions if step.template.source is not None else {}
@@ -185,6 +188,7 @@ class GpuProgramEmitter(ProgramEmitter):
         types = [f"({literal(leaf.shape)}, {torch_dtype(leaf.dtype)})" for leaf in self.plan.graph.inputs]
         options = [f"reuse={self.reuse_outputs}", f"library={library}", f"strict={self.strict}"]
         options += ["states=states"] if self._state_types() else []
+        options += ["memory=memory"] if "device_bytes" in self.helpers else []
         lines = [
             f"kernels = Launches({self._variants()})", "",
             f"def launch({', '.join([*given, *kernels])}):",
@@ -200,4 +204,5 @@ class GpuProgramEmitter(ProgramEmitter):
 
 
 _LAUNCH = re.compile(r"(\w+)[\[(]")
+_COUNTERS = re.compile(r"\bcounters\(\w+\.device\)")
 __all__ = ["GpuProgramEmitter", "emit_cuda", "torch_dtype"]

@@ -52,7 +52,7 @@ ROWS = 64  # products of more rows have a multiple of this number
 class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
     """Emitter of programs for GPU plans with free sizes.
 
-    Sizes, weights and scopes are as in programs of the CPU, values are tensors.
+    Sizes, weights and scopes (`bind`, `at`) are as in programs of the CPU (`SizedEmitter`), values are tensors.
     """
 
     # ------------------------------------------------------------ where values are
@@ -267,11 +267,12 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
 def slots(
     spans: Sequence[tuple[str, int, int]], sizes: Mapping[str, int], rooms: Mapping[int, str] | None = None
 ) -> tuple[dict[int, int], list[list[str]]]:  # fmt: skip
-    """Assignment of values to slots of the workspace, as (span -> slot, texts of the bytes of each slot's values).
+    """Assign values to slots (parts) of the workspace; returns (number of a value -> slot, Python expressions of the
+    bytes of each slot's values).
 
     Values that are live at a common step have different slots. The largest values are placed first, each into the free
-    slot of the nearest size. `spans`: (bytes as an expression, first step, last step). `rooms`: texts of the bytes of
-    spans that need more.
+    slot of the nearest size. `spans`: for each value (bytes as an expression, first step, last step). `sizes`: the
+    sizes at which bytes are compared. `rooms`: expressions of the bytes of those values that need more.
     """
     bytes_of = [concrete((parse(text, sizes),))[0] for text, _, _ in spans]
     slot_of: dict[int, int] = {}

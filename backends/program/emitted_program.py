@@ -1,4 +1,4 @@
-"""Source of a program with its weights, states and memory plan."""
+"""The result of emission: a program's source with its weights, states and memory plan."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from . import memory_plan as memory
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Source of a program with its requirements.
+    """Source of a program with what it requires.
 
-    `weights`: weight key -> term to evaluate. `states`: state name -> type. `layout`: memory plan of the workspace.
+    `weights`: weight key -> term to evaluate. `states`: name of a state (memory kept between calls) -> type. `layout`:
+    memory plan of the workspace. `fresh_bytes`: peak of the memory that a call allocates besides. `plain`: keys of
+    weights that must be row-major.
     """
 
     source: str

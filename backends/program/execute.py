@@ -41,12 +41,14 @@ def _shown(file: str, text: str) -> _Lines:
 
 
 def execute(text: str, file: str, space: dict[str, Any]) -> None:
-    """Execute source in a namespace; `linecache` has its lines under `file` while the namespace exists.
+    """Execute the source `text` in the namespace `space`. `linecache` has its lines under the name `file` while the
+    namespace exists.
 
     Tracebacks and Triton read the lines there. Triton's cache key contains the line number at which a kernel begins.
-    That is set to 1 for all kernels, so that a kernel compiled for measuring is a cache hit in a program. Cache keys
-    are computed at once, in text order, helpers first: in Triton 3.6 a helper's globals enter the key of its caller
-    only if the helper's key exists already. Otherwise all kernels of a program except the first would miss the cache.
+    That is set to 1 for all kernels, so that a kernel compiled for measuring is a cache hit in a program. Without this,
+    all kernels of a program except the first would miss the cache. All cache keys are computed here, in text order,
+    helpers first, because in Triton 3.6 a helper's globals enter the key of its caller only if the helper's key exists
+    already.
     """
     space[HELD] = _shown(file, text)
     exec(compile(text, file, "exec"), space)

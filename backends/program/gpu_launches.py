@@ -20,7 +20,7 @@ from weakref import finalize
 from .cuda_driver import Driver, DriverAttribute, DriverConfig, KernelNode, parameter_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -64,7 +64,7 @@ class DirectLaunch:
             self.boxed.append((ctypes.c_void_p(box), k))
             if number >= 0:
                 self.boxes.append((ctypes.c_void_p(box), number, offset))
-        self.touches = bool(self.slots or self.boxes)
+        self.touches, self.recorded = bool(self.slots or self.boxes), self.memory.raw
         self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
         self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
         self.config = DriverConfig(self.how.grid, self.how.block, self.how.shared, None,
@@ -173,11 +173,12 @@ class Launches:
         """A kernel whose launches are recorded; it is called like the kernel itself."""
         return OwnKernel(self, kernel)
 
-    def begin(self, tensors: Sequence[Any], device: int) -> None:
-        """Start recording launches, which read and write these tensors of the caller, on a stream being captured."""
+    def begin(self, tensors: Mapping[int, Any], device: int) -> None:
+        """Start recording launches, which read and write these tensors of the caller, by number, on a stream being
+        captured."""
         self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
         self.binaries, self.next = [], 0
-        self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
+        self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in tensors.items()}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
         """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see
@@ -215,6 +216,11 @@ class Launches:
             for one in self.table:
                 one.config.stream = stream
             self.stream = stream
+
+    def restore(self) -> None:
+        """Set the parameters of all recorded launches to their recorded values."""
+        for one in self.table:
+            ctypes.memmove(one.memory, one.recorded, len(one.recorded))
 
     def run(self, addresses: Sequence[int]) -> None:
         """Make all recorded launches, on the caller's tensors at these addresses."""

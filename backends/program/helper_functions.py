@@ -13,7 +13,8 @@ from ..user.files import HELPERS as USER_HELPERS
 
 @cache
 def all_helpers() -> dict[str, str]:
-    """Source of every helper function by name. Emitted code must not use these names for anything else."""
+    """Source of every helper function that emitted programs may contain, by name. Emitted code must not use these names
+    for anything else."""
     found: dict[str, str] = {}
     for device in devices().values():
         found |= device.programs.helpers
@@ -45,6 +46,7 @@ def _called(source: str) -> frozenset[str]:
 
 
 def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Source texts of all helper functions that emitted code needs, sorted by name. Arguments as for `helper_names`."""
+    """Yields the sources of all helper functions that emitted code needs, sorted by name. `names`: helpers; `setups`:
+    further ones, as pairs of a backend's and a helper's name. Helpers that these call are included."""
     known = all_helpers()
     return (known[name] for name in helper_names(names, setups))

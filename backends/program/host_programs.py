@@ -13,12 +13,13 @@ __all__ = ["PROGRAMS", "HostPrograms"]
 
 
 class HostPrograms(DevicePrograms):
-    """Programs on the CPU, on NumPy arrays."""
+    """Emits and calls programs on the CPU, which work on NumPy arrays."""
 
     helpers = HELPERS
 
     def emit(self, plan: Plan, *, reuse_outputs: bool = False) -> EmittedProgram:
-        """Emitted program of a plan; of one size or of any size (`DevicePrograms.emit`)."""
+        """Emit the source of the program that runs `plan` on the CPU, at one size or at any size. With `reuse_outputs`,
+        the next call may overwrite the outputs."""
         return emit(plan, reuse_outputs=reuse_outputs)
 
     def present(self, place: str) -> str:

@@ -4,9 +4,10 @@
 tell which way is fastest.
 
 - "": every kernel with the schedule with which it was measured.
-- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their weights
-  before they wait for it, and states as they were before the program: no kernel of it has written them, since one that
-  writes a state in place comes after, or is, the last one that reads the old state.
+- "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their
+  weights, and states in their old values, before they wait for the predecessor. No earlier kernel of the program has
+  written these states, because a kernel that writes a state in place comes after (or is) the last one that reads the
+  old state.
 - "overlapping": as "held", and every generated kernel for which that is legal starts while its predecessor runs.
 """
 
@@ -23,7 +24,7 @@ WAYS = ("", HELD, OVERLAPPING)
 
 
 def plan_for_launching(plan: Plan) -> Plan:
-    """The plan with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
+    """`plan` with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
     `Plan.launching`.
 
     If kernels read weights and states before they wait for their predecessor, the first generated kernel is launched
@@ -47,7 +48,7 @@ def plan_for_launching(plan: Plan) -> Plan:
 
 
 def changes_schedules(plan: Plan, launching: str) -> bool:
-    """Whether the way of launching `launching` changes the schedules or constant operands of a plan."""
+    """Whether launching the kernels of `plan` in the way `launching` changes their schedules or constant operands."""
     pairs = zip(plan.steps, plan_for_launching(replace(plan, launching=launching)).steps, strict=True)
     return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 

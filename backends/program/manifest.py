@@ -73,11 +73,11 @@ class Manifest:
 
     @property
     def chosen(self) -> dict[str, int]:
-        """The free sizes with the values that the plan was chosen for."""
+        """The free sizes, by name, with the values for which the plan was chosen."""
         return {name: size for name, (_, _, size) in self.sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON data; size expressions become text."""
+        """All fields as JSON data, in which size expressions are text."""
         spelled = {
             part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
             for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
@@ -96,7 +96,8 @@ def _sized_spec(name: str, kind: Type) -> SizedSpec:
 
 
 def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mapping[str, Data]) -> tuple[Spec, ...]:
-    """Specs of the states that `params` initializes. Raises BadWeightsError if a shape or dtype differs."""
+    """(name, shape, dtype) of those of `states` (memory kept between calls) that `params` gives initial values. Raises
+    BadWeightsError if a shape or dtype differs."""
     found = []
     taken = {n.attr("name") for n in plan.graph.leaves("param")}
     for name, kind in states:
@@ -110,8 +111,7 @@ def initial_states(plan: Plan, states: Iterable[tuple[str, Type]], params: Mappi
 
 def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest:
     """The manifest of a plan and its emitted program; `initial`: states whose initial values are saved with the
-    program.
-    """
+    program, as (name, shape, dtype)."""
     graph = plan.graph
     return Manifest(
         graph.name,
@@ -128,7 +128,7 @@ def manifest_of(plan: Plan, emitted: Any, initial: tuple[Spec, ...]) -> Manifest
 
 
 def manifest_json(manifest: Manifest, source: str) -> str:
-    """Text of manifest.json, with the checksum of the program's source."""
+    """Content of manifest.json, with the checksum of `source`, the program's source."""
     record = manifest.to_json()
     whole = {"schema": SCHEMA, "source_sha256": sha256(source.encode()).hexdigest(), **record}
     return json.dumps(whole, indent=1)
@@ -167,7 +167,8 @@ class _File:
 
 
 def read_manifest(text: str, source: str) -> Manifest:
-    """Parse manifest.json. Raises BadModelError if it is malformed or `source` does not match its checksum."""
+    """The manifest with the content `text` of manifest.json. Raises BadModelError if it is malformed or `source` does
+    not match its checksum."""
     try:
         record: _File = decode(_File, strict_json(text))
         if record.schema != SCHEMA:

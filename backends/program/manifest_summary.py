@@ -13,7 +13,7 @@ from .weights import bytes_of
 
 
 def memory_of(m: Manifest) -> dict[str, int]:
-    """Bytes of one plan on its device by purpose; the keys are those of `Program.memory_by_kind`."""
+    """Bytes of memory that one plan takes on its device, by purpose; the keys are those of `Program.memory_by_kind`."""
     results = sum(bytes_of((n, concrete(bound_value(shape, m.chosen)), d)) for n, shape, d in m.outputs)
     results = min(results, m.fresh)  # outputs in reused memory are part of the workspace
     return {
@@ -23,14 +23,15 @@ def memory_of(m: Manifest) -> dict[str, int]:
 
 
 def described(m: Manifest) -> str:
-    """One line: name, types of inputs and outputs, number of kernels, estimated time of a call."""
+    """One line about a program: name, types of inputs and outputs, number of kernels, estimated time of a call."""
     given, made = (", ".join(f"{n}: {d}{list(s)}" for n, s, d in specs) for specs in (m.inputs, m.outputs))
     estimate = f", {m.cost:.1f} µs estimated" if m.cost else ""
     return f"Program {m.name}({given}) -> ({made}): {counted(m.kernels, 'kernel')}{estimate}"
 
 
 def html_table(m: Manifest, memory: Mapping[str, int], source: str) -> str:
-    """A table for notebooks, with the source folded away. `memory`: bytes by device name."""
+    """HTML table about the program with the manifest `m`, for notebooks, with its `source` folded away. `memory`: bytes
+    by device name."""
     rows = {
         "kernels": m.kernels, "estimated": f"{m.cost:.1f} µs" if m.cost else "not priced",
         "lower bound": f"{m.lower_bound:.1f} µs" if m.cost else "not priced",

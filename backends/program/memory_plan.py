@@ -1,4 +1,4 @@
-"""Memory plan: offsets of values in one workspace, shared by liveness.
+"""Memory plan: offsets of values in one workspace, in which values that are never needed at the same time share memory.
 
 Liveness over the flat list of steps, in-place reuse where a template allows it, then offsets by the greedy-by-size
 method (Pisarchyk and Lee, 2020): largest buffer first, each into the tightest gap among the buffers live at the same
@@ -26,7 +26,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the width of an AVX-512 register
 
 @dataclass(frozen=True)
 class LiveBuffer:
-    """One buffer of the workspace: bytes needed from step `first` to step `last`, inclusive."""
+    """One buffer to be placed in the workspace: its bytes, needed from step `first` to step `last`, inclusive."""
 
     size: int
     first: int
@@ -34,14 +34,14 @@ class LiveBuffer:
 
 
 def aligned(size: int, alignment: int = ALIGNMENT) -> int:
-    """The size rounded up to the alignment."""
+    """`size` rounded up to a multiple of `alignment`, both in bytes."""
     return -(-size // alignment) * alignment
 
 
 def place(buffers: Sequence[LiveBuffer], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """Placement of buffers as (offset of each buffer, total bytes). Deterministic.
+    """Place `buffers` in a workspace; returns (offset of each buffer, size of the workspace), in bytes. Deterministic.
 
-    Buffers that are live at a common step do not overlap.
+    Buffers that are live at a common step do not overlap. `alignment` in bytes.
     """
     n = len(buffers)
     offsets = np.zeros(n, np.int64)
@@ -69,25 +69,25 @@ def _best_gap(offsets: Array, sizes: Array, size: int) -> int:
 
 
 def nbytes(kind: Type, sizes: Mapping[str, int] | None = None) -> int:
-    """Bytes of a value, with free sizes bound to `sizes`."""
+    """Bytes of a value of type `kind`, whose free sizes have the values `sizes`."""
     shape = tuple(dims.bind(d, sizes or {}) for d in kind.shape)
     return Type(shape, kind.dtype).nbytes
 
 
 def symbolic_bytes(kind: Type) -> Dim:
-    """Bytes of a value as an expression in free sizes."""
+    """Bytes of a value of type `kind`, as an expression in its free sizes."""
     return dims.volume(kind.shape) * itemsize(kind.dtype)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Memory plan of a plan's values.
+    """Memory plan of the values of a plan (a list of kernel calls); values are known by number.
 
-    `root`: value -> value that owns its memory (a view's base). `buffer`: root -> its buffer, named by the id of the
-    root that used the buffer first; the two differ after in-place reuse. `offsets`: buffer -> offset in the workspace.
-    `scratch`: first output of a step -> (offset, bytes) of its scratch memory. `pinned`: new state value -> state whose
-    memory the value is written to. `last`: root -> last step that reads its memory. `size`: bytes of the workspace.
-    `record`: buffer -> (bytes as text, first step, last step).
+    `root`: value -> value that owns its memory (a view's base). `buffer`: root -> its buffer, named by the number of
+    the root that used the buffer first; the two differ after in-place reuse. `offsets`: buffer -> offset in the
+    workspace. `scratch`: first output of a step -> (offset, bytes) of its scratch memory. `pinned`: new state value ->
+    state whose memory the value is written to. `last`: root -> last step that reads its memory. `size`: bytes of the
+    workspace. `record`: buffer -> (bytes as text, first step, last step).
     """
 
     root: Mapping[int, int]
@@ -101,8 +101,8 @@ class Layout:
 
 
 def roots(plan: Plan) -> dict[int, int]:
-    """Value id -> id of the value that owns its memory: the value itself, or for a view the value at the root of its
-    chain of views."""
+    """For each value of `plan`, by number, the value that owns its memory: the value itself, or for a view the value at
+    the end of its chain of bases."""
     found: dict[int, int] = {}
     for value in plan.values:
         number = value.id
@@ -115,10 +115,10 @@ def roots(plan: Plan) -> dict[int, int]:
 def layout(
     plan: Plan, outside: Collection[int] = (), sizes: Mapping[str, int] | None = None, *, alignment: int = ALIGNMENT
 ) -> Layout:
-    """Memory plan of all values that kernels write, and of each step's scratch memory.
+    """Make the memory plan of all values that the kernels of `plan` write, and of each step's scratch memory.
 
-    `outside`: values that are not in the workspace (results that kernels allocate, fresh outputs). `sizes`: values
-    of free sizes. `alignment` in bytes.
+    `outside`: values that are not in the workspace (results that kernels allocate, fresh outputs). `sizes`: values of
+    free sizes. `alignment` in bytes.
     """
     root, end = roots(plan), len(plan.steps)
     last = _last_uses(plan, root, end)
@@ -143,7 +143,7 @@ def layout(
 
 
 def scratch_bytes(step: Step, sizes: Mapping[str, int] | None = None) -> int | None:
-    """Bytes of a step's scratch memory; None if its kernel takes no scratch memory."""
+    """Bytes of scratch memory that the kernel of `step` needs; None if it takes none. `sizes`: values of free sizes."""
     wanted = step.template.scratch
     if wanted is None or step.is_view:
         return None

@@ -16,7 +16,7 @@ from .weights import Array, bytes_of, write_weights
 
 
 def refuse_occupied(target: Path) -> None:
-    """Raise UsageError unless the target is free, an empty folder or a saved program."""
+    """Raise UsageError unless the path `target` is free, an empty folder or a saved program."""
     recover(Path(os.path.realpath(target)))
     if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
@@ -30,7 +30,8 @@ def stored_bytes(manifest: Manifest) -> int:
 def write_program(
     part: Path, manifest: Manifest, source: str, weights: Mapping[str, Array], binaries: Binaries | None
 ) -> None:
-    """Write the files of one plan into an empty folder: source, weights, compiled kernels (if known), manifest."""
+    """Write the files of one plan into the empty folder `part`: source, weights, manifest, and the compiled kernels
+    `binaries` if they are known."""
     stored = [s for s in (*manifest.weights, *manifest.initial) if s[0] not in manifest.borrowed]
     (part / "program.py").write_text(source, encoding="utf-8")
     if text := cuda_text(source):

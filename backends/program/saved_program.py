@@ -23,7 +23,8 @@ TRIES = 50  # attempts to read a program that another process replaces
 
 
 def load_program(folder: str | Path, *, device: str | None = None) -> Program:
-    """A saved program, loaded without optimization. Calls execute its `program.py`: load only what you trust.
+    """Load a program that `Program.save` wrote, without optimization. Calls execute its `program.py`: load only what
+    you trust.
 
     The program's `report` is None: `pipeline/load_program.py` reads it. A program for a GPU requires a GPU of the same
     name; `device` ("cuda", "cuda:1") skips that check.

@@ -1,4 +1,5 @@
-"""Python source of calls at sizes that a GPU program has not met, from the record of one call (size_trace.py)."""
+"""Writes the Python source of a function that calls a GPU program at sizes at which it has not been called yet, from
+the recorded operations of one call (size_trace.py)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ DRIVER = ("cuLaunchKernelEx", "cuCtxSetCurrent", "cuTensorMapEncodeTiled")  # fu
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A tensor map among the parameters of a launch: its offset there, base and address as of other operands, numbers
-    of rows, of columns and of elements from row to row, and the box."""
+    """A tensor map (TMA descriptor) among the parameters of a recorded launch. `start`: its offset in the parameter
+    memory; `base`, `where`: variable of the tensor that its address is relative to, and bytes from there; numbers of
+    rows, of columns and of elements from row to row (`apart`); shape of the box (`block`)."""
 
     start: int
     base: str
@@ -35,14 +37,16 @@ class TensorMap:
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """The address, numbers of rows and columns and row stride, which may depend on sizes."""
+        """The address, numbers of rows and columns and row stride: all that may depend on sizes."""
         return self.where, self.rows, self.columns, self.apart
 
 
 def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block: Sequence[int]) -> bytes:
-    """The tensor map of a matrix of 16-bit elements at the address `where`, in boxes of the shape `block`, as
-    `CudaKernel.described` makes it. `apart`: elements from a row to the next. Raises LookupError if the driver makes
-    none."""
+    """The tensor map (TMA descriptor, 128 bytes) of a matrix of `rows` by `columns` 16-bit elements at the address
+    `where`, in boxes of the shape `block`, as `CudaKernel.described` makes it.
+
+    `library`: the CUDA driver. `apart`: elements from a row to the next. Raises LookupError if the driver makes none.
+    """
     memory = ctypes.create_string_buffer(192)
     start = -(-addressof(memory) // 64) * 64
     encode = getattr(library, "cuTensorMapEncodeTiled", None)
@@ -56,11 +60,13 @@ def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block
 
 
 class Differs(Untraceable):
-    """Raised when the launches of a record differ from those that the emitted code made at the same sizes."""
+    """Raised when launches computed from the recorded operations of a call differ from those that the emitted code made
+    at the same sizes."""
 
 
 class SizeCallWriter:
-    """Writer of the Python source of a record's function, and of the values that the source refers to (`space`)."""
+    """Writes the source of a Python function that calls a program at other sizes, from the recorded operations of one
+    call; collects the values that the source refers to (`space`)."""
 
     def __init__(self, tracer: Tracer, results: Sequence[Line], known: Any, count: int) -> None:
         self.tracer, self.results, self.known, self.count = tracer, results, known, count
@@ -69,7 +75,8 @@ class SizeCallWriter:
         self.position = 0
 
     def text(self) -> str:
-        """The source of `call(given)`, which returns the results, or None where a condition does not hold."""
+        """Python source of the function `call(given)`: it returns the results of a call, or None if a condition that
+        was recorded does not hold for the inputs."""
         tracer, names = self.tracer, [f"x{i}" for i in range(self.count)]
         made = [(f"r{i}", self.spec(*spec)) for i, spec in enumerate(tracer.made.results)]
         launches = [x for x in tracer.lines if isinstance(x, Launched)]
@@ -111,12 +118,12 @@ class SizeCallWriter:
 
     @property
     def ranks(self) -> list[int]:
-        """Number of axes of each input."""
+        """Number of axes of each input of the recorded call."""
         return [len(shape) for shape, *_ in self.tracer.made.inputs]
 
     def spec(self, shape: Any, dtype: Any, strides: Any) -> tuple[str, list[Line]]:
-        """Arguments that allocate a result of a shape, dtype and strides (None: row-major), as (source text, lines that
-        the text reads)."""
+        """Python text of the arguments with which a result of this shape, dtype and strides (None: row-major) is
+        allocated, and the lines that the text reads."""
         needs: list[Line] = []
         if strides is None:
             strides, step = [], 1
@@ -125,8 +132,8 @@ class SizeCallWriter:
         return ", ".join(self.tracer.spelled(x, needs) for x in (tuple(shape), tuple(strides), dtype)), needs
 
     def template(self, one: Launched) -> LaunchTemplate:
-        """The recorded template of the next launch. Raises Untraceable if there is none, or if it has tensor
-        descriptors of Triton."""
+        """The template of the recorded launch `one`, from which launches at other sizes are made; launches must be
+        given in order. Raises Untraceable if there is none, or if it has tensor descriptors of Triton."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
         if found is None or found.described:
@@ -136,7 +143,7 @@ class SizeCallWriter:
     # ------------------------------------------------------------ lines
     @staticmethod
     def reached(roots: Sequence[Line]) -> set[int]:
-        """Ids of the lines `roots` and of all lines that they read, directly or indirectly."""
+        """Ids of the recorded lines `roots` and of all lines that they read, directly or indirectly."""
         found: set[int] = set()
         stack = list(roots)
         while stack:
@@ -147,11 +154,12 @@ class SizeCallWriter:
         return found
 
     def lines(self, wanted: set[int]) -> list[str]:
-        """Statements of the recorded lines whose ids are in `wanted`, in order."""
+        """Python statements of the recorded lines whose ids are in `wanted`, in order."""
         return [f"{x.name} = {x.text}" if x.name else x.text for x in self.tracer.lines if id(x) in wanted]
 
     def body(self, templates: Mapping[int, LaunchTemplate]) -> list[str]:
-        """Statements of all effects and of the lines that they read; consecutive launches become one statement."""
+        """Python statements with side effects (launches, writes) and the lines that they read; consecutive launches
+        become one statement. `templates`: id of a recorded launch -> its template."""
         effects = [x for x in self.tracer.lines if x.effect]
         for x in effects:
             if isinstance(x, Launched):
@@ -168,8 +176,8 @@ class SizeCallWriter:
         return [*found, self.launches(together, templates)] if together else found
 
     def parameters(self, one: Launched, like: LaunchTemplate) -> list[tuple[int, int, Any]]:
-        """Parameters of a launch that are arguments of the call, as (kind of the C structure `Field`, offset in the
-        parameter memory, value)."""
+        """Those parameters of the recorded launch `one` that are arguments of the call, as (kind of the C structure
+        `Field`, offset in the parameter memory, value). `like`: the launch's template."""
         values = [*one.given, *one.options.get("sizes", ())]
         return [
             *((POINTER, start, values[k]) for start, k, _ in like.pointers),
@@ -178,15 +186,16 @@ class SizeCallWriter:
 
     @staticmethod
     def place(x: Any) -> tuple[Line | None, Any]:
-        """Address of a tensor as (line of the tensor that it is relative to, bytes from there); (None, address) for a
-        weight."""
+        """Address of the operand `x` as (line of the tensor that it is relative to, bytes from there); (None, address)
+        for a weight."""
         if isinstance(x, TracedTensor):
             return x._base, x._offset
         return None, x.data_ptr() if hasattr(x, "data_ptr") else x  # a weight
 
     def maps(self, one: Launched, like: LaunchTemplate) -> list[tuple[Line | None, TensorMap]]:
-        """Tensor maps of a launch, each with the line of the tensor that its address is relative to (None: a
-        weight)."""
+        """Tensor maps of the recorded launch `one`, each with the line of the tensor that its address is relative to
+        (None: a weight). `like`: the launch's template. Raises Untraceable if their number differs from the template's.
+        """
         boxes = one.options.get("boxes", ())
         if len(boxes) != len(like.boxes):
             raise Untraceable("tensor maps")
@@ -199,8 +208,8 @@ class SizeCallWriter:
         return found
 
     def reads(self, one: Launched, like: LaunchTemplate) -> None:
-        """Set the lines that a launch reads (`Line.needs`): tensors of its arguments, and sizes in its grid, arguments
-        and tensor maps."""
+        """Set the lines that the recorded launch `one` reads (`Line.needs`): tensors of its arguments, and sizes in its
+        grid, arguments and tensor maps. `like`: the launch's template."""
         found: list[Line] = []
         integers: list[Any] = list(like.blocks(one.grid))
         for kind, _, x in self.parameters(one, like):
@@ -213,7 +222,8 @@ class SizeCallWriter:
         one.needs = (*found, *(x.line for x in integers if isinstance(x, TracedSize)))
 
     def launches(self, together: Sequence[Launched], templates: Mapping[int, LaunchTemplate]) -> str:
-        """The statement that makes consecutive launches by one C function of their integers and tensors."""
+        """The Python statement that makes the consecutive launches `together` by one C function of their integers and
+        tensors. `templates`: id of a launch -> its template."""
         integers: dict[str, int] = {}
         bases: dict[str, int] = {}
         texts = []
@@ -265,9 +275,9 @@ class SizeCallWriter:
         return f"if not {name}({given}): return None"
 
     def check(self, memory: int, given: Sequence[Any]) -> None:
-        """Compare the record at its own sizes with the parameter memory of the templates, which the emitted code has
-        just launched: integers, grids, and addresses and tensor maps in the workspace and in inputs. Raises Differs if
-        one is not equal."""
+        """Check that the function written from the recorded call makes the launches that the emitted code has just made
+        at the same sizes: integers, grids, and addresses and tensor maps in the workspace (at the address `memory`) and
+        in the inputs `given` must equal those in the templates' parameter memory. Raises Differs if one does not."""
         starts = {"memory": memory, "": 0, **{f"x{i}": x.data_ptr() for i, x in enumerate(given)}}
         for like, parameter, value in self.checks:
             if parameter is None:

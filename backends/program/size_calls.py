@@ -1,12 +1,13 @@
-"""Calls of a GPU program at sizes that it has not met, as functions of the sizes.
+"""Functions that call a GPU program at sizes at which it has not been called yet.
 
-The emitted function `at(*shapes)` makes views, a function that launches, and an object for calls, for each choice of
-sizes: most of a first call's time on the host. A record of what it does (size_trace.py) becomes a function of Python
-whose launches are made by C (direct_calls.c): at other sizes that satisfy the same conditions it evaluates the integer
-expressions, allocates results and launches. It prepares nothing.
+For each choice of sizes, the emitted function `at(*shapes)` makes views, a function that launches the kernels, and an
+object for calls; this takes most of a first call's time on the host. Its operations are therefore recorded with
+symbolic sizes (size_trace.py), and the record becomes a Python function whose launches are made by C (direct_calls.c).
+At other sizes that satisfy the same conditions, that function evaluates the integer expressions, allocates results and
+launches.
 
-Launches with tensor descriptors of Triton, states, and Python code whose effect cannot be recorded have no such
-function: the emitted code makes those calls. `SizeCalls.why` has the reasons.
+Programs with Triton's tensor descriptors, with states, or with Python code that cannot be recorded have no such
+function: their emitted code makes all calls. `SizeCalls.why` has the reasons.
 
 Imports: the standard library, `backends.runtime`.
 """
@@ -25,9 +26,9 @@ from .size_trace import Tracer, Untraceable
 
 
 @dataclass(frozen=True)
-class NoSizeCall:
-    """Reason why a record has no function: `why`, for which shapes it applies (`holds`), and after how many failed
-    attempts it counts."""
+class SizeCallFailure:
+    """Why a program's recorded call cannot be turned into a function for calls at other sizes (`why`), and for which
+    shapes (`holds`, a predicate). After `attempts` failures, no further attempt is made at these shapes."""
 
     why: str
     holds: Callable[[Any], bool]
@@ -35,8 +36,8 @@ class NoSizeCall:
 
 
 def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
-    """Function that tests whether shapes satisfy the recorded conditions, under which the emitted code takes the same
-    branches as at the recorded sizes."""
+    """Function of the inputs' shapes that tells whether they satisfy the conditions that `tracer` has recorded, under
+    which the emitted code takes the same branches as at the recorded sizes. `ranks`: number of axes of each input."""
     shapes = ", ".join(f"({''.join(f's{i}_{k}, ' for k in range(rank))})" for i, rank in enumerate(ranks))
     tests = list(tracer.conditions.values())
     reached = SizeCallWriter.reached(tests)
@@ -53,10 +54,10 @@ def holding(tracer: Tracer, ranks: Sequence[int]) -> Callable[[Any], bool]:
 
 def size_call(
     bound: Any, given: Sequence[Any], lock: Any, mode: Callable[[], bool]
-) -> SizeCall | NoSizeCall | str:  # fmt: skip
-    """The function for calls at other sizes of the bound program `bound`, made from a record of its last call, the
-    first one with inputs of the shapes of `given`. If there is none, the reason: text if it is due to this call only,
-    else a NoSizeCall.
+) -> SizeCall | SizeCallFailure | str:  # fmt: skip
+    """Make the function that calls the bound program `bound` at other sizes, from the recorded operations of its last
+    call, which must be the first one with inputs of the shapes of `given`. Where that fails, returns the reason: a text
+    if only this call is to blame, else a SizeCallFailure.
 
     Calls hold the lock `lock`. `mode()`: whether the caller is in a mode of Torch in which library kernels must not
     run.
@@ -69,7 +70,7 @@ def size_call(
     if any(type(x) is not torch.Tensor or not calls.fits(x) for x in given):
         return "inputs were copied"
     if calls.states or calls.private:
-        return NoSizeCall("states or results in the program's memory", lambda shapes: True)
+        return SizeCallFailure("states or results in the program's memory", lambda shapes: True)
     guard, tracer = any_size_guard(given), Tracer(bound.at.__globals__)
     if guard is None:
         return "PyTorch has no guard for such inputs"
@@ -81,11 +82,11 @@ def size_call(
         memory = None if bound.workspace is None else bound.workspace.views.get(torch.uint8)
         writer.check(0 if memory is None else memory.data_ptr(), given)
     except Differs as error:  # once or twice, because another thread has called the program meanwhile
-        return NoSizeCall(str(error), holding(tracer, ranks), attempts=3)
+        return SizeCallFailure(str(error), holding(tracer, ranks), attempts=3)
     except Untraceable as error:
-        return NoSizeCall(str(error), holding(tracer, ranks))
+        return SizeCallFailure(str(error), holding(tracer, ranks))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
-        return NoSizeCall(f"{type(error).__name__}: {error}", holding(tracer, ranks))
+        return SizeCallFailure(f"{type(error).__name__}: {error}", holding(tracer, ranks))
     strict, launched = calls.strict, type(calls).launched
     space = {
         **bound.at.__globals__, **tracer.constants, **writer.space, "own_acquire": lock.acquire, "own_release": lock.release, "own_mode": mode,
@@ -107,36 +108,39 @@ def _allocator(torch: Any, device: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class SizeCall:
-    """The function of one record. `call(given)`: the results of a call; None where the emitted code has to make it.
-    `holds(shapes)`: whether shapes satisfy the record's conditions."""
+    """Function that calls a program at other sizes, made from the recorded operations of one call. `call(given)`: the
+    results for the inputs `given`; None where the emitted code has to make the call. `holds(shapes)`: whether shapes
+    satisfy the conditions on sizes that were recorded."""
 
     def __init__(self, space: dict[str, Any], text: str, holds: Callable[[Any], bool]) -> None:
         self.space, self.text, self.call, self.holds = space, text, space["call"], holds
 
     def takes(self, given: Sequence[Any]) -> bool:
-        """Whether inputs have the types, dtypes, devices and dispatch keys of those of the recorded call."""
+        """Whether the inputs `given` have the types, dtypes, devices and dispatch keys of those of the
+        recorded call."""
         return bool(self.space["own_guard"](*given))
 
 
 class SizeCalls:
-    """The functions of a program's calls at sizes that it has not met, each for some ranges of sizes.
+    """The functions that make calls of a program at sizes that it has not met, each for some ranges of sizes.
 
-    The first calls at a size are made by them, `limit` at most: later ones by the emitted code, which prepares the
-    size, where a call then takes less time. `RECURRING`: the limit where a CUDA graph is faster; `PREPARED`: where
-    calls become direct.
+    At most `limit` calls at each choice of sizes are made by them. Later calls are made by the emitted code, which
+    prepares views and launches for these sizes once, so that further calls take less time. `RECURRING`: the limit if a
+    CUDA graph is the fastest way to launch; `PREPARED`: the limit if prepared calls become direct (direct_calls.py).
     """
 
     MOST, TRIES, RECURRING, PREPARED, KEPT = 8, 32, 8, 64, 1024
 
     def __init__(self) -> None:
         self.made: list[SizeCall] = []
-        self.refused: list[NoSizeCall] = []
+        self.refused: list[SizeCallFailure] = []
         self.tries, self.limit = 0, self.RECURRING
         self.unmet = ""  # why the last call had no function, if that was due to this call
         self.seen: dict[Any, int] = {}
 
     def call(self, shapes: Any, *given: Any) -> Sequence[Any] | None:
-        """The results of a call at new sizes; None where the emitted code has to make it."""
+        """Make a call on the inputs `given`, whose shapes are `shapes`; returns its results, or None where the emitted
+        code has to make it."""
         count = self.seen.get(shapes, 0)
         if count >= self.limit:
             return None
@@ -149,9 +153,9 @@ class SizeCalls:
                 return found
         return None
 
-    def learn(self, make: Callable[[], SizeCall | NoSizeCall | str], bound: Any, given: Sequence[Any]) -> None:
-        """After the emitted code of `bound` made the first call at some sizes, with inputs `given`: add what `make()`
-        returns, a function or the reason for none.
+    def learn(self, make: Callable[[], SizeCall | SizeCallFailure | str], bound: Any, given: Sequence[Any]) -> None:
+        """Add what `make()` returns, a function for other sizes or the reason for none. To be called after the emitted
+        code of `bound` made the first call at some sizes, with inputs `given`.
 
         `make` is not called for shapes for which there is a function or a final reason for none, nor after too many
         attempts.
@@ -171,7 +175,7 @@ class SizeCalls:
             self.unmet = found
             return
         self.tries += 1
-        if isinstance(found, NoSizeCall):
+        if isinstance(found, SizeCallFailure):
             self.refused.append(found)
         else:
             self.made.insert(0, found)
@@ -179,8 +183,9 @@ class SizeCalls:
 
     @property
     def why(self) -> list[str]:
-        """Reasons why calls at some sizes have no function, as sentences."""
+        """Reasons, as sentences, why calls at some sizes are made by the emitted code instead of a function made for
+        other sizes."""
         return list(dict.fromkeys([*(one.why for one in self.refused), *([self.unmet] if self.unmet else [])]))
 
 
-__all__ = ["NoSizeCall", "SizeCall", "SizeCalls", "size_call"]
+__all__ = ["SizeCall", "SizeCallFailure", "SizeCalls", "size_call"]

@@ -1,7 +1,8 @@
-"""Recording of the emitted function `at` of a GPU program of every size, and of the function that launches.
+"""Recording of the operations of a GPU program with free sizes: of its emitted function `at`, and of the function
+that launches its kernels.
 
-Both are run once with symbolic sizes and tensors, which record what they do: integer expressions, launches of generated
-kernels, calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
+Both are run once with symbolic sizes and tensors, which record integer expressions, launches of generated kernels, and
+calls of Torch. Conditions on sizes are decided by the sizes of one call and recorded, too.
 
 Imports: the standard library.
 """
@@ -18,13 +19,13 @@ PROPERTIES = frozenset(["T", "mT"])
 
 
 class Untraceable(Exception):
-    """Raised where code of a program cannot be recorded as a function of sizes; the message names the operation."""
+    """Raised where a program's code cannot be recorded as a function of sizes; the message names the operation."""
 
 
 @dataclass(eq=False)
 class Line:
-    """A statement of the recorded function: `name = text`, or `text` without a name. `effect`: it is kept even if
-    nothing reads it."""
+    """A statement of the recorded function: `name = text`, or `text` without a name. `needs`: the statements whose
+    names it reads. `effect`: it is kept even if nothing reads its name."""
 
     text: str
     needs: tuple[Line, ...] = ()
@@ -36,7 +37,8 @@ class Line:
 
 
 class TracedSize:
-    """An integer that depends on sizes: its value at the sizes of the recorded call, and the line that computes it."""
+    """An integer that depends on sizes, during recording: its value at the sizes of the recorded call, and the line
+    that computes it. Arithmetic on it is recorded."""
 
     __slots__ = ("line", "tracer", "value")
     __hash__ = None  # type: ignore[assignment]
@@ -78,7 +80,7 @@ def _comparison(symbol: str, compute: Callable[[int, int], bool]) -> Callable[[T
 
 
 def known_value(x: Any) -> int:
-    """Value of a traced size at the recorded sizes; an integer itself."""
+    """The value of `x`, a traced size or an integer, at the recorded sizes."""
     return x.value if isinstance(x, TracedSize) else int(x)
 
 
@@ -86,8 +88,8 @@ for _name, _symbol, _compute in (
     ("add", "+", lambda a, b: a + b), ("sub", "-", lambda a, b: a - b), ("mul", "*", lambda a, b: a * b),
     ("floordiv", "//", lambda a, b: a // b), ("mod", "%", lambda a, b: a % b),
 ):  # fmt: skip
-    setattr(TracedSize, f"__{_name}__", _operator(_symbol, False, _compute))
-    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, True, _compute))
+    setattr(TracedSize, f"__{_name}__", _operator(_symbol, swapped=False, compute=_compute))
+    setattr(TracedSize, f"__r{_name}__", _operator(_symbol, swapped=True, compute=_compute))
 for _name, _symbol, _test in (
     ("lt", "<", lambda a, b: a < b), ("le", "<=", lambda a, b: a <= b), ("gt", ">", lambda a, b: a > b),
     ("ge", ">=", lambda a, b: a >= b), ("eq", "==", lambda a, b: a == b), ("ne", "!=", lambda a, b: a != b),
@@ -96,10 +98,10 @@ for _name, _symbol, _test in (
 
 
 class TracedTensor:
-    """A tensor of the recorded call: the line that gives it, and its address as (line of a tensor, bytes after its
-    start).
+    """Stand-in for a tensor during recording: the line that makes it, and its address as (line of a tensor, bytes after
+    its start).
 
-    Views are lines that are kept only if something reads them; other methods are effects.
+    Views of it are lines that are kept only if something reads them; its other methods are recorded as effects.
     """
 
     def __init__(self, tracer: Tracer, line: Line, base: Line | None = None, offset: Any = 0) -> None:
@@ -136,7 +138,7 @@ class TracedTensor:
 
 
 class Spaces:
-    """Stand-in for the workspace: its memory as traced tensors, by dtype."""
+    """Stand-in for the workspace (memory of intermediate values) during recording: traced tensors by dtype."""
 
     def __init__(self, tracer: Tracer) -> None:
         self.tracer = tracer
@@ -145,7 +147,7 @@ class Spaces:
         return SimpleNamespace(as_strided=lambda *given: self.tensor(dtype, *given))
 
     def tensor(self, dtype: Any, shape: Any, strides: Any, offset: Any) -> TracedTensor:
-        """The traced tensor of a shape, strides and offset (both in elements) in the workspace."""
+        """The traced tensor with this dtype, shape, strides and offset (both in elements) in the workspace."""
         tracer = self.tracer
         line = tracer.line("spaces[{}].as_strided({}, {}, {})", dtype, shape, strides, offset)
         return TracedTensor(tracer, line, tracer.memory, offset * dtype.itemsize)
@@ -174,7 +176,7 @@ class Opaque:
 
 @dataclass(eq=False)
 class Launched(Line):
-    """Line of a record: a launch of a generated kernel with its grid, arguments and options."""
+    """One recorded operation of a call: a launch of a generated kernel with its grid, arguments and options."""
 
     kernel: Any = None
     grid: Any = None
@@ -183,7 +185,8 @@ class Launched(Line):
 
 
 class Launcher:
-    """Stand-in for a generated kernel: a call, in the form that emitted code uses, records a launch."""
+    """Stand-in for a generated kernel during recording: calling it, in the form that emitted code uses, records a
+    launch."""
 
     def __init__(self, tracer: Tracer, kernel: Any) -> None:
         self.tracer, self.kernel = tracer, kernel
@@ -212,13 +215,13 @@ class Tracer:
 
     # ------------------------------------------------------------ lines
     def named(self, line: Line, prefix: str) -> Line:
-        """Give a line a new name, which begins with `prefix`, and append it to the record."""
+        """Append `line` to the recorded operations under a new name, which begins with `prefix`; returns the line."""
         line.name = f"{prefix}{len(self.lines)}"
         self.lines.append(line)
         return line
 
     def spelled(self, x: Any, needs: list[Line]) -> str:
-        """Source text of a value; the lines that it reads are added to `needs`."""
+        """Python expression of the value `x` in the recorded function; the lines that it reads are added to `needs`."""
         if isinstance(x, TracedSize):
             needs.append(x.line)
             return x.line.name
@@ -243,15 +246,17 @@ class Tracer:
         return name
 
     def line(self, text: str, *given: Any, effect: bool = False, prefix: str = "t") -> Line:
-        """Append a line whose text is `text` with `{}` replaced by the source text of each value."""
+        """Append a line whose text is `text`, with each `{}` replaced by the Python expression of the next value of
+        `given`; returns the line. `effect`: it is kept even if nothing reads it. `prefix`: what its name begins with.
+        """
         needs: list[Line] = []
         return self.named(
             Line(text.format(*[self.spelled(x, needs) for x in given]), tuple(needs), effect=effect), prefix
         )
 
     def computed(self, text: str, value: int, *given: Any) -> TracedSize:
-        """The integer that the expression `text` over `given` computes, with its value at the recorded sizes. Equal
-        expressions share one line."""
+        """The traced integer that the expression `text` computes from `given`, with its `value` at the recorded sizes.
+        Equal expressions share one line."""
         needs: list[Line] = []
         whole = text.format(*[self.spelled(x, needs) for x in given])
         if whole not in self.known:
@@ -259,8 +264,8 @@ class Tracer:
         return self.known[whole]
 
     def decided(self, text: str, holds: bool, *given: Any) -> bool:
-        """Result `holds` of the condition `text` at the recorded sizes. The condition, or its negation, becomes a
-        precondition of the recorded function."""
+        """Record a condition on sizes: `text` with the values `given`, which `holds` or not at the recorded sizes. It,
+        or its negation, becomes a precondition of the recorded function. Returns `holds`."""
         needs: list[Line] = []
         whole = text.format(*[self.spelled(x, needs) for x in given])
         text = whole if holds else f"not {whole}"
@@ -268,25 +273,29 @@ class Tracer:
         return holds
 
     def effect(self, text: str, given: Sequence[Any], named: Mapping[str, Any], *first: Any) -> TracedTensor:
-        """Append a call that is kept even if nothing reads its result: of Torch, or of a helper function. Returns the
-        result as a tensor."""
+        """Append a call, of Torch or of a helper function, that is kept even if nothing reads its result: `text` with
+        the values `first` is the function, `given` and `named` are its arguments. Returns its result as a traced
+        tensor."""
         pairs = ["{}" for _ in given] + [f"{name}={{}}" for name in named]
         return TracedTensor(
             self, self.line(f"{text}({', '.join(pairs)})", *first, *given, *named.values(), effect=True)
         )
 
     def launch(self, kernel: Any, grid: Any, given: Sequence[Any], options: Mapping[str, Any]) -> None:
-        """Append the launch of a generated kernel."""
+        """Append the launch of a generated kernel, with its grid, on the arguments `given` and keyword arguments
+        `options`."""
         self.lines.append(Launched("", effect=True, kernel=kernel, grid=grid, given=given, options=options))
 
     # ------------------------------------------------------------ what emitted code uses
     def take(self, size: Any) -> Spaces:
-        """Stands for `Workspace.take`: records the bytes needed and returns the workspace by dtype."""
+        """Stand-in for `Workspace.take` during recording: notes how many bytes are needed and returns the workspace by
+        dtype."""
         self.needed = size
         return Spaces(self)
 
     def extreme(self, which: Any) -> Any:
-        """Stands for the built-in `max` or `min` (`which`): records the call if an operand is a traced size."""
+        """Stand-in for the built-in `max` or `min` (`which`) during recording: a function that records the call if an
+        operand is a traced size."""
 
         def found(*given: Any) -> Any:
             if len(given) == 1 or not any(isinstance(x, TracedSize) for x in given):
@@ -297,8 +306,8 @@ class Tracer:
         return found
 
     def check_sizes(self, shapes: Any, wanted: Any, conditions: Any) -> None:
-        """Stands for the helper `check_sizes`. The conditions have been recorded when they were compared; here shapes
-        are compared with the declared ones. Raises Untraceable if one differs."""
+        """Stand-in for the helper `check_sizes` during recording. The conditions were recorded when they were compared;
+        here `shapes` are compared with the declared ones (`wanted`). Raises Untraceable if one differs."""
         for seen, right in zip(shapes, wanted):
             for a, b in zip(seen, right):
                 if a is not b and not a == b:
@@ -307,13 +316,14 @@ class Tracer:
             raise Untraceable("a condition")
 
     def calls(self, *given: Any, **options: Any) -> Any:
-        """Stands for the class `Calls`: keeps the arguments with which `at` makes its object for calls."""
+        """Stand-in for the class `Calls` during recording: keeps and returns the arguments with which `at` makes its
+        object for calls."""
         self.made = SimpleNamespace(launch=given[0], inputs=given[2], results=given[3], **options)
         return self.made
 
     def run(self, at: Any, shapes: Sequence[Sequence[int]]) -> Any:
-        """Run `at` with traced sizes and the launching function with traced tensors; returns the lines of the
-        results."""
+        """Record the emitted function `at` on traced sizes of the value `shapes`, and the launching function that it
+        makes on traced tensors; returns the lines of the results."""
         own = {"check_sizes": self.check_sizes, "Calls": self.calls, "max": self.extreme(max), "min": self.extreme(min),
                "Launches": lambda *given: SimpleNamespace(of=lambda kernel: Launcher(self, kernel))}  # fmt: skip
         space = dict(self.space)

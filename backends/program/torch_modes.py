@@ -1,4 +1,4 @@
-"""Modes of Torch that calls of programs must leave: autocast, inference mode, gradients."""
+"""Modes of Torch that are switched off during calls of programs: autocast, inference mode, gradients."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from ...imported import imported
 
 
 def mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
-    """Function that tells whether the caller is in a Torch mode that a call must leave; None if Torch is not used.
+    """Function that tells whether the caller is in a Torch mode that must be switched off during a call of a program;
+    None if Torch is not used.
 
-    Autocast would change the dtypes of the plan. Inference mode matters to programs with free sizes (`sized`):
-    memory that they allocate in it could not be written outside of it later.
+    Autocast would change the dtypes of the plan. Inference mode matters to programs with free sizes (`sized`): memory
+    that they allocate in it could not be written outside of it later.
     """
     if torch is None:
         return None
@@ -23,7 +24,8 @@ def mode_to_leave(torch: Any, sized: bool) -> Callable[[], bool] | None:
 
 @contextmanager
 def in_plain_modes(device: str) -> Iterator[None]:
-    """Context without autocast on a device ("" for the host), inference mode and gradients, if Torch is imported."""
+    """Context manager that switches off autocast on the device ("" for the host), inference mode and gradients, if
+    Torch is imported."""
     torch = imported("torch")
     if torch is None:
         yield

@@ -1,4 +1,4 @@
-"""Weights of a program, evaluated from params on demand or read from a safetensors file, and the writer of that
+"""Weights of a program by key, computed from params when read or read from a safetensors file, and the writer of that
 file."""
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ Array = np.ndarray[Any, Any]
 
 
 class KeyedWeights(Mapping[str, Array]):
-    """Mapping of a program's weights by key.
-
-    `pool_key` is the key under which programs share equal weights (`SharedWeights`).
-    """
+    """Mapping of a program's weights by key, each of which also has a key under which programs share it
+    (`pool_key`)."""
 
     @abstractmethod
     def pool_key(self, key: str) -> Hashable:
-        """Sharing key of a weight: weights with equal sharing keys have equal values in equal layouts."""
+        """Key under which programs share the weight `key` in a pool (`SharedWeights`): weights with equal ones have
+        equal values in equal layouts."""
 
     @abstractmethod
     def nbytes(self, key: str) -> int:
-        """Bytes of a weight."""
+        """Bytes of the weight `key`."""
 
 
 class EvaluatedWeights(KeyedWeights):
-    """Weights of a program as terms over params, evaluated on each read; nothing is cached.
+    """Weights of a program as terms over params, evaluated each time that they are read; nothing is cached.
 
-    `plain`: keys of weights that must be row-major. Another matrix may be returned as the transpose of a row-major
-    array, which saves a copy: it is only packed, and packing changes the layout anyway.
+    `plain`: keys of weights that must be row-major. Any other matrix may be returned as the transpose of a row-major
+    array, which saves a copy: such weights are only packed for kernels, and packing changes the layout anyway.
     """
 
     def __init__(self, terms: Mapping[str, Tensor], params: Mapping[str, Data], plain: frozenset[str]) -> None:
@@ -80,15 +79,17 @@ class EvaluatedWeights(KeyedWeights):
         return len(self.terms)
 
     def pool_key(self, key: str) -> Hashable:
-        """Sharing key of a weight: programs over the same params have equal keys for equal values in equal layouts."""
+        """Key under which programs share the weight `key` in a pool: equal for equal values in equal layouts, among
+        programs over the same params."""
         return structural_digest(self.terms[key]), key in self.plain
 
     def nbytes(self, key: str) -> int:
-        """Bytes of a weight."""
+        """Bytes of the weight `key`."""
         return self.terms[key].type.nbytes
 
     def preparing_s(self, keys: Iterable[str], device: str = "") -> float:
-        """Estimated seconds of preparing some weights for pooling (`SharedWeights`) on a Torch device; "" for arrays.
+        """Estimated seconds of preparing the weights `keys` for a pool (`SharedWeights`) on a Torch device; "" for
+        NumPy arrays.
 
         Weights that the device computes itself (`is_computed_on`) count as a copy of their params to the device and a
         computation at its rates.
@@ -106,7 +107,7 @@ class EvaluatedWeights(KeyedWeights):
         )
 
     def borrowed(self, around: EvaluatedWeights) -> dict[str, str]:
-        """Weights that are equal to a weight of `around`, another program: key in this program -> key in `around`."""
+        """Weights that are equal to a weight of `around`, those of another program: key here -> key in `around`."""
         there = {structural_digest(term): name for name, term in reversed(list(around.terms.items()))}
         found = {name: there.get(structural_digest(term)) for name, term in self.terms.items()}
         return {name: known for name, known in found.items() if known is not None}
@@ -164,16 +165,16 @@ class SharedWeights:
         self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
 
     def of(self, weights: Mapping[str, Any], exchange: Marshalling, device: str) -> Mapping[str, Any]:
-        """A program's weights on its device, looked up in the pool first. Weights without sharing keys (other than
-        `KeyedWeights`) are returned unchanged.
+        """The weights of a program on its device, each taken from the pool if that has it, else moved there and added.
+        Weights without keys for sharing (other than `KeyedWeights`) are returned unchanged.
 
-        `exchange`: marshalling that moves other weights to the device. `device`: the Torch device of the program's
-        tensors, "" for arrays.
+        `exchange`: marshalling that moves weights to the device. `device`: the Torch device of the program's tensors,
+        "" for arrays.
         """
         return _PooledWeights(self._known, weights, exchange, device) if isinstance(weights, KeyedWeights) else weights
 
     def adopt(self, other: SharedWeights) -> list[Any]:
-        """Add the weights that only another pool over the same params knows.
+        """Add the weights of another pool over the same params that this pool does not have.
 
         Returns the added arrays or tensors; the caller's list keeps them alive.
         """
@@ -182,11 +183,11 @@ class SharedWeights:
         return list(found.values())
 
     def holds(self, weights: KeyedWeights, key: str) -> bool:
-        """Whether a weight of a program is in the pool."""
+        """Whether the weight `key` among the weights of a program is in the pool."""
         return not key.startswith(STATE) and weights.pool_key(key) in self._known
 
     def held(self, weights: Mapping[str, Any]) -> int:
-        """Bytes of a program's weights that are in the pool."""
+        """Bytes of those of a program's weights that are in the pool."""
         if not isinstance(weights, KeyedWeights):
             return 0
         return sum(weights.nbytes(n) for n in weights if self.holds(weights, n))
@@ -274,18 +275,21 @@ class StoredWeights(KeyedWeights):
         return len(self.specs)
 
     def pool_key(self, key: str) -> Hashable:
-        """Sharing key of a weight in a `SharedWeights` pool: its place in the file."""
+        """Key under which programs share the weight `key` in a pool: its place in the file."""
         return self.path, key
 
     def nbytes(self, key: str) -> int:
-        """Bytes of a weight."""
+        """Bytes of the weight `key`."""
         return bytes_of((key, *self.specs[key]))
 
 
 class BorrowedWeights(KeyedWeights):
-    """Weights of a plan for some sizes in a saved program: the plan's own, and those that it borrows from the whole
-    program. `names`: key here -> key in `around`. `specs`: (key, shape, dtype) of each weight here. Raises
-    BadWeightsError if a borrowed weight has another shape or dtype."""
+    """Weights of a saved plan for one bucket (range) of sizes: its own, and those that it shares with the program's
+    main plan.
+
+    `names`: key in this plan -> key in `around`, the main plan's weights. `specs`: (key, shape, dtype) of each weight
+    here. Raises BadWeightsError if a borrowed weight has another shape or dtype.
+    """
 
     def __init__(
         self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]
@@ -305,11 +309,11 @@ class BorrowedWeights(KeyedWeights):
         return len(self.names) + len(self.own)
 
     def pool_key(self, key: str) -> Hashable:
-        """Sharing key of a weight in a `SharedWeights` pool."""
+        """Key under which programs share the weight `key` in a pool: that of the plan whose weight it is."""
         return self.around.pool_key(self.names[key]) if key in self.names else self.own.pool_key(key)
 
     def nbytes(self, key: str) -> int:
-        """Bytes of a weight."""
+        """Bytes of the weight `key`."""
         return self.around.nbytes(self.names[key]) if key in self.names else self.own.nbytes(key)
 
 
@@ -320,12 +324,13 @@ _SAFETENSORS = {
 
 
 def bytes_of(spec: Spec) -> int:
-    """Bytes of a weight or state."""
+    """Bytes of a weight or state, given as (name, shape, dtype)."""
     return math.prod(spec[1]) * dtypes.itemsize(spec[2])
 
 
 def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
-    """Write a safetensors file with one weight in memory at a time; the library's writer needs all at once."""
+    """Write `weights` into the safetensors file `path`, in the order of `specs` (key, shape, dtype), with one weight in
+    memory at a time; the library's writer needs all at once."""
     header: dict[str, Any] = {}
     end = 0
     for name, shape, dtype in specs:

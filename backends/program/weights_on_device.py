@@ -1,4 +1,6 @@
-"""Computing weights of a program on its GPU, which expands a quantized matrix in milliseconds; NumPy takes seconds."""
+"""Evaluation of a program's weights on its GPU, which expands a quantized matrix in milliseconds where NumPy takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ EXACT_OPS = frozenset(
 
 
 def is_computed_on(device: str, term: Tensor, params: Mapping[str, Data]) -> bool:
-    """Whether `computed_weight` computes a weight on a Torch device, provided that the device's memory suffices."""
+    """Whether `computed_weight` computes the weight `term` over `params` on a Torch device, provided that the device's
+    memory suffices."""
     if not device.startswith(GPU_KIND):
         return False
     nodes = topological(expand_all([term]))
@@ -33,7 +36,8 @@ def is_computed_on(device: str, term: Tensor, params: Mapping[str, Data]) -> boo
 
 
 def computed_weight(term: Tensor, params: Mapping[str, Data], device: str) -> Any | None:
-    """The value of a weight as a tensor on a GPU, computed there; None if NumPy has to compute it.
+    """The value of the weight `term` over `params` as a tensor on a GPU, computed there; None if NumPy has to compute
+    it.
 
     The result has the same bits as NumPy's, because only views, derived data (`DerivedData`) and correctly rounded
     elementwise operations in at most float32 are computed. None for terms with other operations, views of stored data,

@@ -24,11 +24,11 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
 
 
 def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
-    """Inputs by name from nested positional (`args`) and named arguments; `names`: the inputs' names in order.
+    """Inputs by name from nested arguments: positional (`args`) and named ones. `names`: the inputs' names in order.
 
     A nested tensor belongs to the first remaining input whose name is its path (`batch_x`, `pair_0`) or ends with `_`
-    and its path; if there is none, to the first remaining input. Returns None if nothing is nested, or if the number
-    of tensors is not that of the inputs.
+    and its path; if there is none, to the first remaining input. Returns None if nothing is nested, or if the number of
+    tensors is not that of the inputs.
     """
     if not any(isinstance(v, Mapping | list | tuple) for v in (*args, *named.values())):
         return None
@@ -46,7 +46,7 @@ def unfolded(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]
 
 
 def by_name(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    """The inputs in the order of `names`, from positional and named arguments.
+    """The inputs in the order of `names`, from positional (`args`) and named arguments.
 
     Raises UsageError for too many, unknown, repeated or missing arguments.
     """

@@ -23,9 +23,9 @@ LARGE = 1 << 20  # bytes from which NumPy allocates results: it asks for large p
 
 
 class TensorCalls(NamedTuple):
-    """Calling convention of a program on arrays for CPU tensors: with the tensors themselves (`direct`), or with arrays
-    over their memory. `results`: outputs for which a direct call passes fresh tensors after the inputs; `complete`:
-    whether these are all outputs."""
+    """How a program on arrays is called with CPU tensors: with the tensors themselves (`direct`), or with arrays over
+    their memory. `results`: (name, shape, dtype) of the outputs for which a direct call passes fresh tensors after the
+    inputs; `complete`: whether these are all outputs."""
 
     direct: bool = False
     results: Sequence[Spec] = ()
@@ -33,12 +33,12 @@ class TensorCalls(NamedTuple):
 
 
 def is_torch(x: Any) -> bool:
-    """Whether a value is a Torch tensor."""
+    """Whether `x` is a Torch tensor."""
     return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
 
 
 def array_of(x: Any) -> Array:
-    """Array with a tensor's values; it shares memory if the tensor is on the CPU.
+    """NumPy array with the values of the tensor `x`; it shares memory if the tensor is on the CPU.
 
     Raises UsageError for a tensor that no array holds: sparse, quantized, or without data.
     """
@@ -56,7 +56,7 @@ def array_of(x: Any) -> Array:
 
 
 def tensor_of(x: Array) -> Any:
-    """Tensor over an array's memory; a copy if the array is read-only or has negative strides."""
+    """CPU tensor over the memory of the array `x`; a copy if the array is read-only or has negative strides."""
     import torch
 
     if not x.flags.writeable:
@@ -72,10 +72,9 @@ def tensor_of(x: Array) -> Any:
 
 
 def is_plain(x: Any, spec: Spec) -> bool:
-    """Whether a value is a row-major CPU tensor with the shape and dtype of `spec`.
+    """Whether `x` is a row-major CPU tensor with the shape and dtype of `spec` (name, shape, dtype).
 
-    False for subclasses, for tensors that require gradients, and for tensors that are conjugated or negated when
-    read.
+    False for subclasses, for tensors that require gradients, and for tensors that are conjugated or negated when read.
     """
     torch, (_, shape, dtype) = sys.modules["torch"], spec
     if type(x) is not torch.Tensor or x.dtype is not getattr(torch, dtype) or x.shape != shape:
@@ -114,7 +113,7 @@ def _dynamo_guards(wanted: str) -> Any:
 
 
 def as_arrays(given: Sequence[Any]) -> Taken:
-    """(arrays over the tensors' memory, function that converts a program's results to tensors).
+    """(NumPy arrays over the memory of the tensors `given`, function that converts a program's results to tensors).
 
     Raises TypeError or RuntimeError for a tensor that no array can view.
     """
@@ -122,7 +121,8 @@ def as_arrays(given: Sequence[Any]) -> Taken:
 
 
 def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
-    """Function from input tensors to (a program's arguments, function that converts the program's results to tensors).
+    """A function from input tensors to (the arguments with which a program is called directly, function that converts
+    the program's results to tensors).
 
     The arguments are the tensors themselves, then fresh tensors for results that the program writes. The second item is
     None if these are all results.
@@ -141,7 +141,7 @@ def as_tensors(calls: TensorCalls) -> Callable[[Sequence[Any]], Taken]:
 
 
 def handed_out(results: Sequence[Any]) -> Sequence[Any]:
-    """A CPU program's results as tensors, over the results' memory where that is possible."""
+    """The results of a CPU program (arrays or tensors) as tensors, over the results' memory where that is possible."""
     torch, found = sys.modules["torch"], []
     tensor, from_numpy = torch.Tensor, torch.from_numpy
     for x in results:

@@ -36,18 +36,19 @@ Quick = Callable[[Sequence[Any]], Taken | None]  # a call's inputs -> the progra
 
 
 class Marshalling(Protocol):
-    """Argument marshalling for one device."""
+    """Conversion of a program's arguments and results to and from the arrays or tensors of one device."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast path for calls with inputs of types `specs`: a function from a call's inputs to the program's arguments.
+        """A fast function from a call's inputs to the program's arguments, for inputs of the types `specs`; None if the
+        device has none for them.
 
-        The function returns None for inputs that need `accept`; there is no function (None) if the device has no fast
-        path for `specs`. `tensors()`: how the program is called with CPU tensors; None before the program is bound.
+        The function returns None for inputs that need `accept`. `tensors()`: how the program is called with CPU
+        tensors; None before the program is bound.
         """
         ...
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """The input `x`, whose declared type is `spec`, in the program's form.
+        """The input `x`, whose declared type is `spec`, as the kind of value that the program takes (array or tensor).
 
         Raises ShapeError for another shape or dtype, and UsageError for data that cannot be converted.
         """
@@ -58,27 +59,28 @@ class Marshalling(Protocol):
         ...
 
     def near(self, x: Any) -> Any:
-        """An array or tensor moved to the program's device."""
+        """`x`, an array or tensor, as the kind of value that the program takes, on the program's device."""
         ...
 
     def zeros(self, spec: Spec) -> Any:
-        """A zero-initialized state."""
+        """New memory for a state (a value kept between calls) of the type `spec`, filled with zeros."""
         ...
 
     def write(self, state: Any, value: Any) -> None:
-        """Overwrite a state with an array or tensor."""
+        """Overwrite the memory of a state (a value kept between calls) with `value`, an array or tensor."""
         ...
 
     def read(self, state: Any) -> Array:
-        """A copy of a state's values."""
+        """A NumPy array with a copy of the values of a state (a value kept between calls)."""
         ...
 
 
 class NumpyMarshalling:
-    """Argument marshalling of programs on NumPy arrays."""
+    """Conversion of arguments and results for programs on NumPy arrays."""
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick:
-        """Fast path for contiguous arrays or CPU tensors (`Marshalling.quick`)."""
+        """A fast function from contiguous arrays or CPU tensors of the types `specs` to the program's arguments
+        (`Marshalling.quick`)."""
         wanted = [(shape, dtypes.numpy_dtype(dtype)) for _, shape, dtype in specs]
         array, count, filled = np.ndarray, len(specs), all(0 not in shape for _, shape, _ in specs)
         guard: Callable[..., bool] | None = None  # whether tensors are like those of an earlier call
@@ -112,7 +114,7 @@ class NumpyMarshalling:
         return arguments
 
     def accept(self, x: Any, spec: Spec) -> Array:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input `x` as a row-major NumPy array of the type `spec` (`Marshalling.accept`)."""
         _, shape, dtype = spec
         kind = dtypes.numpy_dtype(dtype)
         if x.__class__ is not np.ndarray:
@@ -122,28 +124,29 @@ class NumpyMarshalling:
         return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """CPU tensors if any input is a tensor, else the results themselves (`Marshalling.hand_out`)."""
+        """The results as CPU tensors if any of the inputs `given` is a tensor, else the results themselves
+        (`Marshalling.hand_out`)."""
         return handed_out(results) if any(map(is_torch, given)) else results
 
     def near(self, x: Any) -> Array:
-        """An array or tensor moved to the program's device."""
+        """`x`, an array or tensor, as a NumPy array (`Marshalling.near`)."""
         return array_of(x) if is_torch(x) else x
 
     def zeros(self, spec: Spec) -> Array:
-        """A zero-initialized state."""
+        """New array for a state (a value kept between calls) of the type `spec`, filled with zeros."""
         return np.zeros(spec[1], dtypes.numpy_dtype(spec[2]))
 
     def write(self, state: Array, value: Any) -> None:
-        """Overwrite a state with an array or tensor."""
+        """Overwrite the array of a state (a value kept between calls) with `value`, an array or tensor."""
         state[...] = value
 
     def read(self, state: Array) -> Array:
-        """A copy of a state's values (`Marshalling.read`)."""
+        """A copy of the array of a state (a value kept between calls)."""
         return state.copy()
 
 
 class TensorMarshalling:
-    """Argument marshalling of programs on Torch tensors of one device.
+    """Conversion of arguments and results for programs on Torch tensors of one device.
 
     Input arrays become tensors over their memory; the program copies them.
     """
@@ -153,7 +156,8 @@ class TensorMarshalling:
         self.kind = device.partition(":")[0]
 
     def quick(self, specs: Sequence[Spec], tensors: Takes = lambda: None) -> Quick | None:
-        """Fast path for tensors on the program's kind of device; None without inputs (`Marshalling.quick`)."""
+        """A fast function from tensors of the types `specs` on the program's device to the program's arguments; None if
+        the program has no inputs (`Marshalling.quick`)."""
         import torch
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
@@ -170,7 +174,8 @@ class TensorMarshalling:
         return arguments if specs else None
 
     def accept(self, x: Any, spec: Spec) -> Any:
-        """An input in the program's form (`Marshalling.accept`)."""
+        """The input `x` as a Torch tensor of the type `spec`, without gradients, on whatever device it is
+        (`Marshalling.accept`)."""
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))
@@ -180,28 +185,29 @@ class TensorMarshalling:
         return x.detach()
 
     def hand_out(self, results: Sequence[Any], given: Sequence[Any]) -> Sequence[Any]:
-        """Tensors on the program's device or the CPU, or arrays, as the inputs are (`Marshalling.hand_out`)."""
+        """The results as tensors on the program's device or on the CPU, or as arrays, after the kinds of the inputs
+        `given` (`Marshalling.hand_out`)."""
         tensors = [x for x in given if is_torch(x)]
         if any(x.device.type == self.kind for x in tensors):
             return results
         return [r.cpu() for r in results] if tensors else [array_of(r) for r in results]
 
     def near(self, x: Any) -> Any:
-        """An array or tensor moved to the program's device."""
+        """`x`, an array or tensor, as a tensor on the program's device (`Marshalling.near`)."""
         return (x if is_torch(x) else tensor_of(x)).to(self.device)
 
     def zeros(self, spec: Spec) -> Any:
-        """A zero-initialized state."""
+        """New tensor for a state (a value kept between calls) of the type `spec`, filled with zeros."""
         import torch
 
         return torch.zeros(spec[1], dtype=getattr(torch, spec[2]), device=self.device)
 
     def write(self, state: Any, value: Any) -> None:
-        """Overwrite a state with an array or tensor."""
+        """Overwrite the tensor of a state (a value kept between calls) with `value`, an array or tensor."""
         state.copy_(value if is_torch(value) else tensor_of(np.asarray(value)))
 
     def read(self, state: Any) -> Array:
-        """A copy of a state's values (`Marshalling.read`)."""
+        """A NumPy array with a copy of the values of a state (a value kept between calls)."""
         return array_of(state).copy()
 
 

@@ -74,7 +74,8 @@ _shared = {"used": False}  # whether kernels with OpenMP loops may have run in t
 
 
 def loops_shared() -> None:
-    """Record that kernels with OpenMP loops run in this process, so that its forked children use one OpenMP thread."""
+    """Record that kernels with OpenMP loops run in this process, so that its forked children use one OpenMP thread
+    each."""
     _shared["used"] = True
 
 

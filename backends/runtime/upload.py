@@ -17,7 +17,8 @@ Array = np.ndarray[Any, Any]
 
 
 def uploaded(data: Data, device: str) -> Any:
-    """Weight data as a tensor on a Torch device, which nobody may write to.
+    """The weight `data` as a tensor on a Torch device. Callers must not write to it, since it may share memory with the
+    data.
 
     A GPU computes derived data itself (`DerivedData.load_on`), which is faster than NumPy and copies nothing back.
     """
@@ -29,14 +30,16 @@ def uploaded(data: Data, device: str) -> Any:
 
 
 def downloaded(data: Data, device: str) -> Array:
-    """Weight data as an array. Derived data is computed on a Torch device, if that is a GPU, and copied from there."""
+    """The weight `data` as a NumPy array. Derived data is computed on the Torch device `device`, if that is a GPU, and
+    copied from there."""
     if device.startswith(GPU_KIND) and isinstance(data, DerivedData) and (found := data.load_on(device)) is not None:
         return array_of(found)
     return load_data(data)
 
 
 def copied_bytes(leaves: Iterable[Data]) -> int:
-    """Bytes that `uploaded` of weight data copies to a GPU: those of the sources of derived data, each once."""
+    """Bytes that `uploaded` copies to a GPU for the weights `leaves`: those of the sources of derived data,
+    each once."""
     found: dict[int, Data] = {}
     for data in leaves:
         found |= {id(d): d for d in (data.sources if isinstance(data, DerivedData) else (data,))}

@@ -1,7 +1,7 @@
-"""Views: their strides, their NumPy and Torch expressions, and view templates.
+"""Views: their strides, their NumPy and Torch expressions, and the templates (kernels that only make a view) of them.
 
-A view is free: `view_strides` gives its strides, or None if the op needs a copy. Strides are in elements; strides of
-axes of size 1 are meaningless.
+A view costs nothing at run time: `view_strides` gives its strides, or None if the op needs a copy. Strides are in
+elements; strides of axes of size 1 are meaningless.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ Layout = tuple[Strides, int]  # strides and offset of the first element, in elem
 
 
 def view_strides(op: str, attrs: Attrs, operand: Operand) -> Strides | None:
-    """Strides of the view `op` of an operand; None if the op needs a copy."""
+    """Strides, in elements, of the view that the op makes of `operand`; None if the op needs a copy. `attrs`:
+    attributes of the op."""
     found = view_layout(op, attrs, operand)
     return None if found is None else found[0]
 
 
 def view_layout(op: str, attrs: Attrs, operand: Operand) -> Layout | None:
-    """Strides of a view and its offset from the operand's first element; None if the op needs a copy."""
+    """(strides, offset from the operand's first element), in elements, of the view that the op makes of `operand`; None
+    if the op needs a copy. `attrs`: attributes of the op."""
     entry, shape, strides = OPS[op], operand.type.shape, operand.strides
     if entry.kind != "view" or entry.index_map is None:
         return None
@@ -50,7 +52,7 @@ def _affine(found: AffineMap, strides: Strides) -> Layout:
 
 
 def view_type(op: str, attrs: Attrs, operand: Type) -> Type:
-    """Result type of a view op."""
+    """Type of the result of the view op `op`, with the attributes `attrs`, on an operand of the type `operand`."""
     return infer(OPS[op], (operand,), attrs)
 
 
@@ -90,7 +92,7 @@ def _normal(strides: Strides, shape: Sequence[int]) -> Strides:
 
 # ---------------------------------------------------------------- spellings
 def index_text(attrs: Attrs) -> str:
-    """NumPy subscript of a slice: `:, 2:5`."""
+    """NumPy subscript, such as `:, 2:5`, of a slice with the attributes `attrs`."""
     step = "" if attrs["step"] == 1 else f":{attrs['step']}"
     return ":, " * int(attrs["axis"]) + f"{attrs['start']}:{attrs['stop']}{step}"
 
@@ -159,7 +161,7 @@ def _method(method: tuple[str, str] | None) -> str | None:
 
 
 def torch_copy_code(op: str) -> Code | None:
-    """Torch expression of a view op that may copy; None if there is none."""
+    """Torch expression of the view op `op` that may copy; None if there is none."""
     return torch_code(op) or _method(OPS[op].methods.torch_copy)
 
 
@@ -169,12 +171,14 @@ def view_ops() -> list[str]:
 
 
 def numpy_code(op: str) -> Code:
-    """NumPy expression of a view op over `x` and the op's attributes."""
+    """NumPy expression of the view op `op`, over the operand `x` and the op's attributes: a format string, or a
+    function from a call."""
     return _NUMPY.get(op) or _method(OPS[op].methods.numpy) or _strided_text(op)
 
 
 def torch_code(op: str) -> Code | None:
-    """Torch expression of a view op, or of a cast between equal storage dtypes.
+    """Torch expression of the view op `op`, or of a cast between equal storage dtypes: a format string, or a function
+    from a call.
 
     None if Torch has no such view, as for negative strides.
     """
@@ -191,7 +195,7 @@ def _feasible(op: str) -> Callable[[Call], bool]:
 
 
 def view_templates() -> tuple[LibraryKernel, ...]:
-    """One template per view op, for every backend on NumPy's memory."""
+    """One template per view op (kernels that only make a view), for every backend on NumPy's memory."""
     return tuple(
         LibraryKernel(
             f"view.{op}",
@@ -208,19 +212,19 @@ def view_templates() -> tuple[LibraryKernel, ...]:
 
 
 def has_torch_view(template: Template) -> bool:
-    """Whether a view template has a Torch expression."""
+    """Whether the view that `template` makes has a Torch expression."""
     return torch_code(template.name.rpartition(".")[2]) is not None
 
 
 def torch_view(template: Template, call: Call) -> str | None:
-    """Torch expression of a view template's call; None if only NumPy has the view."""
+    """Torch expression of the view that `template` makes in `call`; None if only NumPy has the view."""
     code = torch_code(template.name.rpartition(".")[2])
     return None if code is None else spelled(code, call)
 
 
 def spelled(code: Code, call: Call) -> str:
-    """Text of a template's code for a call: the code formatted with the call's names and attributes, or called on the
-    call."""
+    """Source text of a template's `code` for a call: a format string filled with the call's names and attributes, or
+    the result of a function of the call."""
     if callable(code):
         return code(call)
     return code.format(**{k: repr(v) for k, v in call.attrs.items()}, **call.names)

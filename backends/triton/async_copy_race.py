@@ -36,8 +36,8 @@ class _Loop:
 
 
 def async_copy_races(ttgir: str) -> list[str]:
-    """Async-copy races in a kernel's TTGIR: a sentence for each shared-memory ring in which a copy overwrites what a
-    product may still read. Empty if there is no race."""
+    """Find async-copy races in `ttgir`, a compiled kernel's GPU IR text. Returns a sentence for each shared-memory ring
+    in which a copy overwrites data that a product may still read; empty if there is no race."""
     lines = ttgir.splitlines()
     places = {m[1]: int(m[2]) for line in lines if (m := _RING.search(line))}
     if not places or "isAsync = true" not in ttgir:

@@ -122,9 +122,9 @@ CONVOLUTION = Strategy(
 
 @dataclass
 class TritonEmitter(StrategyEmitter):
-    """Emitter of Triton and Gluon: one function per kernel.
+    """Emitter of Triton and Gluon source from kernel IR: one function per kernel.
 
-    A split reduction is two kernels, or one whose last programs combine the parts.
+    A split reduction (split-K) is two kernels, or one whose last program of each output tile combines the parts.
     """
 
     name: str = "triton"
@@ -139,12 +139,13 @@ class TritonEmitter(StrategyEmitter):
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """(launch statement with the placeholder `SIZES_<kernel name>` for the size arguments, definitions unchanged):
-        `Emitter.sized_launch`."""
+        """Add to the launch `statement` the placeholder `SIZES_<kernel name>` for the size arguments. Returns
+        (statement, `definitions` unchanged), as `Emitter.sized_launch` says."""
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """(kernel text with one integer parameter per free size, the free sizes that occur in it).
+        """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that
+        occurs in its text. Returns (kernel text, the sizes that occur).
 
         None if Triton needs one of them as a constant (`Emitter.with_sizes`).
         """
@@ -152,15 +153,16 @@ class TritonEmitter(StrategyEmitter):
 
 
 def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -> GeneratedKernel:
-    """Triton template of the kernel that computes a term over inputs, or several terms (multi-output fusion).
+    """Template (a kernel's meaning and code, with open schedule parameters) of the generated Triton kernel that
+    computes `root`: a term over inputs, or several (multi-output fusion).
 
-    Weights named in `transposed` are transposed at load time.
+    `transposed`: names of weights that are transposed once, at load time.
     """
     return template_of(BACKEND.emitter, root, transposed)
 
 
 class Triton(GpuGenerator):
-    """The Triton backend: finds, tunes and emits generated kernels (`TritonEmitter`)."""
+    """Backend that generates Triton and Gluon kernels for NVIDIA GPUs; `TritonEmitter` writes their source."""
 
 
 HELPERS = {

@@ -1,4 +1,5 @@
-"""Parallel compilation of kernel texts; the parent's side of compile_server.py."""
+"""Parallel compilation of kernel texts: the pool of compiler processes as the calling process sees it (their side is
+compile_server.py)."""
 
 from __future__ import annotations
 
@@ -28,9 +29,8 @@ _GONE: Reply = {"ok": False, "status": "crash", "stage": "compile", "message": "
 
 
 class CompilePool:
-    """Pool of up to `workers` compiler processes for one compute capability (90 is sm_90).
-
-    The capability may be a function, which is called on first use.
+    """Pool of up to `workers` compiler processes for one compute capability (90 is sm_90), given as a number or as a
+    function that is called on first use.
 
     `timeout`: seconds per text.
     """
@@ -60,9 +60,8 @@ class CompilePool:
         return len(self._waiting)
 
     def submit(self, text: KernelText, call: Call) -> Future[Reply]:
-        """Compile the text of a kernel for a call. Returns the future reply: resource use, as of
-        `compile_worker.compile_text`, or status and message of a failure.
-        """
+        """Compile the text of a kernel for a call, in the background. Returns the future reply: resource use (shared
+        memory, registers and others: `compile_worker.compile_text`), or status and message of a failure."""
         found: Future[Reply] = Future()
         job = {"text": text.to_json(), "call": call_json(call), "capability": self.capability, "timeout": self.timeout}
         with self._lock:

@@ -1,8 +1,8 @@
 """Compile server: a process that loads the compiler once and forks compiler processes.
 
-Jobs are JSON lines and go to idle compilers; replies are written in order of completion. A compiler that crashes or
-exceeds its deadline costs its job; a replacement is forked in milliseconds, with everything loaded. The server is
-single-threaded and runs no kernels, so that forking is safe.
+Jobs (requests to compile kernels) are JSON lines and go to idle compilers; replies are written in order of completion.
+If a compiler crashes or exceeds its deadline, only its job fails; a replacement is forked in milliseconds, with
+everything loaded. The server is single-threaded and runs no kernels, so that forking is safe.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ class Lines:
     rest: bytes = b""
 
     def of(self, piece: bytes) -> list[bytes]:
-        """The lines that are complete once `piece` is appended to the bytes received so far."""
+        """Append `piece` to the bytes received so far; returns the lines that are complete now."""
         *whole, self.rest = (self.rest + piece).split(b"\n")
         return whole
 
 
 @dataclass(eq=False)
 class Compiler:
-    """A forked compiler: its process id, socket, current job and deadline."""
+    """A forked compiler process: its process id `pid`, its socket `way`, its current job (None: idle) and the time
+    `until` which that may take, on the monotonic clock."""
 
     pid: int
     way: socket.socket
@@ -54,7 +55,7 @@ class Compiler:
     until: float = float("inf")
 
     def give(self, job: Job) -> None:
-        """Send a job. A dead compiler is noticed when its socket closes."""
+        """Send a job (request to compile a kernel). A dead compiler is noticed when its socket closes."""
         self.job, self.until = job, time.monotonic() + float(job["timeout"])
         with contextlib.suppress(OSError):
             self.way.sendall(json.dumps(job).encode() + b"\n")
@@ -68,7 +69,8 @@ class Compiler:
 
 
 class Server:
-    """Compile server: reads jobs from one file descriptor, writes replies to another; at most `most` compilers."""
+    """Compile server: reads jobs (requests to compile kernels) from one file descriptor, writes replies to another; at
+    most `most` compilers."""
 
     def __init__(self, source: int, target: int, most: int) -> None:
         self.source, self.target, self.most = source, target, most

@@ -34,7 +34,8 @@ _launched: list[tuple[Any, Any, tuple[Any, ...]]] = []  # compiled kernel, grid,
 
 @cache
 def prepare(capability: int) -> None:
-    """Install a fake Triton driver for a compute capability (90 is sm_90), and compile instead of launching."""
+    """Install a fake Triton driver for a compute capability (90 is sm_90), so that launches only compile. Needs no
+    GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.driver import CudaLauncher as launcher
     from triton.runtime import driver
@@ -66,7 +67,7 @@ def prepare(capability: int) -> None:
 
 
 class AsyncCopyRace(Exception):
-    """Raised for a kernel with an async-copy race."""
+    """Raised for a kernel in which an asynchronous copy overwrites shared memory that a tensor core still reads."""
 
 
 def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
     Returns the number of `kernels`; maxima over them: `shared` memory (bytes), `registers` and `spills` per thread;
     `fits`: whether the shared memory suffices; `digest` of binaries and parameters: equal digests mean equal programs.
 
-    Raises Race if a kernel has an async-copy race.
+    Raises AsyncCopyRace if a kernel has an async-copy race.
     """
     import torch
 
@@ -112,24 +113,24 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
 
 
 def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
-    """Resource use, as of `compile_text`, of a module's CUDA C++ kernels: compiled by NVRTC, without a launch.
+    """Compile a module's CUDA C++ kernels by NVRTC, without launching them; returns their resource use (shared memory,
+    registers and others), like `compile_text`.
 
-    `kernels`: the helper class of cuda_helpers.py. `capability`: 90 is sm_90.
+    `kernels`: the class `CudaKernel` of the emitted module. `capability`: 90 is sm_90.
     """
-    binary = kernels.compiled(f"sm_{capability}").code
-    registers, spills = resources(binary)
+    found = [kernel.compiled(f"sm_{capability}").code for kernel in kernels.known.values()]
+    registers, spills = (max(used) for used in zip(*map(resources, found)))
     launched = [(k.name, k.grid, k.block, k.early) for k in kernels.known.values()]
     asked = max((k.room for k in kernels.known.values()), default=0)  # beyond the default shared memory of a block
     return {
-        "kernels": len(launched), "digest": blake2b(binary + repr(launched).encode(), digest_size=16).hexdigest(),
+        "kernels": len(launched), "digest": blake2b(b"".join(found) + repr(launched).encode(), digest_size=16).hexdigest(),
         "shared": asked, "registers": registers, "spills": spills, "fits": asked <= SHARED_BYTES.get(capability, 101_376),
     }  # fmt: skip
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The reply to one job (text, call, compute capability), with the seconds it took: the result of `compile_text`, or
-    status and message of a failure.
-    """
+    """Do one job (text, call, compute capability); returns the reply: the result of `compile_text`, or status and
+    message of a failure, with the seconds it took."""
     began = time.monotonic()
     try:
         text, call = KernelText.of_json(job["text"]), call_of_json(job["call"])
@@ -160,7 +161,8 @@ def run(out_, scratch):
 
 
 def begin(capability: int) -> None:
-    """Load the compilers and compile a trivial kernel: the first compilation takes seconds.
+    """Load the compilers and compile a trivial kernel for the compute capability, since the first compilation takes
+    seconds.
 
     NVRTC is loaded in a second thread, which has ended when the function returns.
     """
@@ -175,4 +177,4 @@ def begin(capability: int) -> None:
 def _load_nvrtc(capability: int) -> None:
     """Load NVRTC, if cuda-core is installed."""
     with contextlib.suppress(Exception):
-        CudaKernel.compiled(f"sm_{capability}")
+        CudaKernel("nothing", 1, 1, text='extern "C" __global__ void nothing() {}').compiled(f"sm_{capability}")

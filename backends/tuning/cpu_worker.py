@@ -1,8 +1,8 @@
 """Worker process that measures CPU kernels: reads jobs as JSON lines and answers each with one JSON line.
 
-A job names a template and describes operands; the pipe carries no code. A kernel's result is checked against a float64
-reference before its time counts. A job that kills this process costs only that job: the parent starts another
-worker.
+A job names a template (a kernel's pattern and code) and describes operands; the pipe carries no code. A kernel's result
+is checked against a float64 reference before its time counts. A job that kills this process costs only that job: the
+parent starts another worker.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KEPT_BYTES = 1 << 29  # total size of cached references
 
 # ---------------------------------------------------------------- jobs
 def encode(template: Template, call: Call) -> dict[str, Any]:
-    """A template and its call as the JSON values of a job."""
+    """A template (a kernel's pattern and code) and its call as the JSON values of a job."""
 
     def operand(o: Operand) -> list[Any]:
         return [list(concrete(o.type.shape)), o.type.dtype, list(o.strides)]
@@ -72,7 +72,8 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
 
 
 def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
-    """The template and call of a job. The template is found by name in the registry or regenerated from its pattern.
+    """The template (a kernel's pattern and code) and call of a job. The template is found by name in the registry or
+    regenerated from its pattern.
 
     Raises ValueError if this process has another version of the kernel.
     """
@@ -172,7 +173,8 @@ WATCHES: dict[str, Stopwatch] = {WALL: wall, BUSY: busy}
 
 
 class DisturbanceProbe:
-    """Detector of disturbed samples: times a small fixed kernel and counts involuntary context switches."""
+    """Detector of timing samples that other processes disturbed: it times a small kernel of its own, always the same,
+    and counts involuntary context switches."""
 
     def __init__(self) -> None:
         self.a, self.b = np.ones(1 << 14, np.float32), np.empty(1 << 14, np.float32)
@@ -187,7 +189,8 @@ class DisturbanceProbe:
         return took, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
     def usual(self) -> float:
-        """The usual time of the fixed kernel so far (lower quartile), in ns."""
+        """Lower quartile, in ns, of the last 400 times of the probe's own small kernel; a longer time shows a disturbed
+        machine."""
         return float(np.quantile(self.seen[-400:], 0.25))
 
 
@@ -197,7 +200,7 @@ _probe = DisturbanceProbe()
 def timed(
     runs: list[Bound], seconds: float, watch: Stopwatch = wall
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Times of calls in µs, as (accepted samples, all samples).
+    """Time a kernel; returns µs of a call as (accepted samples, all samples).
 
     `runs`: the kernel bound to each operand set, called in turn; short kernels repeat within a sample.
 
@@ -268,11 +271,11 @@ def _checked_strips(
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Reply to one measuring job.
+    """Do one measuring job (request to measure a kernel) and return the reply.
 
-    With "check" false, the kernel is timed without a check, because it passed the check in an earlier job. "clock"
-    is a key of `WATCHES`. Reply: "samples" in µs, "accuracy" (norms), and "reference", the precision of the reference
-    ("" without a check); of a failure, its status, stage and message.
+    With "check" false, the kernel is timed without a check, because it passed the check in an earlier job. "clock" is a
+    key of `WATCHES`. Reply: "samples" in µs, "accuracy" (norms), and "reference", the precision of the reference (""
+    without a check); of a failure, its status, stage and message.
     """
     stage = "compile"
     try:
@@ -312,7 +315,8 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preload() -> None:
-    """Import Torch if the environment variable `PRELOAD` asks for it; the first job that needs Torch reports errors."""
+    """Import Torch if the environment variable `PRELOAD` asks for it. Errors are ignored here: the first job (request
+    to measure a kernel) that needs Torch reports them."""
     if os.environ.get(PRELOAD) == "torch":
         with suppress(ImportError):
             import torch  # noqa: F401
@@ -349,7 +353,7 @@ _tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the 
 
 
 def waiting(waits: bool) -> None:
-    """Tell the parent that the job waits for a lock, or no longer waits.
+    """Tell the parent that the job (request to measure a kernel) waits for a lock, or no longer waits.
 
     Waiting does not count towards the job's deadline.
     """

@@ -17,8 +17,10 @@ CALIBRATE_S = 0.7
 
 
 class DeviceCalibration:
-    """Calibration of a device while kernels are measured: at most once, and only if the sink lacks the limits of the
-    device (bandwidths, peak rates, launch gap). With `wanted` False, `begin` never calibrates."""
+    """Calibration of a device's roofline while kernels are measured: at most once, and only if the sink (the cost
+    store) has no rows of the device's limits (bandwidths, peak rates, launch gap). With `wanted` False, `begin` never
+    calibrates.
+    """
 
     def __init__(self, sink: Sink, *, wanted: bool) -> None:
         self.sink = sink
@@ -34,7 +36,8 @@ class DeviceCalibration:
             self.running = process.ask_later({"job": "calibrate", "seconds": CALIBRATE_S}, START_S)
 
     def take(self) -> None:
-        """Store the limits if their measurement has ended; does not wait. Raises WorkerError if it failed."""
+        """Store the limits of the device if their measurement has ended; does not wait. Raises WorkerError if it
+        failed."""
         if self.running is None or not self.running.done():
             return
         reply, self.running = self.running.result(), None

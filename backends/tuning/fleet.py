@@ -36,7 +36,7 @@ LOCAL = "local"
 
 @dataclass
 class RowList(SinkBase):
-    """Sink that keeps rows in memory. Its `snapshot` of earlier measurements is empty."""
+    """Destination of rows that keeps them in memory. Its `snapshot`, the earlier measurements, is empty."""
 
     rows: list[Row] = field(default_factory=list)
     snapshot: Snapshot | None = field(default_factory=Snapshot)
@@ -47,9 +47,10 @@ class RowList(SinkBase):
 
 
 class FleetWorker:
-    """Object of a Ray actor, which measures one job after another on the actor's machine.
+    """Object of a Ray actor, which measures one job (request to measure a kernel) after another on the actor's machine.
 
-    Parameters as for `measure_jobs`.
+    `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter. `workers`: compiler processes. `schedules`:
+    number of schedules per kernel.
     """
 
     def __init__(self, device: str, workers: int | None, schedules: int) -> None:
@@ -58,7 +59,7 @@ class FleetWorker:
         self.local = LocalMeasurers(self.sink, device=device, workers=workers, schedules=schedules)
 
     def measure(self, job: Job) -> tuple[bytes, str]:
-        """Result of measuring one job: (its rows as a Parquet table, an error text or "")."""
+        """Measure one job (request to measure a kernel); returns (its rows as a Parquet table, an error text or "")."""
         found, _, bad = wanted([job], Snapshot(), self.schedules)
         error = bad.get(0, "")
         try:
@@ -73,8 +74,8 @@ class FleetWorker:
 class FleetOutcome:
     """Result of measuring on a cluster.
 
-    `measured`, `known`, `lost`: numbers of jobs. `bad`: job index -> error. `rows`: numbers of rows written, per
-    kind. `actors`, `died`: numbers of actors that were started and that died.
+    `measured`, `known`, `lost`: numbers of jobs (requests to measure kernels). `bad`: job index -> error. `rows`:
+    numbers of rows written, per kind. `actors`, `died`: numbers of actors that were started and that died.
     """
 
     measured: int
@@ -95,13 +96,15 @@ def measure_on_fleet(
     workers: int | None = None, schedules: int = SCHEDULES, seconds: float = math.inf,
     say: Callable[[str], None] = lambda message: None, stop: Callable[[], bool] = lambda: False,
 ) -> FleetOutcome:  # fmt: skip
-    """Measure every job without a result in the shards under `root` on a Ray cluster, for at most `seconds`; returns
-    counts.
+    """Measure every job (request to measure a kernel) without a result in the shards under `root` on a Ray cluster, for
+    at most `seconds`; returns counts.
 
     `address`: that of a running cluster ("auto": the cluster of this machine), or "local" for a cluster of this
     machine's cores and GPUs that ends with the call. tensor_graphs must be importable on the cluster's machines.
-    `device`, `workers`, `schedules`, `say`, `stop`: as for `measure_jobs`. Rows are checked before they are written.
-    Raises DeviceUnavailableError if Ray is missing, the cluster cannot be reached, or it has no GPU for GPU jobs.
+    `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter. `workers`: compiler processes per actor.
+    `schedules`: number of schedules per kernel. `say` gets progress messages. `stop` is polled; True ends the run. Rows
+    are checked before they are written. Raises DeviceUnavailableError if Ray is missing, the cluster cannot be reached,
+    or it has no GPU for GPU jobs.
     """
     have = known(Path(root))
     pending, old, bad = deque[tuple[int, Job, bool]](), 0, dict[int, str]()

@@ -18,9 +18,10 @@ NORMS = ("rel_fro", "max_abs", "max_rel", "max_ulp")
 
 
 def accuracy(got: Any, want: Any, dtype: str) -> dict[str, float]:
-    """Error norms of the result `got` against the reference `want`, over elements where both are finite.
+    """Error norms of the result `got`, of dtype `dtype`, against the reference `want`, over elements where both are
+    finite.
 
-    Keys as for `result_check.accuracy`. Raises Wrong if NaN or infinity differ.
+    Keys: rel_fro, max_abs, max_rel, max_ulp (`result_check.accuracy`). Raises Wrong if NaN or infinity differ.
     """
     import torch
 

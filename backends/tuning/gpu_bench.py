@@ -44,11 +44,12 @@ ENOUGH, STEADY = 7, 0.005
 
 @dataclass
 class LoadedKernel:
-    """The kernel of a tuning trial, loaded from its text. `run`, `prepare`: functions of the text's module.
+    """The kernel of a tuning trial, loaded from its text. `run`, `prepare`: functions of the module that the text
+    defines.
 
     `scratch`: scratch memory between guard zones. `us`: rough time of a call. Both are set when the kernel first runs.
-    `prepared`: operands in the kernel's own layouts, by set of operands; kept during one job, since large weights
-    take as long to rearrange as several calls of the kernel.
+    `prepared`: operands in the kernel's own layouts, by set of operands; kept during one job, since large weights take
+    as long to rearrange as several calls of the kernel.
     """
 
     text: KernelText
@@ -59,7 +60,7 @@ class LoadedKernel:
     prepared: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def arguments(self, where: Arguments) -> dict[str, Any]:
-        """The operands of a set by name, prepared for this kernel."""
+        """The operands of the set `where` by name, those that the kernel wants in layouts of its own rearranged."""
         if id(where) not in self.prepared:
             self.prepared[id(where)] = {n: prepare(where.operands[n]) for n, prepare in self.prepare.items()}
         return {**where.operands, **self.prepared[id(where)]}
@@ -67,7 +68,8 @@ class LoadedKernel:
 
 @dataclass(frozen=True)
 class CapturedCalls:
-    """Captured sequence of `calls` calls, and its replay. `rotating`: whether the operand sets exceed the cache."""
+    """Function that replays `calls` calls of a kernel without host overhead (`replay`). `rotating`: whether the operand
+    sets exceed the cache."""
 
     replay: Run
     calls: int
@@ -92,7 +94,7 @@ class Bench:
     """Test bench of one kernel: operands, float64 reference, and the trials of its schedules.
 
     `pattern`: the kernel's meaning, as text. `call`: a call of it. `loss`: relative error that the kernel may add by
-    rounding its operands. `alone`: context manager that is held while the device works.
+    rounding its operands. `alone`: context manager entered while the device works, which holds the GPU lock.
     """
 
     def __init__(
@@ -164,7 +166,7 @@ class Bench:
 
     # ------------------------------------------------------------ one schedule
     def loaded(self, text: KernelText) -> LoadedKernel:
-        """The loaded kernel of a text. Nothing is launched, because another process may be timing."""
+        """Load the kernel of a text. Nothing is launched, because another process may be timing."""
         import torch
 
         if text.generated:
@@ -181,7 +183,7 @@ class Bench:
         return tried
 
     def attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
-        """Run a schedule once, check its result, and reply with error norms and a few samples.
+        """Run a schedule once, check its result and time it roughly; returns the reply.
 
         `index`: number of the trial. Reply: `accuracy` (norms), `cold` (samples in µs). Raises Wrong if the result is
         incorrect or varies between runs.
@@ -254,7 +256,7 @@ class Bench:
         return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
 
     def check(self, tried: LoadedKernel, result: Any) -> dict[str, float]:
-        """Error norms (`accuracy`) of a result, maximum over outputs.
+        """Check a result; returns its error norms (`accuracy`), maximum over outputs.
 
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
         """
@@ -338,7 +340,7 @@ class Bench:
         return samples
 
     def measure(self, index: int) -> dict[str, Any]:
-        """Timing of the tried schedule `index` in full, and its accuracy checked again.
+        """Time the tried schedule `index` in full and check it again; returns the reply.
 
         Reply: `cold` and `hot` (samples in µs), `accuracy` (norms), `reference` (µs of a fixed kernel, to recognize a
         slow device) and `clock_mhz`.
@@ -413,7 +415,8 @@ _flushing: dict[str, Run] = {}
 
 
 def reference(device: MeasuringDevice) -> Run:
-    """Reference kernel for times, which also empties the cache: a copy of twice the cache size."""
+    """Function that runs a fixed kernel, a copy of twice the cache size: its time tells whether the device is slow, and
+    it evicts the cache."""
     if device.name not in _flushing:
         import torch
 

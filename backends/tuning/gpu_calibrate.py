@@ -15,10 +15,8 @@ Probe = dict[str, Any]  # name, dtype, flops, bytes, samples in µs
 
 
 def calibrate(device: MeasuringDevice, seconds: float) -> list[Probe]:
-    """Timings of probes of a GPU: a copy, a read, an in-cache copy, square GEMMs of random values, and empty launches.
-
-    Measured within `seconds`.
-    """
+    """Time probes of a GPU within `seconds`: a copy, a read, an in-cache copy, square GEMMs of random values, and empty
+    launches."""
     import torch
 
     large, order, launches = _SMALL.get(device.name, (LARGE, ORDER, LAUNCHES))

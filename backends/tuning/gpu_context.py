@@ -13,7 +13,7 @@ from threading import Thread
 def begin_context() -> Thread:
     """Start a thread that retains the primary context of the first visible device, which PyTorch then finds there.
 
-    Does nothing without a driver; errors are left to PyTorch, which meets them again. Returns the thread.
+    Does nothing without a driver; errors are ignored, because PyTorch raises them again. Returns the thread.
     """
     thread = Thread(target=_retain, name="cuda-context", daemon=True)
     thread.start()
@@ -31,7 +31,8 @@ _loading: list[Thread] = []
 
 
 def begin_compiler() -> None:
-    """Start a thread that loads Triton, which generated kernels need. Errors are left to their first launch."""
+    """Start a thread that loads Triton, which generated kernels need. Errors are ignored: the first launch reports
+    them."""
     _loading.append(Thread(target=_load_compiler, daemon=True))
     _loading[0].start()
 

@@ -1,9 +1,7 @@
 """Device abstraction for measuring: synchronization, capture and replay of calls, elapsed time.
 
-CUDA, or the CPU as a stand-in.
-
-The CPU runs the same protocol on Torch's CPU tensors, with kernels in Triton's interpreter. Its times are meaningless;
-it serves tests without a GPU.
+`CudaDevice` is a GPU. `HostDevice` implements the same protocol on Torch's CPU tensors, with kernels in Triton's
+interpreter, for tests without a GPU; its times are meaningless.
 """
 
 from __future__ import annotations
@@ -31,19 +29,19 @@ class MeasuringDevice(Protocol):
     sound: bool  # false after an aborted capture, which leaves Torch's memory pools in capture mode
 
     def synchronize(self) -> None:
-        """Wait until all work is done; raises errors of that work."""
+        """Wait until all work on the device is done; raises errors of that work."""
         ...
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """Function that replays the calls in order, without host overhead."""
+        """Record calls; returns a function that replays them in order, without host overhead."""
         ...
 
     def elapsed(self, run: Run) -> float:
-        """Time of one run on the device, in µs."""
+        """Run `run` once; returns its time on the device in µs."""
         ...
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Times on the device, in µs, of each of `count` consecutive runs, after an untimed run."""
+        """Run `run` once untimed, then `count` times in a row; returns the time of each run on the device in µs."""
         ...
 
     def nothing(self) -> object:
@@ -78,7 +76,7 @@ class CudaDevice:
         self.torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Run]) -> Run:
-        """CUDA graph of the calls; their allocations are in the graph's pool.
+        """Capture calls in a CUDA graph; returns a function that replays it. Their allocations are in the graph's pool.
 
         Torch's context manager is not used: it collects garbage and empties caches each time, which takes longer than
         everything else here.
@@ -101,7 +99,7 @@ class CudaDevice:
         return replay
 
     def elapsed(self, run: Run) -> float:
-        """Time of a run between two CUDA events on the current stream, in µs."""
+        """Run `run` once between two CUDA events on the current stream; returns the time between them in µs."""
         self._start.record()
         run()
         self._end.record()
@@ -109,7 +107,7 @@ class CudaDevice:
         return float(self._start.elapsed_time(self._end)) * 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Times of runs in µs, from CUDA events between runs; the device never waits for the host."""
+        """Times of `count` runs in µs, from CUDA events between runs; the device never waits for the host."""
         marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
         for mark in marks:
             run()
@@ -131,7 +129,8 @@ class CudaDevice:
 
 @dataclass
 class HostDevice:
-    """Measuring device for tests: the CPU as a stand-in for a GPU."""
+    """Measuring device for tests: the CPU as a stand-in for a GPU. The fields are those of `MeasuringDevice`, with
+    small values."""
 
     name: str = "cpu"
     cache_bytes: int = 1 << 12
@@ -141,7 +140,8 @@ class HostDevice:
     sound: bool = True
 
     def synchronize(self) -> None:
-        """No wait: calls are synchronous."""
+        """Wait for the device's work (`MeasuringDevice.synchronize`): nothing to do, since calls on the host are
+        synchronous."""
 
     def capture(self, calls: Sequence[Run]) -> Run:
         """Function that makes the calls one after another."""
@@ -159,7 +159,7 @@ class HostDevice:
         return (time.perf_counter_ns() - start) / 1000.0
 
     def laps(self, run: Run, count: int) -> list[float]:
-        """Wall-clock times of runs in µs, after an untimed run."""
+        """Wall-clock times of `count` runs in µs, after an untimed run."""
         return [self.elapsed(run) for _ in range(count + 1)][1:]
 
     def nothing(self) -> object:
@@ -167,7 +167,7 @@ class HostDevice:
         return None
 
     def clock_mhz(self) -> float:
-        """NaN, because a host has no GPU clock."""
+        """Current SM clock (`MeasuringDevice.clock_mhz`): NaN, because a host has no GPU clock."""
         return float("nan")
 
 
@@ -177,9 +177,10 @@ def device_of(name: str) -> MeasuringDevice:
 
 
 def facts(device: MeasuringDevice) -> dict[str, Any]:
-    """Facts of the driver about a GPU, for measurement keys: name, multiprocessors, memory bytes, …; {} for the host.
+    """Properties of a GPU that its driver reports, part of the keys of measurements: name, multiprocessors, memory
+    bytes, …; {} for the host.
 
-    See `costdb.keys.device.gpu_facts`.
+    They are those of `costdb.keys.device.gpu_facts`.
     """
     from ...costdb.keys.device import gpu_facts
 

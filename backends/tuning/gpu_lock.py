@@ -1,5 +1,6 @@
-"""GPU lock of the calling process, which thereby alternates with measuring processes: no kernel is timed while another
-process uses the device."""
+"""GPU lock, a file lock by which the calling process and the measuring processes take turns on the device: no kernel
+is timed while another process uses it.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
 class GpuLock:
-    """Context manager that holds the GPU lock of the calling process.
+    """Context manager that holds the GPU lock for the calling process.
 
-    For use by one thread. During long work, the thread calls the object repeatedly, which releases the GPU to
-    measuring processes for a moment, unless `hurried` is set because no other process needs the GPU any more.
+    For use by one thread. During long work, the thread calls the object repeatedly, which releases the GPU to measuring
+    processes for a moment, unless `hurried` is set because no other process needs the GPU any more.
     """
 
     def __init__(self) -> None:

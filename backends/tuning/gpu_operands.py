@@ -40,7 +40,7 @@ _NORM_OF_BYTES = {4: 4.6, 2: 1.1}  # root mean square of evenly distributed sign
 
 @dataclass
 class OperandRole:
-    """Distribution of one operand's values. Floats are normal numbers multiplied by `scale`; positive ones with
+    """Distribution of one operand's random values. Floats are normal numbers multiplied by `scale`; positive ones with
     `positive`; uniform numbers around `near` if that is not 0. The other fields are for integers."""
 
     scale: float = 1.0
@@ -62,9 +62,9 @@ def _positive_operand(node: Tensor) -> Tensor | None:
 
 
 def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
-    """Role of each operand by name: the distribution of its random values.
+    """Distribution of the random values of each operand, by name.
 
-    The terms are over params named like the operands.
+    `roots`: the terms that the kernel computes, over params named like the operands.
     """
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): OperandRole() for n in order if n.op == "param"}
@@ -257,9 +257,9 @@ def span(operand: Operand) -> int:
 
 
 def room(operand: Operand, device: str) -> tuple[Any, Any]:
-    """Poisoned memory with a tensor of an operand's layout inside, as (bytes, tensor).
+    """Allocate memory filled with poison bytes, with a tensor of an operand's layout inside; returns (bytes, tensor).
 
-    The tensor is `ZONE` bytes from either end.
+    The tensor is `ZONE` bytes from either end, so that writes outside it are noticed (`is_guard_intact`).
     """
     import torch
 
@@ -276,7 +276,7 @@ def is_guard_intact(raw: Any) -> Any:
 
 
 def place(values: Any, operand: Operand, device: str) -> Any:
-    """New tensor with the given values in an operand's layout; stride 0 means broadcast."""
+    """Makes a new tensor on `device` with the given values in an operand's layout; stride 0 means broadcast."""
     import torch
 
     dtype, shape = torch_dtype(operand.type.dtype), concrete(operand.type.shape)
@@ -287,9 +287,9 @@ def place(values: Any, operand: Operand, device: str) -> Any:
 
 
 def draw(name: str, operand: Operand, role: OperandRole, device: str, size: float = 1.0) -> torch.Tensor:
-    """Deterministic values for one operand in its layout, seeded by its name.
+    """Draw values for one operand in its layout on a device; deterministic, seeded by its name.
 
-    Floats are multiplied by `size`, unless the role sets their magnitude (`near`).
+    Floats are multiplied by `size`, unless the distribution `role` sets their magnitude (`near`).
     """
     import torch
 

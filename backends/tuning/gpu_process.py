@@ -1,7 +1,7 @@
-"""The parent's side of gpu_worker.py: a device process and the kernels it has open.
+"""A device process (gpu_worker.py) as the calling process sees it, and the kernels that it has open.
 
-A thread per process runs its jobs in order, so that the caller can plan further jobs. A process that ended is replaced;
-kernels and trials are sent again.
+A thread per process runs its jobs (requests to the device process) in order, so that the caller can plan further jobs.
+A process that ended is replaced; kernels and trials are sent again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ START_S = 180.0  # deadline in seconds for starting the process or opening a ker
 
 
 class GpuProcess:
-    """Worker process on `device` ("cuda", or "cpu" for tests), with the parent's thread that runs its jobs.
+    """Worker process on `device` ("cuda", or "cpu" for tests), with the parent's thread that runs its jobs (requests to
+    the device process).
 
     `timeout`: seconds per job. `among`: number of device processes; if there are several, each holds the GPU lock while
     it runs a kernel.
@@ -62,33 +63,37 @@ class GpuProcess:
         self.clock.spent("start", began, time.monotonic())
 
     def interrupt(self) -> None:
-        """Kill the process during a job; the next job starts another."""
+        """Kill the process during a job (request to the device process); the next job starts another process."""
         self.worker.close()
 
     def close(self) -> None:
-        """Kill the process and drop queued jobs."""
+        """Kill the process and drop queued jobs (requests to the device process)."""
         self.worker.close()
         self._hand.shutdown(wait=False, cancel_futures=True)
 
     def do(self, work: Callable[[], None]) -> Future[None]:
-        """Run `work` in the process's thread after earlier jobs; returns a future that ends with it."""
+        """Run `work` in the process's thread after earlier jobs (requests to the device process); returns a future that
+        ends with it."""
         return self._hand.submit(work)
 
     def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
-        """Queue a job with a time limit in seconds after earlier ones; returns the future reply."""
+        """Queue a job (request to the device process), which may take `timeout` seconds, after earlier ones; returns
+        the future reply."""
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
-        """The process's reply to running, checking and roughly timing one schedule of a kernel.
+        """Let the process run, check and roughly time one schedule of a kernel; returns its reply.
 
-        `opening`: the message that opens the kernel; `index`: number of the trial.
+        `opening`: the message that opens the kernel in the process; `index`: number of the trial; `text`: source of the
+        kernel in that schedule.
         """
         with self.clock.running("try"):
             return self._in_context(opening, {"job": "try", "index": index, "text": text.to_json()}, None)
 
     def measure(self, opening: Reply, index: int, text: KernelText | None) -> Reply:
-        """The process's reply to measuring a tried schedule in full (all samples, cold and hot, and another check);
-        parameters as for `attempt`."""
+        """Let the process measure a tried schedule in full (all samples, cold and hot, and another check); returns its
+        reply. `opening`: the message that opens the kernel in the process; `index`: number of the trial; `text`: source
+        of the kernel in that schedule."""
         with self.clock.running("time"):
             return self._in_context(opening, {"job": "time", "index": index}, text)
 
@@ -121,7 +126,8 @@ class GpuProcess:
         return reply
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:
-        """The reply to a job, of a failed one with status and message; a reply with `fatal` set kills the process.
+        """Send a job (request to the device process) to the process and wait; returns its reply, for a failed job with
+        status and message. A reply with `fatal` set kills the process.
 
         `timeout`: seconds for this job, by default that of the process.
         """
@@ -138,7 +144,8 @@ _own: dict[int, str] = {}  # process id -> path: a forked child needs its own
 
 
 def own_lock() -> str:
-    """Path of this process's GPU lock file, which its child processes share."""
+    """Path of the lock file by which this process and its child processes take turns on the GPU; made on the first
+    call."""
     owner = os.getpid()
     with _making:
         if owner not in _own:

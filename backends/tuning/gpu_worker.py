@@ -39,7 +39,7 @@ _last = [0.0]
 
 
 def warm_up_clock(device: MeasuringDevice) -> None:
-    """Bring an idle GPU to its usual clock before timing."""
+    """Keep a GPU that has been idle busy for a moment before timing, so that its clock reaches the usual rate."""
     if device.name == GPU_KIND and time.monotonic() - _last[0] > IDLE_S:
         until = time.monotonic() + WARM_S
         while time.monotonic() < until:
@@ -148,8 +148,8 @@ def _free(lock: Any) -> bool:
 
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Reply to one job: the result of its function in `_JOBS`, or status, stage and message of a failure. `fatal` in a
-    reply: the device is unusable from now on."""
+    """Do one job (request to the device process); returns the reply: the result of its function in `_JOBS`, or status,
+    stage and message of a failure. `fatal` in a reply: the device is unusable from now on."""
     stage = str(job["job"])
     try:
         return {"ok": True, **_JOBS[stage](job)}

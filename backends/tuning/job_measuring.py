@@ -1,4 +1,5 @@
-"""Measurement of tuning jobs on one machine into Parquet shards, without e-graph, solver or database.
+"""Measurement of tuning jobs (requests to measure kernels) on one machine into Parquet shards, without e-graph, solver
+or database.
 
 `tensor-graphs db merge` merges the shards into a store.
 """
@@ -31,7 +32,11 @@ FLUSH_S, FLUSH_ROWS = 5.0, 500  # seconds and rows after which rows are written
 
 @dataclass
 class ShardSink(SinkBase):
-    """Sink that writes rows to Parquet shards under a folder every few seconds, so that a kill loses little."""
+    """Destination of rows that writes them to Parquet shards under the folder `root` every few seconds, so that a kill
+    loses little.
+
+    `rows`: those not written yet. `last`: monotonic time of the last write.
+    """
 
     root: Path
     rows: list[Row] = field(default_factory=list)
@@ -59,7 +64,7 @@ class ShardSink(SinkBase):
 
 
 def known(root: Path) -> Snapshot:
-    """The timings and failures in the readable shards under a folder."""
+    """Snapshot of the timings and failures in all readable shards (Parquet files of the cost store) under a folder."""
     found = Snapshot()
     for table in readable_tables(root):
         for kind in ("timing", "failure"):
@@ -93,11 +98,12 @@ def measure_jobs(
     schedules: int = SCHEDULES, seconds: float = float("inf"), say: Callable[[str], None] = lambda message: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:  # fmt: skip
-    """Measure every job without a result in the shards under `root`, in order, for at most `seconds`; returns counts.
+    """Measure every job (request to measure a kernel) without a result in the shards under `root`, in order, for at
+    most `seconds`; returns counts.
 
     `device`: "cuda", or "cpu" to run GPU jobs in Triton's interpreter (tests). `workers`: compiler processes.
-    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is asked before each job.
-    Raises DeviceUnavailableError if GPU jobs are given and there is no GPU.
+    `schedules`: number of schedules per kernel. `say` gets progress messages; `stop` is polled before each job. Raises
+    DeviceUnavailableError if GPU jobs are given and there is no GPU.
     """
     have, until = known(Path(root)), time.monotonic() + seconds
     sink = ShardSink(Path(root), snapshot=have)
@@ -122,8 +128,9 @@ def measure_jobs(
 
 
 class LocalMeasurers:
-    """Context manager of one machine's measuring processes for CPU and GPU jobs: started when first needed, closed on
-    exit. `sink` gets the rows; other parameters as for `measure_jobs`."""
+    """Context manager of one machine's measuring processes for CPU and GPU jobs (requests to measure kernels), which
+    start when first needed and end on exit. `sink` gets the rows. `device`: "cuda", or "cpu" for tests. `workers`:
+    compiler processes. `schedules`: number of schedules per kernel. `say` gets progress messages."""
 
     def __init__(
         self, sink: Sink, *, device: str = GPU_KIND, workers: int | None = None, schedules: int = SCHEDULES,
@@ -141,7 +148,7 @@ class LocalMeasurers:
     def measure(
         self, found: Sequence[Candidate], taken: Callable[[Sequence[Candidate]], Iterable[Candidate]] = iter
     ) -> None:
-        """Measure the candidates `found` into the sink, first those of the GPU.
+        """Measure the candidates `found` and put the rows into the sink, GPU candidates first.
 
         `taken`: function from candidates to those of them to measure, which may end early. Raises
         DeviceUnavailableError for GPU candidates if there is no GPU.
@@ -171,8 +178,9 @@ class LocalMeasurers:
 def wanted(
     jobs: Sequence[Job | str], have: Snapshot, most: int
 ) -> tuple[list[Candidate], int, dict[int, str]]:  # fmt: skip
-    """(candidates to measure, number of jobs already measured, job index -> error) of jobs, given the measurements
-    `have`. `most`: number of schedules per kernel."""
+    """Split jobs (requests to measure kernels) by the measurements `have`: (candidates to measure, number of jobs
+    already measured, job index -> error of a job that cannot be read). `most`: number of schedules per kernel. A text
+    in place of a job is the error of one that was not even parsed."""
     found: list[Candidate] = []
     old, bad = 0, dict[int, str]()
     for number, job in enumerate(jobs):

@@ -39,7 +39,7 @@ def job_of(template: Template, call: Call) -> Job:
 
 
 def read_job(job: Job) -> tuple[Template, list[Call]]:
-    """The template of a job and its calls, one per listed schedule, else the single call.
+    """The template (a kernel's pattern and code) of a job and its calls, one per listed schedule, else the single call.
 
     Raises UsageError for a malformed job.
     """
@@ -60,7 +60,8 @@ def read_job(job: Job) -> tuple[Template, list[Call]]:
 
 
 def template_of_job(job: Job, call: Call) -> Template:
-    """The template that a job names, or its regenerated kernel. `call`: the job's call, parsed.
+    """Find the template (a kernel's pattern and code) that a job names, or regenerate its kernel. `call`: the job's
+    call, parsed.
 
     Raises UsageError if this version's kernel has another identity.
     """
@@ -118,11 +119,10 @@ def _natural(value: Any) -> int:
 
 # ---------------------------------------------------------------- files
 def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
-    """Write one job per distinct call: JSON lines, or Parquet for a `.parquet` path; atomic.
+    """Write one job (request to measure a kernel) per distinct kernel call of `candidates`: JSON lines, or Parquet for
+    a `.parquet` path; atomic.
 
-    Returns the number of jobs.
-
-    Raises UnwritableError if the file cannot be written.
+    Returns the number of jobs. Raises UnwritableError if the file cannot be written.
     """
     seen: dict[str, str] = {}
     for c in candidates:
@@ -143,7 +143,8 @@ def write_jobs(path: str | Path, candidates: Iterable[Candidate]) -> int:
 
 
 def read_jobs(path: str | Path) -> list[Job | str]:
-    """The jobs of a file; an error text replaces a malformed line. Raises UsageError for another kind of file."""
+    """The jobs (requests to measure kernels) of a file; an error text replaces a malformed line. Raises UsageError for
+    another kind of file."""
     source = Path(path)
     try:
         content = read_bytes(source, LARGEST_BYTES)

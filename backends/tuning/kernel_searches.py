@@ -26,7 +26,8 @@ Ahead = tuple[Measured, Schedule]  # a kernel and a schedule to compile speculat
 
 
 class KernelSearches:
-    """Searches of `schedules` schedules per kernel, which continue from the results in a sink."""
+    """The schedule searches of kernels, of at most `schedules` schedules each; they continue from the results in a
+    sink."""
 
     def __init__(self, sink: Sink, schedules: int) -> None:
         self.sink, self.schedules = sink, schedules
@@ -34,8 +35,8 @@ class KernelSearches:
         self._numbers: dict[str, int] = {}  # digest of a kernel with an extended search -> its number of schedules
 
     def of(self, template: Template, call: Call) -> ScheduleSearch | None:
-        """The search of a kernel, starting with the best schedules of similar kernels; shorter if a similar kernel was
-        searched to the end. None if the kernel has no schedules to choose from."""
+        """The schedule search of a kernel, starting with the best schedules of similar kernels; shorter if a similar
+        kernel was searched to the end. None if the kernel has no schedules to choose from."""
         most = self._numbers.get(key_of(template, call).digest, self.schedules) if self._numbers else self.schedules
         search = search_of(template, call, most, self.sink.snapshot)
         known = dict(self.alike.get(similarity_key(template, call), {}))  # a copy, because another thread may add to it
@@ -47,7 +48,7 @@ class KernelSearches:
         return search
 
     def wanted(self, kernel: Measured, search: ScheduleSearch, worth: Cutoff | None) -> list[Schedule]:
-        """Tell a kernel's search the times of the last round of trials; returns the schedules that it proposes next.
+        """Tell a kernel's search the times of the trials so far; returns the schedules that it proposes next.
 
         `worth`: function from a candidate to its cost cutoff in µs, None for no cutoffs. If the kernel is given up, its
         remaining schedules are recorded as failures.
@@ -103,7 +104,8 @@ class KernelSearches:
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:
-        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
+        """Allow `schedules` more schedules to a candidate's search that has used up its number; returns whether any are
+        left to try.
 
         False, without a change, for a search that has not used up its number of schedules.
         """

@@ -27,7 +27,7 @@ READ = 1 << 22  # elements of the largest operand that the strips of an output r
 
 @dataclass(frozen=True)
 class KernelStrip:
-    """Indices `start` to `stop` of an axis of output number `output`.
+    """A slice to be compared: indices `start` to `stop` of an axis of output number `output`.
 
     `axes`: that axis, and those of the operands that it corresponds to. `params`: all operands by name, in the dtypes
     of the terms' leaves.
@@ -45,7 +45,7 @@ class KernelStrip:
         return found
 
     def reference(self) -> tuple[Array, RoundingSensitivity]:
-        """The strip in float64, and its sensitivity to rounding."""
+        """Compute the strip in float64; returns (its values, its sensitivity to rounding)."""
         strip = self.axes.strip(self.stop - self.start)
         values = {
             name: interval_view(self.params[str(leaf.attr("name"))], axis, self.start, self.stop)
@@ -56,9 +56,10 @@ class KernelStrip:
 
 
 def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[KernelStrip] | None:
-    """The strips of each output to compare; None if no operand is large, or some output cannot be divided.
+    """Choose strips of each output to compare; None if no operand is large (whole outputs are then compared), or some
+    output cannot be divided.
 
-    `params`: operands by name, in the dtypes of the terms' leaves.
+    `roots`: the terms that the kernel computes. `params`: operands by name, in the dtypes of the terms' leaves.
     """
     largest = max((a.size for a in params.values()), default=0)
     cuts = [axes_of(root) for root in roots] if largest >= LARGE else [None]

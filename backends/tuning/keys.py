@@ -1,4 +1,4 @@
-"""Cost store keys of kernel calls."""
+"""Keys under which the cost store holds measurements of kernel calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...costdb.keys.device import MachineKey, host_key, toolchain_key
 from ...costdb.keys.key import KernelKey, Plain, canonical
 from ...costdb.keys.source import normalise
 from ...egraph.ir.dims import concrete
-from ...extract.model.kernel import Call, Template
+from ...extract.model.kernel import Call, Template, output_names
 
 EMITTER = "1"  # version of program/emit_cpu.py; raise it when the text emitted for a template changes
 
@@ -53,7 +53,8 @@ def _source(template: Template, call: Call) -> str:
     """
     if template.space is not None:
         return template.identity
-    named = replace(call, names={**{o: o for o in template.operands}, "scratch": "scratch", "out": "out"})
+    outputs = output_names(len(template.terms))
+    named = replace(call, names={n: n for n in (*template.operands, "scratch", *outputs)})
     texts = [
         template.write(named),
         *(template.write_prep(o, o, named) for o in sorted(template.prep)),
@@ -75,10 +76,12 @@ def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
 
 
 def key_text(name: str, source: str) -> str:
-    """Text of a helper function as it enters keys: normalised source, without comments, docstrings and spacing.
+    """Text of the helper function `name` as it enters keys: normalised source, without comments, docstrings and
+    spacing.
 
-    A helper whose normalised source matches `helper_texts.json` enters with the text recorded there, because older keys
-    contain the exact text. So editing comments never invalidates a measurement, editing code always does.
+    `helper_texts.json` maps the names of older helpers to their exact text, which stored keys contain; a helper whose
+    normalised source still equals that of this text enters keys with it. So editing comments never invalidates a
+    measurement, and editing code always does.
     """
     recorded = _recorded_helpers().get(name)
     text = normalise(source)

@@ -1,4 +1,6 @@
-"""Measurement of kernels on the CPU, in a warm worker process: a crash or hang costs only one candidate."""
+"""Measurement of kernels on the CPU in a worker process that is kept between candidates; a crash or hang costs only
+one candidate.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Timing:
 @dataclass(frozen=True)
 class Failure:
     """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut (the time was up; never
-    stored); on a GPU also emit-error, resources or spills. `stage`: the step that failed, such as compile."""
+    stored); on a GPU also emit-error, resources or spills. `message`: the error's text. `stage`: the step that failed,
+    such as compile."""
 
     status: str
     message: str
@@ -67,44 +70,45 @@ class _Cut(Exception):
 
 
 class Sink(Protocol):
-    """Protocol of destinations of rows, such as costdb's Store. Default implementations: `SinkBase`."""
+    """Protocol of destinations of measured rows, such as the cost store. Default implementations: `SinkBase`."""
 
     def add(self, rows: Iterable[Row]) -> object:
-        """Add rows; they may become durable only with `flush`."""
+        """Add rows; they may reach the disk only with `flush`."""
         ...
 
     def flush(self) -> object:
-        """Make all added rows durable."""
+        """Write all added rows to the disk."""
         ...
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """Earlier measurements, which schedule searches continue from."""
+        """Earlier measurements, which schedule searches continue from; None if there are none."""
         ...
 
     def calibrated(self, device: str) -> bool:
-        """Whether the limits of a device are known, or need not be measured."""
+        """Whether the limits of a device (bandwidths, peak rates, launch gap) are known, or need not be measured."""
         ...
 
 
 class SinkBase:
-    """Defaults of `Sink`: no earlier rows, nothing to make durable, no calibration."""
+    """Defaults of `Sink`: no earlier rows, nothing to flush, no calibration."""
 
     snapshot: Snapshot | None = None
 
     def flush(self) -> object:
-        """Do nothing: added rows are as durable as they get (`Sink.flush`)."""
+        """Write all added rows to the disk (`Sink.flush`): nothing to do by default, since added rows are
+        not buffered."""
         return None
 
     def calibrated(self, device: str) -> bool:
-        """True: the limits of a device need not be measured (`Sink.calibrated`)."""
+        """Whether the limits of a device need not be measured (`Sink.calibrated`): always by default."""
         return True
 
 
 class CpuWorkerProcess:
     """A worker process that runs `module`; starts on first use and restarts after it has died.
 
-    `timeout`: seconds for a job. `environment`: further environment variables of the process.
+    `timeout`: seconds for a job (request to the worker). `environment`: further environment variables of the process.
     """
 
     def __init__(
@@ -120,7 +124,8 @@ class CpuWorkerProcess:
         self._count = 0
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
-        """The reply to a job. A dead or silent worker gives a reply with status crash or timeout.
+        """The reply to a job (request to the worker). A dead or silent worker gives a reply with status crash or
+        timeout.
 
         `timeout`: seconds for this job; None means the default.
         """
@@ -198,7 +203,7 @@ class CpuWorkerProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the worker runs, so that the next job does not wait for its start."""
+        """Whether the worker runs, so that the next job (request to the worker) does not wait for its start."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
@@ -221,7 +226,7 @@ class CpuWorkerProcess:
 def started(
     module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = (), count: int = 1
 ) -> subprocess.Popen[str]:
-    """A worker process that runs a module of this package, with line-based pipes.
+    """Start a worker process that runs a module of this package, with line-based pipes.
 
     `environment`: further environment variables. `arguments`: of the command line. The process has the memory limit of
     one of `count` workers. Raises WorkerError if it cannot be started.
@@ -263,19 +268,19 @@ def _thread_environment() -> dict[str, str]:
 
 
 def ended_of(worth: object) -> Callable[[], bool] | None:
-    """Function that tells whether measuring time is up, if the cost cutoff `worth` has one; else None.
-
-    See `extract.search.cutoff.CostCutoff`.
+    """The member `ended` of a cost cutoff `worth` (`extract.search.cutoff.CostCutoff`), which tells whether the time
+    for measuring is over; None if `worth` has no such member.
     """
     return getattr(worth, "ended", None)
 
 
 class CpuMeasurer:
-    """Measures candidates in a worker process and adds rows to a sink (a cost store). A `Measurer`.
+    """Measures candidates in a worker process and adds the rows to a sink (a cost store). Implements the protocol
+    `Measurer`.
 
     `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
     checked against a float64 reference. `timeout`: seconds per candidate in total. `preload`: library that the worker
-    imports when it starts.
+    imports when it starts. `spent` and `clocks` are empty: nothing is counted on a CPU.
     """
 
     ahead = False
@@ -297,11 +302,12 @@ class CpuMeasurer:
         worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure each distinct call and store timing, accuracy and failures; returns when the rows are durable.
+        """Measure each distinct call and store timing, accuracy and failures; returns when the rows are on disk.
 
-        Parameters as for `Measurer.measure`; `progress` is called with the number of finished candidates. A
-        kernel that still runs `GRACE_S` after time is up is abandoned without a row. Always returns (), because
-        no measurement stays in flight.
+        `progress` is called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
+        which it is not measured further. The other parameters are those of `Measurer.measure`. A kernel that still runs
+        `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement stays in
+        flight.
         """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)
@@ -317,15 +323,17 @@ class CpuMeasurer:
         return ()
 
     def unfinished(self, candidate: Candidate) -> bool:
-        """False: CPU kernels have no schedules to continue with."""
+        """Whether `candidate` has untried schedules that are worth measuring (`Measurer.unfinished`): never, since CPU
+        kernels have no schedules."""
         return False
 
     def further(self, candidate: Candidate) -> bool:
-        """False: CPU kernels have no schedules to continue with."""
+        """Whether the schedule search of `candidate` may continue with more schedules (`Measurer.further`): never,
+        since CPU kernels have no schedules."""
         return False
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """Result of measuring one call, not stored."""
+        """Measure one call and return the result without storing it."""
         reply = self.worker.ask({**encode(template, call), "seconds": self.seconds})
         if not reply["ok"]:
             return Failure(reply["status"], reply["message"], reply.get("stage", ""))
@@ -355,10 +363,9 @@ class CpuMeasurer:
         """
         self.worker.start()
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0, programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
-        """Do nothing, since programs compile C kernels when they are made; returns True (`Measurer.compile`)."""
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> bool:
+        """Compile kernels before they are needed (`Measurer.compile`): does nothing and returns True, since programs
+        compile C kernels when they are made."""
         return True
 
     def pause(self) -> None:
@@ -366,7 +373,8 @@ class CpuMeasurer:
         self.worker.close()
 
     def rest(self) -> None:
-        """No-op: no measurement stays in flight between calls (`Measurer.rest`)."""
+        """End the measurements in flight (`Measurer.rest`): there are none between calls, so this only ends the worker
+        process."""
         self.pause()
 
     def close(self) -> None:

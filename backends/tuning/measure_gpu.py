@@ -20,10 +20,9 @@ from threading import Thread
 from ... import settings
 from ...costdb.keys.device import GPU_KIND, cores, gpu_facts, gpu_machine, machine_here
 from ...costdb.store.schema import Row
-from ...egraph.ir.ops import Type
 from ...errors import DeviceUnavailableError
 from ...extract.model.clock import Clock
-from ...extract.model.kernel import Call, Candidate, Operand, Template
+from ...extract.model.kernel import Call, Candidate, Template
 from ..generate.kernel_text import KernelText, kernel_text
 from .compile_pool import CompilePool
 from .gpu_process import GpuProcess
@@ -39,14 +38,16 @@ OPEN = 20  # kernels in flight, each with device memory; as many again may wait 
 # 1/LEAVE of the started kernels may stay in flight on return: the device works on them while a plan is solved for
 LEAVE = 2
 RUN_S = 15.0  # deadline in seconds of one device job
-PROCESSES = 2  # device processes: one prepares its next job while the other's runs
+# device processes: one runs its job while the others prepare theirs; a third one where there are cores for it
+PROCESSES, MORE_PROCESSES, MANY_CORES = 2, 3, 12
+MOST_COMPILERS, LEFT_CORES = 16, 2  # compiler processes at most; cores left to the search and to device processes
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
 KEEP_S = 2.0  # seconds after which rows are written to the sink before a round ends: a store's write waits for the disk
 
 
 class GpuMeasurer(TrialPipeline):
-    """Measures candidates on the GPU and adds rows to a sink (a cost store). A `Measurer`.
+    """Measures candidates on the GPU and adds the rows to a sink (a cost store). Implements the protocol `Measurer`.
 
     `device` "cpu" uses Torch's CPU tensors and Triton's interpreter: for tests, the times are meaningless. `workers`:
     number of compiler processes (0 on "cpu"). `timeout`: seconds for each device job of one schedule. `calibrates`:
@@ -61,9 +62,14 @@ class GpuMeasurer(TrialPipeline):
     ) -> None:  # fmt: skip
         if device == GPU_KIND and worker is None:
             _refuse_elsewhere()
-        several = PROCESSES if device == GPU_KIND and worker is None else 1
+        most = MORE_PROCESSES if cores() >= MANY_CORES else PROCESSES
+        several = most if device == GPU_KIND and worker is None else 1
         processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
-        count = (0 if device == "cpu" else max(1, min(16, cores() - 1))) if workers is None else workers
+        count = (
+            (0 if device == "cpu" else max(1, min(MOST_COMPILERS, cores() - LEFT_CORES)))
+            if workers is None
+            else workers
+        )
         pool = CompilePool(count, partial(_capability, device)) if count else None
         super().__init__(sink, device, processes, pool, schedules, calibrates=calibrates)
         self.sink, self.schedules = sink, schedules
@@ -76,7 +82,8 @@ class GpuMeasurer(TrialPipeline):
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:
-        """Do nothing: the processes are kept, because they take long to start."""
+        """Free the processes' memory while nothing is measured (`Measurer.pause`): does nothing, because they take long
+        to start."""
 
     def start(self) -> None:
         """Start the processes without waiting for them, or for the driver's answer on the compute capability."""
@@ -92,13 +99,13 @@ class GpuMeasurer(TrialPipeline):
         """Measure each distinct call with the schedules of its search; store timing, accuracy and failures.
 
         Returns the candidates whose measurement continues in the background: none without `leave`, unless the attribute
-        `keeps` is set and time is up. The rows of all others are durable when the call returns.
-        Candidates are drawn from the iterable slightly ahead of measuring.
-        `progress`: called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
-        which measuring is useless; called repeatedly. `look`: searches end with their first guesses. `later`:
-        (candidate, whether it is a first look) that may be measured next; idle compilers compile their first schedules.
-        `leave`: return early with the candidates still in flight; these continue in the background and in the next
-        call, which makes their rows durable.
+        `keeps` is set and time is up. The rows of all others are on disk when the call returns.
+
+        Candidates are drawn from the iterable slightly ahead of measuring. `progress`: called with the number of
+        finished candidates. `worth`: cost cutoff of a candidate in µs, above which measuring is useless; called
+        repeatedly. `look`: searches end with their first guesses. `later`: (candidate, whether only first guesses are
+        to be tried) that may be measured next; idle compilers compile their first schedules. `leave`: return early with
+        the candidates still in flight; these continue in the background and in the next call, which stores their rows.
         """
         self.start()
         began = time.monotonic()
@@ -269,7 +276,8 @@ class GpuMeasurer(TrialPipeline):
         return self.searches.unfinished(candidate)
 
     def further(self, candidate: Candidate) -> bool:
-        """Let an exhausted search of a candidate propose `schedules` more; returns whether any are left.
+        """Allow `schedules` more schedules to a candidate's search that has used up its number; returns whether any are
+        left to try.
 
         False, without a change, for a search that has not used up its number of schedules.
         """
@@ -281,29 +289,24 @@ class GpuMeasurer(TrialPipeline):
         self._call_back()
         return self.calibration.measured(self.processes[0], seconds)
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S, programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = AT_ONCE_S) -> bool:
         """Compile kernels of a program in parallel before its first run, which would compile them one by one.
 
-        `wanted`: the kernels with their calls. `programs`: sources of programs, whose CUDA C++ kernels are compiled
-        together as in their first run. Takes at most `seconds`; returns whether all were done. Compilation errors are
-        reported when a kernel runs.
+        `wanted`: the kernels with their calls. Takes at most `seconds`; returns whether all were done. Compilation
+        errors are reported when a kernel runs.
         """
-        empty = Call({}, Operand(Type((1,), "float32"), (1,)), {})
-        found = (KernelText(source, (), (), False, 0, True) for source in programs if "CudaKernel(" in source)
-        texts: dict[str, tuple[KernelText, Call]] = {text.digest: (text, empty) for text in found}
-        for template, call in wanted if self.pool is not None else ():
+        if self.pool is None:
+            return True
+        texts: dict[str, tuple[KernelText, Call]] = {}
+        for template, call in wanted:
             with contextlib.suppress(Exception):
                 text = kernel_text(template, call)
                 texts |= {text.digest: (text, call)} if text.generated else {}
-        if self.pool is None or len(texts) < 2:
-            return True
         with self.clock.running("compile"):
             return not wait([self.pool.submit(text, call) for text, call in texts.values()], timeout=seconds).not_done
 
     def time(self, template: Template, call: Call) -> Timing | Failure:
-        """Result of measuring a call with its own schedule, not stored."""
+        """Measure a call with its own schedule and return the result without storing it."""
         self._call_back()
         self._drop()
         self._until(None)
@@ -319,7 +322,7 @@ class GpuMeasurer(TrialPipeline):
         return Timing(tuple(only.cold), only.accuracy or {})
 
     def rest(self) -> None:
-        """End the measurements in flight and make their rows durable. The processes stay for the next call."""
+        """End the measurements in flight and write their rows to the disk. The processes stay for the next call."""
         with contextlib.suppress(Exception):
             self._call_back()
         self._given_up()

@@ -32,8 +32,8 @@ def operand_values(name: str, kind: Type, role: InputDistribution, positive: boo
     """Values of the operand `name` as an array of type `kind` (also for rank 0), equal in every call.
 
     Floats are normal numbers from a pool, repeated if needed: with `positive` their magnitudes plus 0.1, else
-    multiplied by `scale`. Integers follow `role`. Values are converted before they are repeated, so that large operands
-    take one pass.
+    multiplied by `scale`. Integers are drawn from the distribution `role`. Values are converted before they are
+    repeated, so that large operands take one pass.
     """
     if not _pool:
         _pool.append(np.random.default_rng(0).standard_normal(POOL, np.float32))
@@ -82,10 +82,9 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, InputDis
 def shown(
     operands: Mapping[str, Array], given: Mapping[str, tuple[Type, InputDistribution, bool, float]], call: Call
 ) -> dict[str, Array]:  # fmt: skip
-    """The operands with sequence lengths in masks set to the last position, so that nothing is masked and kernels that
-    end at such a length are timed on all positions. Empty if there are no such operands. `given`: what the operands
-    were drawn from (`drawn`).
-    """
+    """Copies of the operands in which sequence lengths that masks compare with are as large as possible: nothing is
+    masked, and kernels that stop at such a length are timed on all positions. Empty if there are no such operands.
+    `given`: the distributions from which the operands were drawn (`drawn`)."""
     found = {}
     for name, (kind, role, _, _) in given.items():
         if role.counted and dtypes.category(kind.dtype) == "int":

@@ -18,7 +18,9 @@ TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e
 
 
 class Wrong(Exception):
-    """Raised when a kernel's result is wrong."""
+    """Raised when a kernel's result has a wrong type or layout, or differs from its reference by more than is
+    allowed.
+    """
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
@@ -55,7 +57,7 @@ def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:
 def check(
     output: Operand, got: Array, want: Array, k: int, allowed: float, disturbed: RoundingSensitivity
 ) -> dict[str, float]:
-    """Error norms (`accuracy`) of `got`, output number `k` of a kernel, against the reference `want`.
+    """Check `got`, output number `k` of a kernel, against the reference `want`; returns its error norms (`accuracy`).
 
     `allowed`: largest relative error; `disturbed`: sensitivity to rounding. Raises Wrong for another type or layout
     than declared, or a large error overall, in a slice or in an element.
@@ -77,8 +79,9 @@ def check_layout(output: Operand, got: Array) -> None:
 def check_values(
     kind: Type, got: Array, want: Array, k: int, allowed: float, disturbed: RoundingSensitivity
 ) -> dict[str, float]:  # fmt: skip
-    """Error norms of an output, or of a part of one, against its float64 reference; the layout is not checked. `kind`:
-    type of the output; other arguments as for `check`. Raises Wrong for a large error."""
+    """Check the values of an output, or of a part of one, against its float64 reference, but not the layout; returns
+    error norms. `kind`: type of the output; `k`: number of the output; `allowed`: largest relative error; `disturbed`:
+    sensitivity to rounding. Raises Wrong for a large error."""
     if not dtypes.is_float(kind.dtype):
         found, want = {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, want.astype(got.dtype)
     else:

@@ -1,4 +1,5 @@
-"""Random legal calls of a template: operand shapes are inferred backwards from a random output shape.
+"""Random legal calls of a template (a kernel's pattern and code): operand shapes are inferred backwards from a random
+output shape.
 
 Tests and `doctor`, which run every kernel of every backend, draw their calls here.
 """
@@ -23,7 +24,7 @@ _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scal
 
 
 class Retry(Exception):
-    """Raised when the random choices contradict each other."""
+    """Raised when the shapes drawn so far contradict each other; `sample` then draws again."""
 
 
 @dataclass
@@ -419,18 +420,20 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
     from ...egraph.ir import builders as api
 
     leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
-    out = pattern.build(term, leaves, s.attrs).type
+    out, *others = (pattern.build(t, leaves, s.attrs).type for t in template.terms)
+    more = tuple(Operand(kind, contiguous(_ints(kind))) for kind in others)
     operands = {n: Operand(s.types[n], _layout(s, template, n, s.types[n])) for n in template.operands}
-    call = Call(operands, Operand(out, contiguous(_ints(out))), s.attrs)
+    call = Call(operands, Operand(out, contiguous(_ints(out))), s.attrs, more=more)
     if template.applies is not None and not template.applies(call):
         return None
     if template.layout is not None:
-        call = Call(operands, Operand(out, template.layout(call)), s.attrs)
+        call = Call(operands, Operand(out, template.layout(call)), s.attrs, more=more)
     return call
 
 
 def sample(template: Template, seed: int = 0, dtype: str = "float32", attempts: int = 3000) -> Call | None:
-    """A small random legal call of a template, deterministic per seed; None if `attempts` attempts find none.
+    """Draw a small random legal call of a template (a kernel's pattern and code), deterministic per seed; None if
+    `attempts` attempts find none.
 
     `dtype`: dtype of values for which the ops of the pattern prescribe none.
     """

@@ -1,6 +1,5 @@
-"""Autotuning search over the schedules of one kernel.
-
-Ranked guesses first, then local search by single-parameter moves.
+"""Autotuning search over the schedules of one kernel: ranked guesses first, then local search by single-parameter
+moves.
 
 Guesses are the first entries of the template's `space` and the best schedules of the same kernel at other shapes. Each
 further round tries neighbours of the fastest two, by the moves that the schedule declares (generate/schedule.py);
@@ -41,7 +40,7 @@ FAR = 1.5
 
 
 def key_of_schedule(schedule: Schedule) -> Key:
-    """Hashable key of a schedule."""
+    """Hashable form of a schedule, equal for equal schedules."""
     return tuple(sorted(schedule.items()))
 
 
@@ -51,9 +50,10 @@ class ScheduleSearch:
 
     `ranked`: guesses, best first. `count`: number of schedules to measure. `fits`: legality of any schedule; None means
     only ranked ones are legal. `near`: best schedules at other shapes. `like`: best schedules of kernels with the same
-    loops. `known`: µs of measured schedules, infinite for failures. `moves`: neighbours of a schedule, legal or not;
-    None means none. `form`: schedules of different forms are tried by a first look. `confirm`: schedules that were the
-    fastest on another machine; tried before all others.
+    loops. `known`: µs of measured schedules, infinite for failures; `proposed`: schedules proposed so far. `moves`:
+    neighbours of a schedule, legal or not; None means none. `form`: function from a schedule to its kind of code (with
+    warp specialization or without); a first look tries one of each. `confirm`: schedules that were the fastest on
+    another machine; tried before all others.
     """
 
     ranked: Sequence[Schedule]
@@ -77,10 +77,10 @@ class ScheduleSearch:
         self.known[key_of_schedule(schedule)] = us
 
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
-        """The schedules to measure next; empty when the search has ended.
+        """Propose the schedules to measure next; none when the search has ended.
 
-        Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`,
-        the search ends after the first guesses if one of them succeeded.
+        Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`, the
+        search ends after the first guesses if one of them succeeded.
         """
         return self._noted(self._first_look(worth) if look else self._wanted(worth), self.room)
 
@@ -95,13 +95,14 @@ class ScheduleSearch:
         return self.room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
 
     def ahead(self) -> list[Schedule]:
-        """Likely next proposals given current results, to compile early. They do not count as proposed."""
+        """Likely next proposals given current results, to be compiled early. They do not count as proposed."""
         under_way = len(self.proposed - self.known.keys())
         return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
 
     def _first_look(self, worth: float) -> list[Schedule]:
-        """The schedules of a first look: the best guess of each form, then the other first guesses if the fastest
-        result is not far above the cutoff `worth`."""
+        """The schedules of a first look: the best guess of each kind of code (`form`), then the other first guesses if
+        the fastest result is not far above the cutoff `worth`.
+        """
         if worth <= 0:
             return []
         if again := list(filter(self._open, self.confirm)):

@@ -1,4 +1,5 @@
-"""The strategies of all generators and their schedules as Markdown: writes docs/schedules.md.
+"""The strategies (ways to write kernels) of all generators and their schedule parameters as Markdown, the page
+docs/schedules.md.
 
 python -m tensor_graphs.backends.tuning.schedule_table > docs/schedules.md
 """
@@ -36,7 +37,8 @@ MOVES = {"scale": "×2, ÷2", "step": "±1", "none": "none"}
 
 
 def schedule_table(listed: Mapping[str, StrategyEmitter]) -> str:
-    """Markdown page of the strategies and schedule parameters of emitters, which are given by backend name."""
+    """Markdown page of the strategies (ways to write kernels) and schedule parameters of the emitters `listed`, by
+    backend name."""
     sections = [
         f"## Backend `{name}`\n\nStrategies are listed in `{_file(type(emitter))}`.\n\n{_emitter(emitter)}"
         for name, emitter in sorted(listed.items())
@@ -45,7 +47,8 @@ def schedule_table(listed: Mapping[str, StrategyEmitter]) -> str:
 
 
 def emitters() -> dict[str, StrategyEmitter]:
-    """The emitters of this package's generators that have a list of strategies, by backend name."""
+    """The emitters of this package's generators that have a list of strategies (ways to write kernels), by backend
+    name."""
     found: dict[str, StrategyEmitter] = {}
     for name, backend in backends().items():
         if isinstance(backend, KernelGenerator) and isinstance(backend.emitter, StrategyEmitter):

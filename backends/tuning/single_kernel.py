@@ -1,4 +1,4 @@
-"""Single-kernel harness for measuring and tests: a kernel's program, and operand values."""
+"""One kernel as a program of its own, for measuring and tests, and operand values for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compiled(template: Template, call: Call, device: str = "") -> Callable[[Mapp
 
 
 def in_layout(array: Array, operand: Operand) -> Array:
-    """The values of an array in an operand's layout: axes ordered by stride; stride 0 means broadcast."""
+    """The values of an array laid out in memory as an operand is: axes ordered by stride; stride 0 means broadcast."""
     shape = concrete(operand.type.shape)
     if array.size == 0 or not shape:
         return array
@@ -74,12 +74,13 @@ def in_layout(array: Array, operand: Operand) -> Array:
 
 
 def run_template(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """First output of a kernel for given operands; see `run_outputs`."""
+    """Run a kernel on operands in any layout and float dtype; returns its first output as a new array."""
     return run_outputs(template, call, operands)[0]
 
 
 def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], device: str = "") -> list[Array]:
-    """Outputs of a kernel as fresh arrays, for operands in any layout and float dtype. `device`: as for `compiled`."""
+    """Run a kernel on operands in any layout and float dtype; returns its outputs as new arrays. `device`: where a
+    kernel on tensors runs; "" means its backend's device."""
     given = {
         name: np.asarray(array).astype(dtypes.numpy_dtype(call.operands[name].type.dtype), copy=False)
         for name, array in operands.items()
@@ -94,7 +95,7 @@ def run_outputs(template: Template, call: Call, operands: Mapping[str, Array], d
 
 
 def random_values(kind: Any, rng: np.random.Generator, high: int = 5) -> Array:
-    """Random values of a type: normal floats, integers below `high`, bools."""
+    """Random values of the type `kind`: normal floats, integers below `high`, bools."""
     shape, dtype = concrete(kind.shape), kind.dtype
     if dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)

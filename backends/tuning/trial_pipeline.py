@@ -36,7 +36,7 @@ FREE = 3  # compilers kept idle while only speculative work is available
 
 @dataclass(frozen=True, eq=False)
 class Event:
-    """Completion of a compilation (`job` None) or of a device job.
+    """Message to the calling thread: a compilation (`job` None) or a device job has ended.
 
     `one`: the trial; None for the last job of a kernel. An event with `kernel` None only wakes the calling thread.
     """
@@ -51,10 +51,10 @@ class Ended(Exception):
 
 
 class TrialPipeline:
-    """Kernels in flight, and the processes that work on their trials.
+    """The kernels that are being measured, and the processes that work on their trials (one schedule each).
 
-    `device`: "cuda", or "cpu" for tests. `pool`: compiler processes; None compiles nothing in advance. `schedules`,
-    `calibrates`: as for `GpuMeasurer`.
+    `device`: "cuda", or "cpu" for tests. `pool`: compiler processes; None compiles nothing in advance. `schedules`:
+    number of schedules per kernel. `calibrates`: whether device limits that the cost store lacks are measured, too.
     """
 
     def __init__(

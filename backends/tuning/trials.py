@@ -40,8 +40,9 @@ _numbers = count()
 class Trial:
     """One tuning trial: the schedule of `call`, from emission to measurement.
 
-    `cold`, `hot`: µs per call of all samples, with operands outside and inside of the cache. `accuracy`: error
-    norms.
+    `text`: the emitted kernel. `compiled`: its compilation, under way or done. `failure`: why there is no measurement.
+    `cold`, `hot`: µs per call of all samples, with operands outside and inside of the cache. `accuracy`: error norms.
+    `clock_mhz`: GPU clock during the samples.
     """
 
     call: Call
@@ -62,7 +63,13 @@ class Trial:
 
 @dataclass(eq=False)
 class Measured:
-    """A kernel that is being measured, with its tuning trials."""
+    """A kernel that is being measured, with its tuning trials.
+
+    `search`: proposes its schedules (None: it has a single one). `candidate`: a candidate that asked for it.
+    `spilling`: (spilled bytes, trial) of trials set aside because registers spill. `binaries`: first trial by digest of
+    its binary. `moves`: cached result of `search.ahead()`, with the number of measurements that it is for. `number`:
+    identifies the kernel in messages to device processes.
+    """
 
     template: Template
     call: Call
@@ -97,8 +104,8 @@ class Measured:
     def given_up(self) -> str:
         """Reason why the remaining schedules are not tried; empty if they are.
 
-        A kernel that is wrong in some schedules is most often wrong in all; checking ten schedules of a matrix product
-        took 0.7 to 2.8 seconds each.
+        A kernel with wrong results in some schedules most often has wrong results in all, and each check takes long
+        (0.7 to 2.8 seconds for a matrix product).
         """
         wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.trials)
         if self.broken >= GIVE_UP:
@@ -112,7 +119,8 @@ class Measured:
         return self.moves[1]
 
     def judge(self, one: Trial) -> bool:
-        """Whether a compiled trial should run now: it has not failed, fits the GPU, and is no duplicate binary.
+        """Whether a compiled trial should run now: it has not failed, fits the GPU, and its binary is not that of an
+        earlier trial.
 
         A trial with more than a few spilled bytes is set aside (`least_spilling`). Failures and duplicates are
         recorded.
@@ -155,7 +163,8 @@ def failed(one: Trial, reply: Reply) -> bool:
 
 
 def not_tried(why: str) -> Failure:
-    """The failure recorded for untried schedules of a kernel that was given up."""
+    """Make the failure that is recorded for the untried schedules of a kernel that was given up; `why`: the reason, as
+    text."""
     return Failure("not-tried", why, "try")
 
 
@@ -224,7 +233,7 @@ def similarity_key(template: Template, call: Call) -> Hashable:
 
 
 def rows_of(kernel: Measured) -> list[Row]:
-    """Rows of the cost store for a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
+    """Rows for the cost store of a kernel's trials: timing (cold, and hot if measured), accuracy, failures."""
     rows: list[Row] = []
     for one in kernel.trials:
         common: dict[str, Any] = {"key": key_of(kernel.template, one.call), "work": kernel.work}

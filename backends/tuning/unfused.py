@@ -27,9 +27,9 @@ _WEIGHTS = ("param", "constant", "full", "iota")
 def direct_plan(graph: Graph, backends: Sequence[Backend]) -> Plan:
     """Unfused plan of a graph: one kernel per node in topological order.
 
-    A node's kernel is its first legal template, in the order of the backends; a composite op without one is
-    decomposed. Nodes are views where strides allow that; weights are folded at load. Raises NoPlanError for an atomic
-    op without a legal template.
+    A node's kernel is its first legal template (a kernel's pattern and code), in the order of the backends; a composite
+    op without one is decomposed. Nodes are views where strides allow that; weights are folded at load. Raises
+    NoPlanError for an op that has neither a legal template nor a decomposition.
     """
     return _Builder(graph, [t for b in backends for t in b.templates if not t.loss]).build()
 

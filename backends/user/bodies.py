@@ -22,7 +22,8 @@ SETUP = {
 
 
 def launch_of(kernel: Kernel, known: Mapping[str, Any]) -> Launch:
-    """The `Launch` that a kernel's function returns; one of a source text alone if it returns a text.
+    """Call a kernel's function for its source text and launch parameters; a text alone becomes a `Launch` with the
+    defaults.
 
     `known`: values of the function's parameters by name. Raises KernelError if the function fails, or for any other
     result.
@@ -51,8 +52,8 @@ def _shown(known: Mapping[str, Any]) -> str:
 
 
 class Body:
-    """Definitions and calls of a kernel with fixed `choices`, or with the choices in a call's schedule if `choices` is
-    None."""
+    """Source text of a user kernel with fixed `choices` (values of its schedule parameters), or with the choices in a
+    call's schedule if `choices` is None: definitions and call statements."""
 
     def __init__(self, kernel: Kernel, file: KernelFile, choices: Mapping[str, int] | None) -> None:
         self.kernel, self.file, self.choices = kernel, file, choices
@@ -86,7 +87,8 @@ class Body:
         return f"{self.kernel.name}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
 
     def launch(self, call: Call) -> Launch:
-        """Source text of a call, and how it is launched. Raises KernelError as `launch_of` does."""
+        """Source text for a call and how it is launched, from the kernel's function (`launch_of`); cached. Raises
+        KernelError as `launch_of` does."""
         name = self.name(call)
         if name not in self._launches:
             self._launches[name] = launch_of(self.kernel, self.known(call))

@@ -51,7 +51,8 @@ class Launch:
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """A declared user kernel: see `kernel`. Calling it calls the decorated function."""
+    """A declared user kernel; most fields are the arguments of `kernel`, its decorator. Calling it calls the decorated
+    function `body`, defined in the file `file`."""
 
     name: str
     language: str
@@ -73,7 +74,7 @@ class Kernel:
 
     @property
     def axes(self) -> list[str]:
-        """Names of sizes in the operand specifications, including names of starred axes."""
+        """Names of the sizes in the operand specifications, with those of starred axes (any number of axes)."""
         return list(dict.fromkeys(a.lstrip("*") for s in self.inputs.values() for a in s.axes if isinstance(a, str)))
 
     @property
@@ -89,7 +90,7 @@ class Kernel:
         return found | {n: call.attrs[n] for n in self.constants if n in call.attrs}
 
     def allows(self, known: Mapping[str, Any]) -> bool:
-        """Whether the conditions of `where` hold, for values of all names that they mention."""
+        """Whether the conditions of `where` hold for the values `known` of all names that they mention."""
         return holds(self.conditions, known)
 
     @property
@@ -98,7 +99,8 @@ class Kernel:
         return [parse_guard(text) for text in self.where]
 
     def variants(self) -> list[dict[str, int]]:
-        """All combinations of choices; one empty combination if there are no choices."""
+        """All combinations of the kernel's choices (schedule parameters), as name -> value; one empty combination if
+        there are none."""
         found: list[dict[str, int]] = [{}]
         for name, values in self.choices.items():
             found = [{**one, name: value} for one in found for value in values]

@@ -30,10 +30,11 @@ LONGEST = 20_000  # characters of a pattern
 
 @dataclass(frozen=True)
 class ReferenceForm:
-    """A pattern of a reference.
+    """One of the patterns that a kernel's reference was traced to.
 
     `when`: guards. `derived`: (attribute variable, its value as an expression in the operands' sizes). `ranks`:
-    (starred name, its number of axes); empty if the pattern holds for every number of axes.
+    (starred name in the operand specifications, number of axes that it stands for in this pattern); empty if the
+    pattern holds for every number of axes.
     """
 
     pattern: str
@@ -42,7 +43,7 @@ class ReferenceForm:
     ranks: tuple[tuple[str, int], ...] = ()
 
     def attributes(self, env: Env) -> dict[str, Any]:
-        """Values of the derived attributes; `env` maps operands to `Fact`s."""
+        """Values of the derived attributes by name; `env` maps operands to `Fact`s (type, whether a weight)."""
         return {name: evaluate(parse_guard(text), env) for name, text in self.derived}
 
 
@@ -64,7 +65,8 @@ def forms(kernel: Kernel) -> list[ReferenceForm]:
 
 
 def pattern_of(terms: Sequence[Tensor]) -> str:
-    """Terms over inputs as a pattern, with constants as literals. Raises KernelError if they have other leaves."""
+    """Write terms over inputs as a pattern, with constants as literals. Raises KernelError if they have other
+    leaves."""
     inputs = {str(t.attr("name")): t for t in topological(terms) if t.op == "input"}
     return _Writer(inputs, {}).form(terms, ()).pattern
 
@@ -91,7 +93,7 @@ def _check(kernel: Kernel, form: ReferenceForm) -> None:
 
 
 def _traced_forms(kernel: Kernel) -> list[ReferenceForm]:
-    """One form for each combination of ranks of starred axes; a single form if all have the same pattern."""
+    """One pattern for each combination of ranks of starred axes; a single one if all patterns are equal."""
     stars = [a.lstrip("*") for s in kernel.inputs.values() for a in s.axes if isinstance(a, str) and a[0] == "*"]
     stars = list(dict.fromkeys(stars))
     found = [_traced(kernel, dict(zip(stars, ranks))) for ranks in product(range(RANKS), repeat=len(stars))]
@@ -104,7 +106,7 @@ def _traced_forms(kernel: Kernel) -> list[ReferenceForm]:
 
 
 def _traced(kernel: Kernel, ranks: Mapping[str, int]) -> ReferenceForm | None:
-    """The form for given ranks of starred axes; None if the reference does not take these ranks."""
+    """The pattern for given ranks of starred axes; None if the reference does not take these ranks."""
     sizes: dict[str, Any] = {a: dim(a) for a in kernel.axes if a not in ranks}
     sizes |= {s: tuple(dim(f"{s}{i}_") for i in range(r)) for s, r in ranks.items()}
     kinds = {n: kernel.types.get(s.dtype, (s.dtype,)) for n, s in kernel.inputs.items()}
@@ -147,7 +149,7 @@ class _Writer:
         }  # fmt: skip
 
     def form(self, outputs: Sequence[Tensor], ranks: tuple[tuple[str, int], ...]) -> ReferenceForm:
-        """The form of the outputs' terms."""
+        """The pattern of the outputs' terms."""
         texts: dict[Tensor, str] = {}
         for node in topological(outputs):
             texts[node] = self._node(node, texts)

@@ -1,5 +1,5 @@
-"""Templates of user kernels: one for each form of the reference and each backend; in backends without a tuner, one for
-each combination of choices."""
+"""Templates (kernels' patterns and code) of user kernels: one for each pattern of the reference (`ReferenceForm`) and
+each backend; in backends without a tuner, one for each combination of choices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ UNTUNED = {"choice": 0}  # the only schedule of a kernel without choices
 
 @dataclass(frozen=True, eq=False)
 class UserKernel(LibraryKernel):
-    """Template of a kernel that a user's file declares, for one form of its reference."""
+    """Template (a kernel's pattern and code) of a kernel that a user's file declares, for `form`, one pattern of its
+    reference."""
 
     file: KernelFile = field(kw_only=True)
     kernel: Kernel = field(kw_only=True)
@@ -38,7 +39,7 @@ class UserKernel(LibraryKernel):
 
 
 def templates_of(file: KernelFile) -> list[UserKernel]:
-    """All templates of a file of kernels, which is executed.
+    """All templates (kernels' patterns and code) of a file of kernels, which is executed.
 
     Raises KernelError if the file or a declaration is malformed.
     """
@@ -46,7 +47,8 @@ def templates_of(file: KernelFile) -> list[UserKernel]:
 
 
 def kernel_templates(kernel: Kernel, file: KernelFile) -> Iterator[UserKernel]:
-    """The templates of one kernel."""
+    """Yields the templates (kernels' patterns and code) of one kernel: for each pattern of its reference and each
+    backend a single one if the backend has a tuner, else one for each combination of choices."""
     found = forms(kernel)
     for backend in BACKENDS[kernel.language]:
         for number, form in enumerate(found):
@@ -58,7 +60,7 @@ def kernel_templates(kernel: Kernel, file: KernelFile) -> Iterator[UserKernel]:
 def template_of_form(
     kernel: Kernel, file: KernelFile, backend: str, form: ReferenceForm, suffix: str, choices: Mapping[str, int] | None
 ) -> UserKernel:
-    """The template of one form in one backend.
+    """The template (a kernel's pattern and code) of one pattern of a kernel's reference (`form`) in one backend.
 
     `suffix`: ending of the template's name. `choices`: fixed choices, or None if a tuner chooses.
     """
@@ -108,8 +110,8 @@ def _applies(
 
 
 def executed_file(template: Template) -> KernelFile | None:
-    """The user's file that programs with this kernel execute when they are loaded; None unless the template is a user
-    kernel in Python."""
+    """The user's file that programs with this kernel execute when they are loaded; None unless the template (a kernel's
+    pattern and code) is a user kernel in Python."""
     return template.file if isinstance(template, UserKernel) and template.kernel.language in PYTHON else None
 
 

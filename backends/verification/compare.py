@@ -1,9 +1,9 @@
 """Comparison of a result with its float64 reference, per element and per slice, for NumPy arrays and Torch tensors.
 
-A norm of a whole output hides a wrong part with small values. So each element has its own limit: an error relative to
-the element's value, plus the unfused baseline's error in a slice that contains the element (the slice with the smallest
-one). A slice is all elements with one index along an axis (a row, a column, a channel); a single long axis is cut into
-stretches. Each slice also has a limit for its error norm, which detects many small errors.
+The norm of a whole output does not show errors in a part with small values. So each element has its own limit: an error
+relative to the element's value, plus the unfused baseline's error in a slice that contains the element (the slice with
+the smallest one). A slice is all elements with one index along an axis (a row, a column, a channel); a single long axis
+is cut into stretches. Each slice also has a limit for its error norm, which detects many small errors.
 
 The limits are estimates. If an element exceeds its limit, the effect of rounding on it is estimated
 (`verification/rounding_noise.py`).
@@ -41,7 +41,7 @@ LARGEST = {
 
 
 def module_of(x: Any) -> Any:
-    """The array module of a value: NumPy or Torch."""
+    """The array module of the value `x`: NumPy or Torch."""
     if type(x).__module__.partition(".")[0] == "torch":
         import torch
 
@@ -50,13 +50,13 @@ def module_of(x: Any) -> Any:
 
 
 def wide(x: Any) -> Any:
-    """Value (array, NumPy scalar or tensor) in float64."""
+    """The value `x` (array, NumPy scalar or tensor) in float64."""
     return np.asarray(x).astype(np.float64, copy=False) if module_of(x) is np else x.double()
 
 
 def equal_bits(x: Any, y: Any, floating: bool) -> Any:
-    """Mask of the elements in which arrays, or tensors, have equal bits; all NaN are equal. `floating`: whether they
-    are floats."""
+    """Mask of the elements in which the arrays or tensors `x` and `y` have equal bits; all NaN are equal. `floating`:
+    whether they are floats."""
     same = x == y
     if not floating:
         return same
@@ -65,9 +65,11 @@ def equal_bits(x: Any, y: Any, floating: bool) -> Any:
 
 
 def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unstable: Any | None = None) -> WorstError:
-    """Element or slice of a result that is nearest to its limit, or farthest beyond.
+    """Element or slice of a result `y` whose error is nearest to its limit, or farthest beyond it.
 
-    Parameters as for `MeasuredErrors` and `MeasuredErrors.worst`.
+    `exact`: the float64 reference. `own`: result of the unfused baseline in its own dtypes, if known. `dtype`: that of
+    the output. `allowed`: relative error allowed for the whole output. `unstable`: how far rounding moves each element;
+    an error up to that does not count.
     """
     return MeasuredErrors(y, exact, own, unstable).worst(dtype, allowed)
 
@@ -75,9 +77,9 @@ def worst(y: Any, exact: Any, own: Any | None, dtype: str, allowed: float, unsta
 class MeasuredErrors:
     """Errors of a result `y` against its float64 reference `exact` of equal shape, overall and per slice.
 
-    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each
-    element; elements whose error is smaller than that count as exact. Elements where `y` or the reference is not
-    finite are left out of all norms.
+    `own`: result of the unfused baseline in its own dtypes, or None. `unstable`: how far rounding moves each element;
+    the error of an element counts as 0 if it is smaller than that. Elements where `y` or the reference is not finite
+    are left out of all norms.
     """
 
     def __init__(self, y: Any, exact: Any, own: Any | None, unstable: Any | None = None) -> None:
@@ -149,8 +151,8 @@ class MeasuredErrors:
         return share(gap, size, least), share(lost, math.sqrt(self.known))
 
     def worst(self, dtype: str, allowed: float) -> WorstError:
-        """Element or slice nearest to its limit, or farthest beyond; `allowed`: relative error of the whole in
-        `dtype`."""
+        """Element or slice whose error is nearest to its limit, or farthest beyond it; `allowed`: relative error of the
+        whole in `dtype`."""
         if not self.flat.total:
             return WorstError()
         xp, flat = self.xp, self.flat
@@ -191,9 +193,9 @@ def share(gap: float, scale: float, least: float = 0.0) -> float:
 
 # ---------------------------------------------------------------- integers, bools, NaN and infinities
 def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None = None) -> WorstError:
-    """Result of comparing an integer or bool output `y`: elements that match neither the baseline `own` nor the float64
-    run `exact`. In the result, `ratio` is their share and `where` names the first one. `unstable`: elements whose value
-    rounding decides, for which any value is accepted."""
+    """Compare an integer or bool output `y`; returns the elements that match neither the baseline `own` nor the float64
+    run `exact`: `ratio` is their share and `where` names the first one. `unstable`: elements whose value rounding
+    decides, for which any value is accepted."""
     xp = module_of(own)
     if not math.prod(own.shape):
         return WorstError()
@@ -216,9 +218,9 @@ def differing(y: Any, own: Any, exact: Any | None = None, unstable: Any | None =
 
 
 def misplaced(xp: Any, v: Any, r: Any, o: Any, dtype: str = "float64") -> Any:
-    """Mask of the elements of a result `v` whose class (NaN, +inf, -inf, finite) is neither that of the reference `r`
-    nor that of the baseline `o`, all in float64. `xp`: NumPy or Torch. Values within rounding of the largest number of
-    `dtype` may be infinite or finite."""
+    """Mask of the elements of a result `v` that are NaN, +inf, -inf or finite where neither the reference `r` nor the
+    baseline `o` is; all in float64. `xp`: NumPy or Torch. Values within rounding of the largest number of `dtype` may
+    be infinite or finite."""
     edge = LARGEST[dtype] * (1 - 64 * UNITS[dtype])
     near = (xp.abs(r) >= edge) & (xp.abs(v) >= edge) & ((v > 0) == (r > 0))
     return ~(_alike(xp, v, r) | _alike(xp, v, o) | near)

@@ -1,12 +1,12 @@
 """Verification inputs of a graph: random values in the domains of the operations that read them.
 
 Indices are in range, including the first and the last, and negative ones where negative indices are allowed. Values
-that are compared with a constant or with positions are near those. Divisors are not zero. Integers used only in integer
-arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with the mean and deviation of the
-graph's typical values where these are known, positive if a logarithm or root is taken of them. In the second input a
-share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in the third, some operands of
-logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a training step's) are scaled as
-weights are initialized, so that values neither grow nor vanish from layer to layer.
+that the graph compares with a constant or with positions are near that constant or the positions. Divisors are not
+zero. Integers used only in integer arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with
+the mean and deviation of the graph's typical values where these are known, positive if a logarithm or root is taken of
+them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in
+the third, some operands of logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a
+training step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ def _whole_power(node: Tensor) -> bool:
 
 
 def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """Inputs and states (or leaves of other `kinds`) used as indices, also through views and casts -> smallest size of
-    an indexed axis."""
+    """Name of each input and state (or leaf of other `kinds`) used as indices, also through views and casts -> smallest
+    size of the axes that it indexes."""
     source: dict[int, set[str]] = {}
     bounds: dict[str, int] = {}
     for node in graph.nodes():
@@ -217,8 +217,8 @@ FEW = 1 << 20  # maximum axis size whose indices are shuffled
 
 
 def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator) -> Array:
-    """Random integers below a bound, arranged like a Latin square: no duplicates along an axis of at most `bound`
-    elements."""
+    """Array of the given shape of random integers below a bound, arranged like a Latin square: no duplicates along an
+    axis of at most `bound` elements."""
     if math.prod(shape) == 0:
         return np.zeros(shape, np.int64)
     steps = (rng.permutation(n).reshape(-1, *[1] * (len(shape) - 1 - i)) for i, n in enumerate(shape))
@@ -229,7 +229,8 @@ def random_indices(shape: tuple[int, ...], bound: int, rng: np.random.Generator)
 def whole_numbers(
     shape: tuple[int, ...], dtype: str, role: InputDistribution, rng: np.random.Generator, turn: int
 ) -> Array:
-    """Integers for one input in its dtype. `turn`: index of the verification input."""
+    """Array of the given shape of integers for one input in its dtype, drawn from the distribution `role`. `turn`:
+    index of the verification input."""
     info = np.iinfo(dtypes.numpy_dtype(dtype))
     if role.bound:
         found = random_indices(shape, role.bound, rng)
@@ -288,8 +289,8 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
 
 
 def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:
-    """Array `draw(shape)`; for shapes of more than DRAWN elements, a drawn block of PERIOD elements that is repeated,
-    because drawing needs several times the memory of its result (float64, masks)."""
+    """Draw an array of a shape with `draw`; for shapes of more than DRAWN elements, a block of PERIOD elements is drawn
+    and repeated, because drawing needs several times the memory of its result (float64, masks)."""
     return np.resize(draw((PERIOD,)), shape) if math.prod(shape) > DRAWN else draw(shape)
 
 

@@ -2,8 +2,8 @@
 
 A sum of large terms of both signs is +inf, -inf, NaN or finite in the graph's own dtypes, depending on which partial
 sums overflow: different libraries give different results for the same product of matrices. The elements are found by
-runs in the graph's dtypes; in each run, every such sum is given one of its possible results. Sums of terms of one sign,
-and overflow in other operations, do not depend on an order.
+runs in the graph's dtypes, in each of which every such sum is replaced by one of its possible results. Sums of terms of
+one sign, and overflow in other operations, do not depend on an order.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def changed_by_order(
     """For each output, a bool array or tensor: the elements whose value may differ from `own` if overflowing sums are
     taken in another order.
 
-    `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`, `kept`, `poll`: as in
-    `rounding_noise.RoundingSensitivity`.
+    `values`: inputs and states by name. `own`: outputs of a run in the graph's dtypes. `device`: Torch device of the
+    runs; "": the host. `kept`: params already on the device, by name; newly copied ones are added. `poll` is called
+    between operations and may raise to interrupt a run.
     """
     found = [module_of(o).zeros_like(o == o) for o in own]
     for number in range(RUNS):

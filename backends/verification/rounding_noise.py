@@ -60,7 +60,8 @@ class RoundingSensitivity:
         return True
 
     def refined(self) -> Iterator[list[Any]]:
-        """Yields `moved`: first as known from earlier runs, if any, then after each further run."""
+        """Yields `moved`: first as known from earlier runs, if any, then after each further run with noise, until
+        `RUNS` are made."""
         if self.runs:
             yield self.moved
         while self.further():
@@ -99,7 +100,8 @@ def _accumulates(op: Op) -> bool:
 
 
 def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: RoundingSensitivity) -> str:
-    """Description of the error of a kernel's result against its float64 reference; "" if the result is acceptable.
+    """Judge a kernel's result `got`, of dtype `dtype`, against its float64 reference `want`; returns text about its
+    error, "" if the result is acceptable.
 
     `k`: index of the output in `disturbed`. `allowed`: relative error of the whole (see `compare.KERNEL`).
     """
@@ -128,13 +130,13 @@ def _nothing(x: Any, root: Tensor) -> Any:
 
 
 def of_arrays(seed: int) -> Callable[[Any], Any]:
-    """Function from a shape to an array of uniform float64 numbers in [0, 1)."""
+    """Makes a function from a shape to an array of uniform float64 numbers in [0, 1), drawn from `seed`."""
     drawing = np.random.default_rng(seed)
     return lambda shape: np.asarray(drawing.random(shape))
 
 
 def of_tensors(seed: int, device: str) -> Callable[[Any], Any]:
-    """Function from a shape to a tensor of uniform float64 numbers in [0, 1) on a device."""
+    """Makes a function from a shape to a tensor on a device of uniform float64 numbers in [0, 1), drawn from `seed`."""
     import torch
 
     drawing = torch.Generator(device).manual_seed(seed)

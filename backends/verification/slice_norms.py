@@ -41,7 +41,7 @@ class WorstError:
 
     @property
     def said(self) -> str:
-        """Text with location and size of the error."""
+        """Text for messages: where the error is, how large it is and how much is allowed."""
         return f"{self.where}: off by {self.error:.3g}, where {self.limit:.3g} is allowed beside {self.size:.3g}"
 
 
@@ -69,11 +69,12 @@ class MatrixShape:
             self.leading, self.trailing = (self.rows,), (self.columns,)
 
     def of(self, x: Any) -> Any:
-        """An array of the shape as a matrix."""
+        """The array viewed as a matrix of these rows and columns; unchanged if it is empty."""
         return x.reshape(self.rows, self.columns) if self.total else x
 
     def axes(self) -> Iterator[tuple[bool, int, int]]:
-        """Axes with large enough slices: (whether the axis belongs to the rows, axis, elements per slice)."""
+        """Yields the axes whose slices are large enough for a limit: (whether the axis belongs to the rows, axis,
+        elements per slice)."""
         for first, sizes in ((True, self.leading), (False, self.trailing)):
             if self.stretched and not first:
                 continue
@@ -188,7 +189,8 @@ class SliceSums:
 
 @dataclass(frozen=True)
 class ElementLimits:
-    """Absolute error limit per row and per column; the smaller one applies to an element."""
+    """Absolute error limit for each row and each column of a matrix; the smaller one applies to an element. `xp`: the
+    array module of the limits, NumPy or Torch."""
 
     xp: Any
     rows: Any

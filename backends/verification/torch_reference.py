@@ -60,8 +60,8 @@ def evaluate_tensors(
     """Values of a graph's roots as tensors on a device. `values`: arrays or tensors of inputs and states, by name;
     `float64`: all floats are float64.
 
-    `kept`: params already on the device, by name; newly copied ones are added. `poll`, `around`: as for
-    `egraph.interpret.evaluate`.
+    `kept`: params already on the device, by name; newly copied ones are added. `poll` is called before each operation;
+    an exception from it ends the run. `around(node, operands, compute)`, if given, computes each operation.
     """
     import torch
 

@@ -55,10 +55,10 @@ class KernelKey:
 
     Equal keys have equal digests; `name` and `family` are not part of the digest.
 
-    `kernel` is the structural hash of the body without shapes, `source` the `source_hash` of the code, `emitter` the
-    version of the code generator, `schedule` the tuning parameters (a mapping is sorted). Lists become tuples,
-    NumPy integers ints, floats and bools texts (`float:0x1.8p+0`, `bool:true`); a text above 2,000 characters is
-    replaced by its beginning and its hash. Raises UsageError for other types or an empty `kernel`, `backend` or
+    `kernel` is the structural hash of what the kernel computes, without shapes, `source` the `source_hash` of the code,
+    `emitter` the version of the code generator, `schedule` the tuning parameters (a mapping is sorted). Lists become
+    tuples, NumPy integers ints, floats and bools texts (`float:0x1.8p+0`, `bool:true`); a text above 2,000 characters
+    is replaced by its beginning and its hash. Raises UsageError for other types or an empty `kernel`, `backend` or
     `source`: different codes must not share a price.
     """
 

@@ -54,6 +54,7 @@ def _without_docstrings(tree: ast.Module) -> ast.Module:
 
 @memo(4096)
 def source_hash(source: str, language: str = "python") -> str:
-    """Digest (32 hex digits) of the normalised source: the `source` field of a `KernelKey`."""
+    """Digest (32 hex digits) of a kernel's source without comments, docstrings and blank lines (`normalise`): the field
+    `source` of a `KernelKey`. `language`: "python", or "c" for C, C++ and CUDA."""
     text = normalise(source, language).encode("utf-8", "backslashreplace")
     return blake2b(text, digest_size=16).hexdigest()

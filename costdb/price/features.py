@@ -1,8 +1,8 @@
 """Features of a kernel in a schedule for the learnt model: sizes, work, memory layout, and the schedule against them.
 
 All are numbers from the columns of a key and its work. Sizes and amounts are in logarithms of base 2, with -1 for 0; a
-schedule's parameter that is absent counts as 0. What depends on the schedule is computed for all rows at once, the rest
-is cached by the columns' texts.
+schedule's parameter that is absent counts as 0. Features of the schedule are computed for all rows at once, the others
+are cached by the columns' texts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Row = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
-    """One feature row per key, given its columns (texts, as stored) and work."""
+    """One feature row per key (a kernel at one shape, layout, schedule and machine), given its columns (texts, as
+    stored) and work."""
     calls = np.array([_call(c["shapes"], c["strides"], c["dtypes"]) for c in columns]).T
     known = dict(zip(PARAMETERS, np.array([_parameters(c["schedule"]) for c in columns]).T))
     machine = np.array([_machine(str(c["device"]), c["dtypes"]) for c in columns]).T
@@ -198,7 +199,7 @@ _LOGGED = ("stages", "split", "k1", "ahead", "group", "v0", "u0", "um", "tn", "t
 
 @lru_cache(maxsize=1 << 14)
 def schedule_of(text: str) -> Mapping[str, int]:
-    """The schedule of a column's text; empty for any other content."""
+    """The schedule that a table column holds as JSON text; empty for other text."""
     try:
         found = dict(json.loads(text)) if text else {}
     except (ValueError, TypeError):

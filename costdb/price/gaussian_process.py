@@ -49,7 +49,7 @@ class GaussianProcess:
 def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
     """Gaussian process fitted to targets (n,) on finite feature rows (n, features); n is at least 1.
 
-    `emphasis` (features,): how far apart rows count that differ by one standard deviation of a feature; 0 for features
+    `emphasis` (features,): distance between rows that differ by one standard deviation of a feature; 0 for features
     that are used without standardization.
     """
     plain = emphasis == 0

@@ -1,10 +1,10 @@
-"""Learnt correction of the roofline: a Gaussian process for log(time / roofline).
+"""Learnt correction of the roofline: a Gaussian process for log(time / roofline) over a kernel's sizes, layout and
+schedule.
 
-Features are a kernel's sizes, layout and schedule.
-
-Fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays.
-Predictions add corrections by measured relatives to it (predict.py), so a search's own measurements count without
-another fit."""
+It is fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays.
+Predictions (predict.py) add corrections from measured related kernels to it, so that the measurements of a search are
+used without another fit.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class LearntFactors:
         self.models = dict(models or {})
 
     def of(self, columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
-        """log(time / roofline) of keys given by their columns and work; 0 for devices without a model."""
+        """log(time / roofline) of keys (kernels at one shape, layout, schedule and machine) given by their columns and
+        work; 0 for devices without a model."""
         found = np.zeros(len(columns))
         if not self.models or not columns:
             return found
@@ -68,7 +69,8 @@ class LearntFactors:
 
 
 def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | None:
-    """The model of a device's timed keys in a regime; None for fewer than LEAST_ROWS keys or LEAST_KERNELS kernels.
+    """The model of a device's timed keys (kernels at one shape, layout, schedule and machine) in a regime; None for
+    fewer than LEAST_ROWS keys or LEAST_KERNELS kernels.
 
     Few kernels do not suffice: twelve well-tuned kernels alone made predictions of others worse.
     """
@@ -91,7 +93,8 @@ def fitted(snapshot: Snapshot, regime: str, device: str) -> GaussianProcess | No
 
 
 def first_dtype(text: str) -> str:
-    """The first dtype of a key, from JSON text; float32 if the text has another form."""
+    """The first dtype of a key (a kernel at one shape, layout, schedule and machine), parsed from JSON text; float32 if
+    the text is not a list of dtypes."""
     first = text.removeprefix("[").partition(",")[0].removesuffix("]").strip('"')
     return first or "float32"
 

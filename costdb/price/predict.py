@@ -1,8 +1,8 @@
 """Price prediction: the measured time, otherwise an estimate from the nearest measured relatives, otherwise the
 roofline.
 
-The interpolated quantity is log(time / roofline), the distance from the lower bound, less what the device's learnt
-model (learnt.py) says of it, if there is one. It varies slowly with size, while time spans six decades and is not
+The interpolated quantity is log(time / roofline), the distance from the lower bound, minus the prediction of the
+device's learnt model (learnt.py), if there is one. It varies slowly with size, while time spans six decades and is not
 linear in any one measure of size.
 """
 
@@ -44,7 +44,7 @@ _LARGEST_GROUP = 256  # largest group: residuals take quadratic time
 
 @dataclass(frozen=True)
 class Query:
-    """A kernel to be priced: its key and work."""
+    """A kernel to be priced: its key (a kernel at one shape, layout, schedule and machine) and work."""
 
     key: KernelKey
     work: Work
@@ -159,7 +159,8 @@ class Predictor:
         return self._members
 
     def learn(self, digests: Iterable[str]) -> None:
-        """Take keys that were added to the snapshot into account; only the groups with such keys are fitted again."""
+        """Take keys (kernels at one shape, layout, schedule and machine) that were added to the snapshot into account;
+        only the groups with such keys are fitted again."""
         members = self._places()
         for digest in digests:
             row = self._snapshot.first_row(digest, _PLACED)
@@ -193,8 +194,8 @@ class Predictor:
         return [abs(error) for _, error in self._residuals(place)]
 
     def held_out_pairs(self) -> list[HeldOut]:
-        """Measured times, each beside its prediction from other kernels: at most 256 keys of every family and
-        device."""
+        """Measured times, each beside its prediction from other kernels: at most 256 keys (kernels at one shape,
+        layout, schedule and machine) of every family and device."""
         found = []
         for place in sorted(place for place in self._places() if place[0] == "family"):
             for digest, error in self._residuals(place):

@@ -65,9 +65,9 @@ COMMON = ("early", "warm", "boxes", "split", "join")
 
 
 class RelatedKernels:
-    """Measured keys of one kernel, name or family, and the residuals of predicting each from the others. In groups of
-    several kernels, a key is predicted only from keys of other kernels, like a kernel that was never measured.
-    """
+    """Measured keys (kernels at one shape, layout, schedule and machine) of one kernel, name or family, and the
+    residuals of predicting each from the others. In groups of several kernels, a key is predicted only from keys of
+    other kernels, like a kernel that was never measured."""
 
     def __init__(
         self, snapshot: Snapshot, regime: str, rooflines: Rooflines, digests: Sequence[str], place: Place

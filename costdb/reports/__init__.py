@@ -1,4 +1,4 @@
-"""Small result records with JSON, text and HTML forms.
+"""Small result records that can be shown as JSON, text and HTML.
 
 In: numbers.
 Out: tables.

@@ -1,4 +1,4 @@
-"""Reports of the store: small dataclasses with JSON, text and HTML forms."""
+"""Reports of the store: small dataclasses that can be shown as JSON, text and HTML."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Held-out accuracy of predicted kernel times, per device: how far off predictions are, and how well they rank.
 
-Rows are left out in three ways, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at its
-shapes with all its schedules, as if it had never been measured there) and *schedules* (single schedules, the call's
-others are known). All measurements of one key are one row. Beside them stands the roofline, which needs no measurements
-of kernels.
+Rows are left out in three ways, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at some
+shapes with all its schedules, as if it had never been measured there) and *schedules* (single schedules, while the
+call's other schedules are known). All measurements of one key (a kernel at one shape, layout, schedule and machine) are
+one row. For comparison, the same figures are computed for the roofline, which needs no measurements of kernels.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ def _write_snapshot(connection: duckdb.DuckDBPyConnection, file: Path, loaded: L
 
 
 def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int, list[float]]]:
-    """All timings of some keys, read from the shards: (digest, regime, run, time in µs since 1970, samples in µs)."""
+    """All timings of some keys (kernels at one shape, layout, schedule and machine), read from the shards: (digest,
+    regime, run, time in µs since 1970, samples in µs)."""
     wanted = set(digests)
     found = set()
     names = ("digest", "regime", "run", "time_us", "samples", "kind")
@@ -160,7 +161,7 @@ def samples(root: Path, digests: Sequence[str]) -> list[tuple[str, str, str, int
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a broken cache (and its write-ahead log); returns its new path."""
+    """Rename a damaged cache file (and its write-ahead log); returns its new path."""
     stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{time.time_ns() % 1_000_000_000:09d}"
     aside = file.with_name(f"{file.name}.corrupt-{stamp}")
     os.replace(file, aside)

@@ -26,7 +26,7 @@ _ORDER = 768
 def measure(threads: int = 0, *, seconds: float = 0.6) -> list[TimingRow]:
     """Timings, within `seconds`, of a large copy, a large read, a copy in cache, a float32 GEMM and a tiny ufunc.
 
-    `threads`: as for `device_key`.
+    `threads`: number of threads used; 0: the setting `threads`.
     """
     random = np.random.default_rng(0)
     large, target = random.random(_LARGE, dtype=np.float32), np.zeros(_LARGE, dtype=np.float32)

@@ -32,15 +32,15 @@ class Failed(StoreReport):
     message: str
 
     def lines(self) -> list[tuple[str, str]]:
-        """(title, text) of one line."""
+        """One pair (title, text): the kernel's name; counts, status, stage, schedule and message."""
         what = f"{self.keys} of {self.of} ({self.keys / self.of:.1%}) {self.status} in {self.stage}"
         return [(shown(self.name), f"{what}, as {shown(self.schedule)}: {shown(self.message[:120])}")]
 
 
 @dataclass(frozen=True, repr=False)
 class FailedReport(StoreReport):
-    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys; `of`: number of tried
-    keys."""
+    """Failures of a store by kind, the most frequent first. `keys`: number of failed keys (kernels at one shape,
+    layout, schedule and machine); `of`: number of tried keys."""
 
     root: str
     keys: int
@@ -56,7 +56,8 @@ class FailedReport(StoreReport):
 
 
 def failed(root: Path) -> FailedReport:
-    """Statistics of failures among all tried keys, from the good shards under a store's root.
+    """Statistics of failures among all tried keys (kernels at one shape, layout, schedule and machine), from the good
+    shards under a store's root.
 
     A key that was also timed, in another run, counts as failed: a kernel that is sometimes wrong is wrong.
     """

@@ -151,7 +151,8 @@ def arrow_schema() -> pa.Schema:
 
 
 def to_table(rows: Iterable[Row]) -> pa.Table:
-    """Rows as an Arrow table of the schema, with valid UTF-8; numbers are validated later, by `checked`."""
+    """Rows as an Arrow table with the columns of the schema; what UTF-8 cannot encode becomes escape sequences, and
+    long messages are cut. Numbers are validated later, by `checked`."""
     import pyarrow as pa
 
     records = [row.record() for row in rows]
@@ -187,8 +188,9 @@ def checked(table: pa.Table) -> tuple[pa.Table, Counter[str]]:
     """Valid rows of a table, with medians recomputed from the samples, and the number of skipped rows by reason.
 
     A row is skipped for the first reason that holds: a null, an oversized text, an unknown kind, a digest that is not
-    that of its key, a date outside 2020 to 2100, negative or NaN work, and for timings no samples, an
-    unknown regime, or a latency that is NaN, infinite or outside `MIN_LATENCY_US`..`MAX_LATENCY_US`; NaN accuracy.
+    that of its key (a kernel at one shape, layout, schedule and machine), a date outside 2020 to 2100, negative or NaN
+    work, and for timings no samples, an unknown regime, or a latency that is NaN, infinite or outside
+    `MIN_LATENCY_US`..`MAX_LATENCY_US`; NaN accuracy.
     """
     import numpy as np
 

@@ -32,7 +32,7 @@ _DEPTH = 8  # folders below a store's root that are looked into: shards lie two 
 
 
 def is_name(name: str) -> bool:
-    """Whether a file's name has the form of a shard's: a SHA-256 in hex."""
+    """Whether a file's name could be that of a shard: a SHA-256 in hex."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -42,7 +42,8 @@ class BadShard(Exception):
 
 @dataclass(frozen=True)
 class ShardFile:
-    """A file under a store's root; `name` is its sha256 unless the file is bad."""
+    """A Parquet file of rows under a store's root. Its name should be the sha256 of its content; `read` refuses it if
+    not."""
 
     path: Path
     size: int

@@ -36,9 +36,11 @@ class Measurement:
 
     `low`..`high` is the spread in µs (quartiles over runs if there are four or more, otherwise the robust deviation of
     the median), `n` the number of runs, `samples` the total number of samples, `own` whether this process measured the
-    key too: if other runs contradict its own by more than a factor 2, only its own count. `shipped`: only rows of other
-    machines are known, from a team's store or, if it has none, from the package; they do not count beside rows of this
-    store. `alone`: only one run of a team's store is known."""
+    key (a kernel at one shape, layout, schedule and machine) too: if other runs contradict its own by more than a
+    factor 2, only its own count. `shipped`: only rows of other machines are known, from a team's store or, if it has
+    none, from the package; they do not count beside rows of this store. `alone`: only one run of a team's store is
+    known.
+    """
 
     us: float
     low: float
@@ -53,7 +55,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class FailureRecord:
-    """One recorded failure of a key."""
+    """One recorded failure of a key (a kernel at one shape, layout, schedule and machine)."""
 
     status: str
     stage: str
@@ -64,7 +66,7 @@ class FailureRecord:
 
 @dataclass(frozen=True, slots=True)
 class AccuracyRecord:
-    """One recorded error of a key against `reference`."""
+    """One recorded error of a key (a kernel at one shape, layout, schedule and machine) against `reference`."""
 
     rel_fro: float
     max_abs: float
@@ -119,23 +121,27 @@ class Snapshot:
         return self._columns[kind][name]
 
     def digests(self, kind: str = "timing") -> Iterable[str]:
-        """The distinct keys that have rows of this kind."""
+        """The distinct keys (kernels at one shape, layout, schedule and machine) that have rows of this kind."""
         return self._index[kind].keys()
 
     def kernels(self) -> set[str]:
-        """Kernel bodies (the key field `kernel`) that were timed or failed, in any shape and schedule."""
+        """Structural hashes (the key field `kernel`) of the kernels that were timed or failed, in any shape and
+        schedule."""
         return {name for kind in ("timing", "failure") for name in self._columns[kind]["kernel"]}
 
     def tuned(self, kernel: str) -> Mapping[str, Mapping[str, set[str]]]:
-        """Timed or failed schedules of a kernel body: shapes -> schedule -> digests of keys (all texts)."""
+        """Timed or failed schedules of the kernel with the structural hash `kernel`: shapes -> schedule -> digests of
+        keys (all texts)."""
         return self._tuned.get(kernel, {})
 
     def has(self, digest: str, kind: str = "timing") -> bool:
-        """Whether a key has rows of this kind."""
+        """Whether the key with this digest (a kernel at one shape, layout, schedule and machine) has rows of the given
+        kind."""
         return digest in self._index[kind]
 
     def first_row(self, digest: str, names: Sequence[str] = LOADED["timing"]) -> dict[str, Any]:
-        """Columns of one timing row of a key, for its labels and work; independent of arrival order."""
+        """Columns `names` of one timing row of the key (kernel at one shape, layout, schedule and machine) with this
+        digest; which row it is does not depend on the order of arrival."""
         rows, columns = self._index["timing"][digest], self._columns["timing"]
         row = rows[0] if len(rows) == 1 else self._canonical(rows)
         return {name: columns[name][row] for name in names}
@@ -146,8 +152,8 @@ class Snapshot:
         return max(rows, key=lambda row: (columns["time_us"][row], *(str(column[row]) for column in columns.values())))
 
     def learnt_of(self, digests: Sequence[str]) -> Array:
-        """log(time / roofline) that the learnt models predict for keys with timings; computed for all of them at
-        once."""
+        """log(time / roofline) that the learnt models predict for keys (kernels at one shape, layout, schedule and
+        machine) with timings; computed for all of them at once."""
         if not self.learnt.models:
             return np.zeros(len(digests))
         lacking = [digest for digest in self._index["timing"] if digest not in self._learnt_of]
@@ -157,7 +163,8 @@ class Snapshot:
         return np.array([self._learnt_of[digest] for digest in digests])
 
     def measurement(self, digest: str, regime: str) -> Measurement | None:
-        """The robust summary of a key's timings in one regime; None if there are none."""
+        """The robust summary of the timings, in one regime ("hot" or "cold" caches), of the key (kernel at one shape,
+        layout, schedule and machine) with this digest; None if there are none."""
         memo = (digest, regime)
         if memo not in self._memo:
             self._memo[memo] = self._summarise(digest, regime)
@@ -198,7 +205,8 @@ class Snapshot:
         return own if not 1 / _CONTRADICTION <= here / everywhere <= _CONTRADICTION else rows
 
     def failures(self, digest: str) -> list[FailureRecord]:
-        """A key's failures, oldest first."""
+        """The failures, oldest first, of the key (kernel at one shape, layout, schedule and machine) with
+        this digest."""
         found = [
             FailureRecord(row["status"], row["stage"], row["message"], row["run"], int(row["time_us"]))
             for row in self._rows("failure", digest)
@@ -206,7 +214,8 @@ class Snapshot:
         return sorted(found, key=lambda record: (record.time_us, record.run, record.status))
 
     def accuracies(self, digest: str) -> list[AccuracyRecord]:
-        """A key's accuracy rows, oldest first."""
+        """The measured errors, oldest first, of the key (kernel at one shape, layout, schedule and machine) with this
+        digest."""
         found = [
             AccuracyRecord(
                 rel_fro=float(row["rel_fro"]),

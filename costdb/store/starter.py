@@ -1,11 +1,11 @@
 """Starter rows: measured times that are shipped with the package and used where a user's store has no rows of its own.
 
-One Parquet file a device, in the schema of the shards, with one row of each kind a key: its timing as three samples
-(quartiles and median of the runs), its largest error, or its last failure. All have the run SHIPPED: measurements of
-this machine take precedence (`Snapshot`), and a price that rests on shipped rows alone has a wide interval, so that a
-search measures the kernel again before a plan depends on it. For a device without a file, the files of other devices of
-its kind (CPU, GPU) are read: their keys differ, so they only serve predictions. A model learnt from a device's rows and
-its held-out accuracy (accuracy.py) lie beside them.
+One Parquet file a device, in the schema of the shards, with one row of each kind a key (a kernel at one shape, layout,
+schedule and machine): its timing as three samples (quartiles and median of the runs), its largest error, or its last
+failure. All have the run SHIPPED: measurements of this machine take precedence (`Snapshot`), and a price that rests on
+shipped rows alone has a wide interval, so that a search measures the kernel again before a plan depends on it. For a
+device without a file, the files of other devices of its kind (CPU, GPU) are read: their keys differ, so they only serve
+predictions. A model learnt from a device's rows and its held-out accuracy (accuracy.py) lie beside them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def kind_of_device(device: str) -> str:
 
 
 def folder_in_use() -> Path | None:
-    """The folder of starter rows that the setting `starter` names; None for "none". CostStoreError if it is no
-    folder."""
+    """The folder of starter rows that the setting `starter` names; None for "none". Raises CostStoreError if it is no
+    folder.
+    """
     named = settings.current().starter
     if named == NONE:
         return None
@@ -84,7 +85,8 @@ def read(path: Path) -> pa.Table:
 
 
 def read_model(path: Path) -> GaussianProcess | None:
-    """The learnt model beside a starter file; None if there is none. BadShard or OSError if it cannot be read."""
+    """The learnt model beside a starter file; None if there is none. Raises BadShard or OSError if it cannot be
+    read."""
     beside = path.with_suffix(MODEL)
     if not beside.is_file():
         return None
@@ -114,8 +116,8 @@ def export_starter(root: Path, folder: Path, max_bytes: int = MAX_BYTES) -> list
     """Write one starter file for each CPU and GPU that a store has rows of; returns what was written.
 
     A file has at most `max_bytes` bytes: if it would be larger, only the fastest schedules of each kernel call are
-    kept. CostStoreError if the store has no such rows, or if a device's file does not fit; UnwritableError if a file
-    cannot be written.
+    kept. Raises CostStoreError if the store has no such rows, or if a device's file does not fit; UnwritableError if a
+    file cannot be written.
     """
     by_device: dict[str, list[Record]] = {}
     for record in (row for table in exported_tables(root) for row in table.to_pylist()):

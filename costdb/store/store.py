@@ -69,18 +69,21 @@ class Store:
     # Reading
 
     def failures(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[FailureRecord]]:
-        """Recorded failures of keys by digest, oldest first; only keys that have any."""
+        """Recorded failures of keys (kernels at one shape, layout, schedule and machine) by digest, oldest first; only
+        keys that have any."""
         snapshot = self.snapshot
         found = {digest: snapshot.failures(digest) for digest in map(_digest, keys) if snapshot.has(digest, "failure")}
         return {digest: records for digest, records in found.items() if records}
 
     def accuracies(self, keys: Iterable[KeyOrDigest]) -> dict[str, list[AccuracyRecord]]:
-        """Recorded accuracy of keys by digest, oldest first; only keys that have any."""
+        """Recorded accuracy of keys (kernels at one shape, layout, schedule and machine) by digest, oldest first; only
+        keys that have any."""
         found = {digest: self.snapshot.accuracies(digest) for digest in map(_digest, keys)}
         return {digest: records for digest, records in found.items() if records}
 
     def samples(self, keys: Iterable[KeyOrDigest]) -> list[tuple[str, str, str, int, list[float]]]:
-        """Every durable timing of some keys: (digest, regime, run, time in µs since 1970, samples in µs). Slow."""
+        """Every durable timing of some keys (kernels at one shape, layout, schedule and machine): (digest, regime, run,
+        time in µs since 1970, samples in µs). Slow."""
         return cache.samples(self.root, [_digest(key) for key in keys])
 
     def price(self, queries: Sequence[Query], *, regime: str = "hot") -> list[Price]:
@@ -282,8 +285,8 @@ class Store:
     def compact(self) -> CompactReport:
         """Merge the fully valid shards of each device into one; returns shards and rows before and after.
 
-        The old shards are deleted once the new one is on disk. CostStoreError if the store cannot be written; nothing
-        is lost then.
+        The old shards are deleted once the new one is on disk. Raises CostStoreError if the store cannot be written;
+        nothing is lost then.
         """
         from filelock import FileLock
 

@@ -3,10 +3,10 @@ preference to starter rows. Its storage location holds shards as a store's root 
 their sha256, so any number of writers may publish at once without a lock, and a shard that was damaged or exchanged is
 recognised. Shards are copied into a mirror in this user's cache folder before they are read.
 
-Rows of a team are measurements of other machines and people. They never count beside rows of this store; a price that
-rests on them alone has a wide interval, so that kernels of a plan are measured here before the plan depends on them. If
-fewer than two runs of the team agree, the interval reaches down to the kernel's bound: one wrong row can neither win a
-place in a plan nor keep a kernel out. Failures and errors of a team's rows are not used.
+Rows of a team are measurements of other machines and people. They are ignored where this store has rows of its own; a
+price based on them alone has a wide interval, so that kernels of a plan are measured on this machine before the plan
+depends on them. If fewer than two runs of the team agree, the interval reaches down to the kernel's roofline bound: one
+wrong row can neither bring a kernel into a plan nor keep it out. Failures and errors of a team's rows are not used.
 """
 
 from __future__ import annotations

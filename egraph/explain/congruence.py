@@ -24,7 +24,7 @@ CONGRUENCE = 0.01
 
 @dataclass(frozen=True)
 class Equation:
-    """Two terms that a rule or a definition states to be equal."""
+    """Two terms that a rule or a definition states to be equal. `name`: of the rule or definition."""
 
     name: str
     left: Tensor
@@ -53,7 +53,7 @@ class Congruence:
         self._alike: dict[tuple[Any, ...], list[Tensor]] | None = None
 
     def find(self, term: Tensor) -> Tensor:
-        """The representative of an added term."""
+        """The representative of an added term: the same for all terms known to be equal."""
         root = term
         while (above := self._above[root]) is not root:
             root = above
@@ -79,7 +79,7 @@ class Congruence:
         self._propagate()
 
     def equate(self, equation: Equation) -> None:
-        """Add an equation."""
+        """Add an equation and all equalities that follow from it by congruence."""
         self.add(equation.left)
         self.add(equation.right)
         self._stated.setdefault(equation.left, []).append((equation.right, equation))
@@ -94,7 +94,7 @@ class Congruence:
         return self.find(a) is self.find(b)
 
     def proof(self, a: Tensor, b: Tensor) -> list[Link]:
-        """The proof forest's path from a term to an equal one."""
+        """Path in the proof forest from the term `a` to the term `b`, which must be equal to it."""
         up_a, up_b = self._ancestors(a), self._ancestors(b)
         place = {term: i for i, term in enumerate(up_b)}
         meet = next(i for i, term in enumerate(up_a) if term in place)
@@ -104,7 +104,8 @@ class Congruence:
         return [*forth, *reversed(back)]
 
     def links(self, term: Tensor) -> Iterator[Link]:
-        """All links from a term: equations, to congruent terms, and to constants equal once rounded to their dtype."""
+        """All links from a term: equations that name it, and links to congruent terms and to constants equal once
+        rounded to their dtype."""
         if self._alike is None:
             self._alike = {}
             for node in self._above:
@@ -168,10 +169,10 @@ class ShortProofs:
     """Shortened proofs in a congruence closure.
 
     The proof forest's proof of two terms bounds the length of a shortest one. With these bounds as weights of
-    congruence steps, the shortest path through all links of a class is again a proof, and its length is a tighter
-    bound. This is done `rounds` times. A path contains only congruence steps whose operands' bounds are below its own,
-    so unfolding terminates for any number of rounds. After Flatt et al., "Small proofs from congruence closure" (FMCAD
-    2022), without their optimality.
+    congruence steps, the shortest path through all links of an equivalence class is again a proof, and its length is a
+    tighter bound. This is done `rounds` times. A path contains only congruence steps whose operands' bounds are below
+    its own, so unfolding terminates for any number of rounds. After Flatt et al., "Small proofs from congruence
+    closure" (FMCAD 2022), without their optimality.
     """
 
     def __init__(self, closure: Congruence, rounds: int = 2) -> None:
@@ -180,11 +181,12 @@ class ShortProofs:
         self._paths: dict[tuple[int, Tensor, Tensor], list[Link]] = {}
 
     def path(self, a: Tensor, b: Tensor) -> list[Link]:
-        """The steps from a term to an equal one."""
+        """The shortened proof that `a` and `b` are equal, as links from one to the other."""
         return self._path(self.rounds, a, b)
 
     def length(self, a: Tensor, b: Tensor) -> float:
-        """Upper bound on the number of equation applications in the proof, counting repetitions."""
+        """Upper bound on the number of equation applications in the proof that `a` and `b` are equal, counting
+        repetitions."""
         return self._length(self.rounds, a, b)
 
     def _path(self, level: int, a: Tensor, b: Tensor) -> list[Link]:

@@ -5,8 +5,8 @@ becomes an equation between terms (with one term chosen per e-class), each compo
 congruence closure (congruence.py) finds the consequences with proofs. The proof is unfolded into steps; each step
 rewrites one subterm at all places where the proof needs it, by one rule in one direction.
 
-Where the equations do not connect two subterms (a pruned form was in between), the step is a gap: it is listed as such,
-checked by value only, and the explanation is not `complete`.
+If the equations do not connect two subterms (because a term between them was pruned), the step is a gap: it is listed
+as such, checked by value only, and the explanation is not `complete`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class ProofStep:
 
     @property
     def reconstructed(self) -> bool:
-        """Whether a rule, a definition or rounding justifies the step (false for a gap)."""
+        """Whether a rule, a definition or rounding justifies the step; False for a gap (a step whose reason was not
+        found)."""
         return self.rule != GAP
 
     def __str__(self) -> str:
@@ -63,7 +64,7 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The steps that rewrite `original` into `chosen`."""
+    """A chain of rule applications (`steps`) that rewrites the term `original` into `chosen`."""
 
     original: Tensor
     chosen: Tensor
@@ -153,9 +154,9 @@ class _Terms:
 
 
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
-    """E-classes of all subterms of some terms that the view contains.
+    """E-classes of all subterms of the terms `roots` that the e-graph `view` contains.
 
-    A slice that the view has as a slice of a slice is found, too.
+    A slice that it has as a slice of a slice is found, too.
     """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):
@@ -203,7 +204,8 @@ class _Slices:
 
 # ---------------------------------------------------------------- equations
 def matches(matcher: Matcher, rule: Rule) -> list[Binding]:
-    """All bindings of a one-directional rule's left sides; several left sides are joined on shared variables."""
+    """All bindings of the left sides of a one-directional rule on the e-graph of `matcher`; several left sides are
+    joined on shared variables."""
     if len(rule.lefts) == 1:
         return [b for _, b in matcher.find(rule.lefts[0], rule.guards)]
     found: list[Binding] = [{}]
@@ -319,7 +321,7 @@ def derive(
     *,
     session: SaturationSession | None = None,
 ) -> Explanation | None:
-    """Steps from the term `start` to `goal`, found by saturating both in one e-graph without pruning.
+    """Find steps from the term `start` to `goal` by saturating both in one e-graph without pruning.
 
     None if the rules do not connect them within the limits. Raises UsageError if the types differ.
     """

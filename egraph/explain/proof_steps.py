@@ -50,9 +50,9 @@ class TooDeep(Exception):
 class Unfolding:
     """Conversion of congruence proofs to linear chains of rewrite steps.
 
-    With rules it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule is applied
-    to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not bounded.
-    Without rules it is strict.
+    With `rules` (by name) it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule
+    is applied to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not
+    bounded. Without rules it is strict. `depth`: of the current recursion.
     """
 
     proofs: ShortProofs
@@ -94,7 +94,8 @@ class Unfolding:
         return alike and all(self.proofs.closure.equal(p, q) for p, q in zip(a.args, b.args))
 
     def become(self, target: Tensor, chain: Chain) -> None:
-        """Extend a chain until it ends in a given equal term, operand by operand if only operands differ."""
+        """Extend `chain` until it ends in `target`, which equals its last term; operand by operand if only operands
+        differ."""
         now = chain.terms[-1]
         if now is target:
             return
@@ -121,7 +122,8 @@ class Unfolding:
                 chain.push(reason, _assembled((a, b), inner, now))
 
     def apply(self, link: Link, equation: Equation, chain: Chain) -> None:
-        """Apply an equation's rule to the end of the chain, which is congruent to one side of the equation."""
+        """Extend `chain` by applying the rule of `equation`, which `link` uses; its last term is congruent to one side
+        of the equation."""
         now, forward = chain.terms[-1], equation.left is link.before
         rule = self.rules.get(equation.name)
         if now is not link.before and rule is not None and len(rule.lefts) == 1:
@@ -138,11 +140,10 @@ class Unfolding:
         chain.push((equation.name, forward, link.before, link.after), link.after)
 
     def instance(self, rule: Rule, forward: bool, pattern: Term, other: Term, term: Tensor) -> Tensor | None:
-        """The side `other` of a rule, instantiated from a term that matches the side `pattern`.
+        """The other side of a rule (pattern `other`), instantiated from a term that matches the side `pattern`; None if
+        the two are not an instance of the rule.
 
         `forward`: whether `pattern` is the left side.
-
-        None if the result is not an instance of the rule.
         """
         binding: dict[str, Tensor] = {}
         attrs: dict[str, Any] = {}
@@ -156,7 +157,8 @@ class Unfolding:
         return made if made.type == term.type and is_instance(rule, 0, *sides) else None
 
     def fit(self, pattern: Term, now: Tensor, target: Tensor) -> Chain:
-        """Chain from a term to an equal one that matches a pattern; `target` is an equal term that matches the pattern.
+        """Chain from the term `now` to an equal one that matches `pattern`; `target` is an equal term that matches the
+        pattern.
 
         Variables of the pattern match any subterm, so the term is rewritten only as far as needed.
         """
@@ -220,7 +222,8 @@ def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, 
 
 
 def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Chain:
-    """The shorter of the strict and the lazy chain from `a` to `b`. Raises TooDeep if both are too long."""
+    """The shorter of the strict and the lazy chain from `a` to `b`; `rules`: by name. Raises TooDeep if both are too
+    long."""
     found = []
     for known in (rules, {}):
         try:

@@ -55,7 +55,7 @@ def check(
     to `tolerance`), once with both signs and once positive.
 
     `whole` compares the values of the whole terms; otherwise only the rewritten subterms are compared, with random
-    inputs in place of the subterms that both forms share, which takes a fraction of the time. The first and last terms
+    inputs in place of the subterms that both terms share, which takes a fraction of the time. The first and last terms
     are always compared whole. `bounds` maps integer inputs to an exclusive upper bound (default 2).
     """
     steps, by_name = explanation.steps, {d.name: d for r in rules for d in r.directions}

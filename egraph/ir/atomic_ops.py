@@ -1,24 +1,23 @@
-"""The atomic ops: leaves, elementwise, reductions, contractions, views, layout, indexing.
+"""The atomic ops (ops without a decomposition into others): leaves, elementwise, reductions, contractions, views,
+layout, indexing.
 
-`numpy(attrs, *arrays)` defines the semantics. It accepts every dtype that the op is defined for and returns the dtype
-of the type law; low-precision floats may be computed in their own dtype.
+`numpy(attrs, *arrays)` (functions of `atomic_numpy`) defines the semantics. It accepts every dtype that the op is
+defined for and returns the dtype that type inference gives; low-precision floats may be computed in their own dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
+from . import atomic_numpy as meaning
 from . import dtypes, index_maps, op_flops
+from .atomic_numpy import Array
 from .ops import Op, OutFunction, TargetText, ViewMethods, register
 from .recurrence import recurrent
 from .special_functions import erf
-
-Array = np.ndarray[Any, Any]
 
 
 def leaf(
@@ -42,8 +41,8 @@ def unary(
 ) -> None:
     """Register an elementwise op of one operand.
 
-    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law. `floats`: only
-    float operands are allowed. `more`: further fields of `Op`.
+    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law, the rule for the
+    result's shape and dtype. `floats`: only float operands are allowed. `more`: further fields of `Op`.
     """
     register(Op(name, 1, law, "pointwise", {}, {}, doc, numpy=lambda a, x: f(x), floats_only=floats, **more))
 
@@ -51,8 +50,8 @@ def unary(
 def binary(name: str, f: Callable[[Array, Array], Array], doc: str, *, law: str = "pointwise", **more: Any) -> None:
     """Register an elementwise op of two operands.
 
-    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law. `more`: further
-    fields of `Op`.
+    `f`: its meaning on NumPy arrays. `doc`: one line for docs/ops.md. `law`: name of the type law, the rule for the
+    result's shape and dtype. `more`: further fields of `Op`.
     """
     register(Op(name, 2, law, "pointwise", {}, {}, doc, numpy=lambda a, x, y: f(x, y), **more))
 
@@ -67,159 +66,6 @@ def reduction(name: str, f: Callable[..., Array], monoid: str, doc: str, **more:
     register(Op(name, 1, "reduce", "reduction", {"axes": "dims"}, {}, doc, numpy=numpy, monoid=monoid, **more))
 
 
-def _extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Callable[..., Array]:
-    """NumPy's max or min, with the identity `empty(dtype)` for a reduction over 0 elements."""
-
-    def reduce(x: Array, axis: Any, keepdims: bool) -> Array:
-        if x.size:
-            return f(x, axis=axis, keepdims=keepdims)
-        shape = [1 if i in axis else d for i, d in enumerate(x.shape)]
-        return np.full(shape, empty(dtypes.name_of(x.dtype)), x.dtype)
-
-    return reduce
-
-
-def _sum(x: Array, axis: Any, keepdims: bool) -> Array:
-    wide = np.float32 if x.dtype.itemsize == 2 and x.dtype.kind not in "iu" else None
-    return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=wide or x.dtype)).astype(x.dtype, copy=False)
-
-
-def _matmul(x: Array, y: Array) -> Array:
-    if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # accumulate 16-bit floats in float32, as every backend does
-        return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32))).astype(x.dtype)
-    return np.asarray(np.matmul(x, y))
-
-
-def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:
-    """View of an array's sliding windows along `axis` (NumPy strides); the elements of a window are a new last axis."""
-    count = (x.shape[axis] - dilation * (size - 1) - 1) // stride + 1
-    shape = (*x.shape[:axis], count, *x.shape[axis + 1 :], size)
-    step = x.strides[axis]
-    strides = (*x.strides[:axis], step * stride, *x.strides[axis + 1 :], step * dilation)
-    return as_strided(x, shape, strides, writeable=False)
-
-
-def conv(attrs: Mapping[str, Any], x: Array, w: Array) -> Array:
-    """NumPy meaning of the op `conv` with these attributes: matrix products of windows and weights, group by group.
-
-    16-bit floats accumulate in float32.
-    """
-    n, groups, pads = x.ndim - 2, attrs["groups"], attrs["pads"]
-    wide = np.float32 if x.dtype.itemsize == 2 else x.dtype
-    padded = np.pad(x.astype(wide, copy=False), [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))])
-    for i in range(n):
-        padded = sliding(padded, 2 + i, w.shape[2 + i], attrs["strides"][i], attrs["dilations"][i])
-    per_in, per_out = w.shape[1], w.shape[0] // groups
-    axes = [1, *range(2 + n, 2 + 2 * n)]
-    parts = [
-        np.tensordot(
-            padded[:, g * per_in : (g + 1) * per_in],
-            w[g * per_out : (g + 1) * per_out].astype(wide, copy=False),
-            axes=(axes, [1, *range(2, 2 + n)]),
-        )
-        for g in range(groups)
-    ]
-    return np.ascontiguousarray(np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)).astype(x.dtype, copy=False)
-
-
-def _slice(attrs: Mapping[str, Any], x: Array) -> Array:
-    found: Array = x[(slice(None),) * attrs["axis"] + (slice(attrs["start"], attrs["stop"], attrs["step"]),)]
-    return found
-
-
-def _pad(attrs: Mapping[str, Any], x: Array) -> Array:
-    widths = [(0, 0)] * x.ndim
-    widths[attrs["axis"]] = (attrs["lo"], attrs["hi"])
-    return np.pad(x, widths, constant_values=np.asarray(attrs["value"]).astype(x.dtype))
-
-
-def _iota(attrs: Mapping[str, Any]) -> Array:
-    shape, axis = attrs["shape"], attrs["axis"]
-    line = np.arange(shape[axis]).astype(dtypes.numpy_dtype(attrs["dtype"]))
-    return np.broadcast_to(line.reshape([-1 if i == axis else 1 for i in range(len(shape))]), shape)
-
-
-def _cast(attrs: Mapping[str, Any], x: Array) -> Array:
-    target = dtypes.numpy_dtype(attrs["dtype"])
-    if target.kind in "iu" and x.dtype.kind not in "iub":
-        with np.errstate(invalid="ignore"):  # out of range and NaN are unspecified, as in C
-            return np.trunc(x.astype(np.float64)).astype(target)
-    with np.errstate(over="ignore"):
-        return x.astype(target)
-
-
-@cache
-def _float8_values() -> Array:
-    """Value of each of the 256 codes of float8 e4m3fn, as float32."""
-    import ml_dtypes
-
-    return np.asarray(np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
-
-
-def _from_float8(attrs: Mapping[str, Any], x: Array) -> Array:
-    found: Array = np.take(_float8_values(), x)
-    return found.astype(dtypes.numpy_dtype(attrs.get("dtype", "float64")))
-
-
-def _along(index: Array, axis: int) -> tuple[Array, ...]:
-    """NumPy index arrays for entries along one axis; all other axes are indexed by their own position."""
-    grid = np.ogrid[tuple(slice(n) for n in index.shape)]
-    return tuple(index if d == axis else g for d, g in enumerate(grid))
-
-
-def _inside(index: Array, size: int) -> Array:
-    """Indices made valid: negative ones count from the end, out-of-range ones are clamped."""
-    index = index.astype(np.int64, copy=False)  # a narrow index dtype may not be able to hold the size
-    return np.clip(np.where(index < 0, index + size, index), 0, size - 1)
-
-
-def _scatter(attrs: Mapping[str, Any], x: Array, index: Array, updates: Array) -> Array:
-    out = x.copy()
-    spot = _along(index, attrs["axis"])
-    if attrs["mode"] == "set":
-        out[spot] = updates
-    else:
-        {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}[attrs["mode"]].at(out, spot, updates)
-    return out
-
-
-def _argsort(attrs: Mapping[str, Any], x: Array) -> Array:
-    if not attrs["descending"]:
-        return np.argsort(x, axis=attrs["axis"], kind="stable")
-    # stable descending: sort the flipped array, then flip the result and its indices
-    flipped = np.flip(x, attrs["axis"])
-    order = np.flip(np.argsort(flipped, axis=attrs["axis"], kind="stable"), attrs["axis"])
-    return np.asarray(x.shape[attrs["axis"]] - 1 - order)
-
-
-def _div(x: Array, y: Array) -> Array:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.true_divide(x, y).astype(x.dtype, copy=False)
-
-
-def _power(x: Array, y: Array) -> Array:
-    """pow with a materialized exponent for every element.
-
-    For an exponent broadcast with stride 0 NumPy uses squares, roots and quotients, which differ in bits and, for -0
-    and -inf, in value.
-    """
-    shape = np.broadcast_shapes(x.shape, y.shape)
-    exponents = np.ascontiguousarray(np.broadcast_to(y, shape))
-    return np.asarray(np.power(np.atleast_1d(x), np.atleast_1d(exponents)).reshape(shape))
-
-
-def _quiet(f: Callable[..., Array]) -> Callable[..., Array]:
-    def run(*arrays: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return f(*arrays).astype(arrays[0].dtype, copy=False)
-
-    return run
-
-
-def _recip(x: Array) -> Array:
-    return _div(np.ones((), x.dtype), x)
-
-
 _LEAF = {"shape": "dims", "dtype": "dtype"}
 leaf("input", {"name": "str", **_LEAF}, "A value given at each call.")
 leaf("param", {"name": "str", **_LEAF}, "A weight, bound once; whatever depends on params alone is folded at load.")
@@ -228,7 +74,7 @@ leaf("constant", {"digest": "str", **_LEAF}, "An array known now.")
 leaf("full", {"value": "float", **_LEAF}, "One number in every place.",
      lambda a: np.full(a["shape"], np.asarray(a["value"]).astype(dtypes.numpy_dtype(a["dtype"]))),
      jax="jnp.full({shape}, {value})", fused_as="cheap")  # fmt: skip
-leaf("iota", {"axis": "int", **_LEAF}, "Positions 0, 1, … along one axis.", _iota,
+leaf("iota", {"axis": "int", **_LEAF}, "Positions 0, 1, … along one axis.", meaning.iota,
      jax="jax.lax.broadcasted_iota({dtype}, {shape}, {axis})", fused_as="cheap")  # fmt: skip
 
 
@@ -291,31 +137,31 @@ unary("sign", np.sign, "-1, 0 or 1", twice="once", floats=False, rounding="never
       numpy_function=OutFunction("sign", "number"), torch_function=OutFunction("sign", "none", counted=True),
       text=TargetText("{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)", cuda="op::sign({0})", triton=_TRITON_SIGN,
                       triton_whole="({0} > 0).to(tl.int64) - ({0} < 0).to(tl.int64)", jax="jnp.sign({0})"))  # fmt: skip
-unary("exp", _quiet(np.exp), "e**x", flops=8, monotone=True, nonnegative=True, rounding="always", onnx=("Exp",), aten=("exp",),
+unary("exp", meaning.quiet(np.exp), "e**x", flops=8, monotone=True, nonnegative=True, rounding="always", onnx=("Exp",), aten=("exp",),
       **_both("exp"), text=_vectorized("exp", "tl.exp({0})"))  # fmt: skip
-unary("log", _quiet(np.log), "natural logarithm", flops=8, domain="positive", rounding="always", onnx=("Log",), aten=("log",),
+unary("log", meaning.quiet(np.log), "natural logarithm", flops=8, domain="positive", rounding="always", onnx=("Log",), aten=("log",),
       **_both("log"), text=_vectorized("log", "tl.log({0})"))  # fmt: skip
-unary("log1p", _quiet(np.log1p), "log(1 + x) without cancellation", flops=8, domain="positive", rounding="always",
+unary("log1p", meaning.quiet(np.log1p), "log(1 + x) without cancellation", flops=8, domain="positive", rounding="always",
       aten=("log1p",), **_both("log1p"), text=_vectorized("log1p", "tl.log(1.0 + {0})"))  # fmt: skip
-unary("expm1", _quiet(np.expm1), "exp(x) - 1 without cancellation", flops=8, monotone=True, rounding="always",
+unary("expm1", meaning.quiet(np.expm1), "exp(x) - 1 without cancellation", flops=8, monotone=True, rounding="always",
       aten=("expm1",), **_both("expm1"), text=_vectorized("expm1", "tl.exp({0}) - 1.0"))  # fmt: skip
-unary("sqrt", _quiet(np.sqrt), "square root", flops=4, keeps_positive=True, nonnegative=True, domain="positive", rounding="always", onnx=("Sqrt",),
+unary("sqrt", meaning.quiet(np.sqrt), "square root", flops=4, keeps_positive=True, nonnegative=True, domain="positive", rounding="always", onnx=("Sqrt",),
       aten=("sqrt",), **_both("sqrt"), text=_call("sqrt", "sqrt", "tl.sqrt({0})"))  # fmt: skip
-unary("rsqrt", _quiet(lambda x: _recip(np.sqrt(x))), "1 / sqrt(x)", flops=4, keeps_positive=True, domain="positive", rounding="always",
+unary("rsqrt", meaning.quiet(lambda x: meaning.recip(np.sqrt(x))), "1 / sqrt(x)", flops=4, keeps_positive=True, domain="positive", rounding="always",
       aten=("rsqrt",), torch_function=OutFunction("rsqrt"),
       text=TargetText("1.0f / __builtin_sqrtf({0})", "1.0 / sqrt({0})", cuda="op::rsqrt({0})", triton="tl.rsqrt({0})",
                       jax="1 / jnp.sqrt({0})"))  # fmt: skip
-unary("recip", _quiet(_recip), "1 / x", keeps_positive=True, real=lambda z, x: 1 / x, flops=2, domain="nonzero", rounding="always", onnx=("Reciprocal",), aten=("reciprocal",),
+unary("recip", meaning.quiet(meaning.recip), "1 / x", keeps_positive=True, real=lambda z, x: 1 / x, flops=2, domain="nonzero", rounding="always", onnx=("Reciprocal",), aten=("reciprocal",),
       **_both("reciprocal"),
       text=TargetText("1.0f / {0}", "1.0 / {0}", cuda="op::recip({0})", triton="1.0 / {0}", jax="1 / {0}"))  # fmt: skip
 unary("tanh", np.tanh, "hyperbolic tangent", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Tanh",),
       aten=("tanh",), **_both("tanh"), text=_vectorized("tanh", "2.0 / (1.0 + tl.exp(-2.0 * {0})) - 1.0"))  # fmt: skip
 unary("erf", erf, "error function", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Erf",), aten=("erf",),
       torch_function=OutFunction("erf"), text=_vectorized("erf", "tl.erf({0})", "jax.lax"))  # fmt: skip
-unary("sin", _quiet(np.sin), "sine", flops=10, symmetry="odd", rounding="always", wide_operands=True, onnx=("Sin",), aten=("sin",),
+unary("sin", meaning.quiet(np.sin), "sine", flops=10, symmetry="odd", rounding="always", wide_operands=True, onnx=("Sin",), aten=("sin",),
       **_both("sin"),
       text=_call("sin", "sin", "tl.sin({0})"))  # fmt: skip
-unary("cos", _quiet(np.cos), "cosine", flops=10, symmetry="even", rounding="always", wide_operands=True, onnx=("Cos",), aten=("cos",),
+unary("cos", meaning.quiet(np.cos), "cosine", flops=10, symmetry="even", rounding="always", wide_operands=True, onnx=("Cos",), aten=("cos",),
       **_both("cos"),
       text=_call("cos", "cos", "tl.cos({0})"))  # fmt: skip
 unary("atan", np.arctan, "inverse tangent", flops=10, symmetry="odd", monotone=True, rounding="always", onnx=("Atan",),
@@ -331,27 +177,27 @@ unary("round", np.rint, "nearest whole number, ties to even", twice="once", roun
       text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND,
                       jax="jnp.round({0})"))  # fmt: skip
 
-binary("add", _quiet(np.add), "x + y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x + y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
+binary("add", meaning.quiet(np.add), "x + y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x + y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
        aten=("add",), numpy_function=OutFunction("add"), torch_function=OutFunction("add", "number", counted=True),
        text=_text("{0} + {1}", c_whole="{0} + {1}"))  # fmt: skip
-binary("sub", _quiet(np.subtract), "x - y", algebra="ring", real=lambda z, x, y: x - y, linear=(0, 1), onnx=("Sub",), aten=("sub",),
+binary("sub", meaning.quiet(np.subtract), "x - y", algebra="ring", real=lambda z, x, y: x - y, linear=(0, 1), onnx=("Sub",), aten=("sub",),
        numpy_function=OutFunction("subtract", "number"), torch_function=OutFunction("sub", "number", counted=True),
        text=_text("{0} - {1}", c_whole="{0} - {1}"))  # fmt: skip
-binary("mul", _quiet(np.multiply), "x * y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x * y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0, 1.0), onnx=("Mul",),
+binary("mul", meaning.quiet(np.multiply), "x * y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x * y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0, 1.0), onnx=("Mul",),
        aten=("mul",), numpy_function=OutFunction("multiply"), torch_function=OutFunction("mul", "number", counted=True),
        text=_text("{0} * {1}", c_whole="{0} * {1}"))  # fmt: skip
-binary("div", _div, "x / y of floats", keeps_positive=True, real=lambda z, x, y: x / y, linear=(0,), floats_only=True, flops=2, domain="nonzero", rounding="always",
+binary("div", meaning.div, "x / y of floats", keeps_positive=True, real=lambda z, x, y: x / y, linear=(0,), floats_only=True, flops=2, domain="nonzero", rounding="always",
        onnx=("Div",), aten=("div",), numpy_function=OutFunction("true_divide"), torch_function=OutFunction("div"),
        text=_text("{0} / {1}", cuda="op::div({0}, {1})"))  # fmt: skip
-binary("floordiv", _quiet(np.floor_divide), "floor(x / y)", domain="nonzero", aten=("floor_divide",),
+binary("floordiv", meaning.quiet(np.floor_divide), "floor(x / y)", domain="nonzero", aten=("floor_divide",),
        numpy_function=OutFunction("floor_divide", "number"), torch_function=OutFunction("floor_divide", "none"),
        text=TargetText(c_whole="floor_div({0}, {1})", cuda_whole="op::floor_div({0}, {1})", triton_whole=_TRITON_FLOORDIV,
                        jax="jnp.floor_divide({0}, {1})"))  # fmt: skip
-binary("mod", _quiet(np.mod), "x - y * floor(x / y)", wide_operands=True, domain="nonzero", onnx=("Mod",), aten=("remainder",),
+binary("mod", meaning.quiet(np.mod), "x - y * floor(x / y)", wide_operands=True, domain="nonzero", onnx=("Mod",), aten=("remainder",),
        numpy_function=OutFunction("remainder", "number"), torch_function=OutFunction("remainder", "none"),
        text=TargetText(c_whole="floor_mod({0}, {1})", cuda_whole="op::floor_mod({0}, {1})", triton_whole=_TRITON_MOD,
                        jax="jnp.mod({0}, {1})"))  # fmt: skip
-binary("pow", _quiet(_power), "x ** y", flops=16, domain="positive", rounding="always", onnx=("Pow",), aten=("pow",),
+binary("pow", meaning.quiet(meaning.power), "x ** y", flops=16, domain="positive", rounding="always", onnx=("Pow",), aten=("pow",),
        torch_function=OutFunction("pow", "float", counted=True),
        text=TargetText("__builtin_powf({0}, {1})", "pow({0}, {1})", cuda="op::pow({0}, {1})",
                        jax="jnp.power({0}, {1})", triton="tl.exp2({1} * tl.log2(tl.abs({0})))"))  # for positive x; values.py handles the others  # fmt: skip
@@ -392,19 +238,19 @@ register(Op("where", 3, "where", "pointwise", {}, {}, "x where the condition hol
             text=_text("{0} ? {1} : {2}", c_whole="{0} ? {1} : {2}", triton="tl.where({0}, {1}, {2})",
                        jax="jnp.where({0}, {1}, {2})")))  # fmt: skip
 register(Op("cast", 1, "cast", "pointwise", {"dtype": "dtype"}, {}, "another dtype; float to int truncates",
-            numpy=_cast, keeps_positive=True, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
+            numpy=meaning.cast, keeps_positive=True, linear=(0,), onnx=("Cast",), aten=("_to_copy",)))  # fmt: skip
 
 register(Op("from_float8", 1, "from_float8", "pointwise", {"dtype": "dtype"}, {"dtype": "float32"},
-            "value of the 8-bit float e4m3fn whose bits are a uint8", numpy=_from_float8, rounding="never",
+            "value of the 8-bit float e4m3fn whose bits are a uint8", numpy=meaning.from_float8, rounding="never",
             text=TargetText(c_whole="from_float8({0})", cuda_whole="op::from_float8({0})",
                             triton="({0}).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)",
                             jax="jax.lax.bitcast_convert_type({0}.astype(jnp.uint8), jnp.float8_e4m3fn).astype(jnp.float32)")))  # fmt: skip
 
-reduction("sum", _sum, "add", "sum over axes", keeps_positive=True, linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
+reduction("sum", meaning.sum_, "add", "sum over axes", keeps_positive=True, linear=(0,), algebra="ring", onnx=("ReduceSum",), aten=("sum",),
           text=_reduced("sum", ", dtype={wide}"))  # fmt: skip
 reduction(
     "max",
-    _extreme(np.max, dtypes.least),
+    meaning.extreme(np.max, dtypes.least),
     "maximum",
     "largest over axes; NaN wins",
     keeps_positive=True,
@@ -416,7 +262,7 @@ reduction(
 )
 reduction(
     "min",
-    _extreme(np.min, dtypes.greatest),
+    meaning.extreme(np.min, dtypes.greatest),
     "minimum",
     "smallest over axes; NaN wins",
     keeps_positive=True,
@@ -438,16 +284,16 @@ register(Op("cumsum", 1, "along", "reduction", {"axis": "int"}, {}, "running sum
             numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), keeps_positive=True, linear=(0,), algebra="ring", onnx=("CumSum",),
             aten=("cumsum",), text=TargetText(jax="jnp.cumsum({0}, axis={axis}, dtype={wide})")))  # fmt: skip
 register(Op("argsort", 1, "along_index", "index", {"axis": "int", "descending": "bool"}, {"descending": False},
-            "positions that sort an axis, stable", numpy=_argsort, aten=("argsort",),
+            "positions that sort an axis, stable", numpy=meaning.argsort, aten=("argsort",),
             text=TargetText(jax="jnp.argsort({0}, axis={axis}, stable=True, descending={descending})")))  # fmt: skip
 
 register(Op("matmul", 2, "matmul", "contraction", {}, {}, "a[..., M, K] @ b[..., K, N] or b[K, N]",
-            numpy=lambda a, x, y: _matmul(x, y), fused_as="product", work=op_flops.product, keeps_positive=True, linear=(0, 1), algebra="ring", onnx=("MatMul",),
+            numpy=lambda a, x, y: meaning.matmul(x, y), fused_as="product", work=op_flops.product, keeps_positive=True, linear=(0, 1), algebra="ring", onnx=("MatMul",),
             aten=("mm", "bmm", "matmul"),
             text=TargetText(jax="jnp.matmul({0}, {1}, precision='highest', preferred_element_type={wide})")))  # fmt: skip
 register(Op("conv", 2, "conv", "contraction",
             {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"}, {},
-            "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=conv, linear=(0, 1), algebra="ring",
+            "convolution (cross-correlation) of x[N, C, *S] with w[O, C/groups, *K]", numpy=meaning.conv, linear=(0, 1), algebra="ring",
             fused_as="product", work=op_flops.convolution,
             onnx=("Conv",), aten=("convolution",)))  # fmt: skip
 
@@ -472,7 +318,7 @@ register(Op("broadcast_to", 1, "broadcast_to", "view", {"shape": "dims"}, {}, "s
             index_map=index_maps.broadcast_to, methods=ViewMethods(torch=("expand", "shape")), aten=("expand",),
             text=TargetText(jax="jnp.broadcast_to({0}, {shape})")))  # fmt: skip
 register(Op("slice", 1, "slice", "view", {"axis": "int", "start": "int", "stop": "int", "step": "int"}, {"step": 1},
-            "elements start, start + step, … below stop along one axis", numpy=_slice, linear=(0,),
+            "elements start, start + step, … below stop along one axis", numpy=meaning.slice_, linear=(0,),
             index_map=index_maps.slice_, aten=("slice",)))  # fmt: skip
 register(Op("flip", 1, "along", "view", {"axis": "int"}, {}, "one axis backwards",
             numpy=lambda a, x: np.flip(x, a["axis"]), linear=(0,), index_map=index_maps.flip,
@@ -480,13 +326,13 @@ register(Op("flip", 1, "along", "view", {"axis": "int"}, {}, "one axis backwards
             text=TargetText(jax="jnp.flip({0}, {axis})")))  # fmt: skip
 register(Op("windows", 1, "windows", "view", {"axis": "int", "size": "int", "stride": "int", "dilation": "int"},
             {"stride": 1, "dilation": 1}, "sliding windows along an axis, their elements in a new last axis",
-            numpy=lambda a, x: sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,),
+            numpy=lambda a, x: meaning.sliding(x, a["axis"], a["size"], a["stride"], a["dilation"]), linear=(0,),
             index_map=index_maps.windows, aten=("unfold",)))  # fmt: skip
 register(Op("concat", 2, "concat", "layout", {"axis": "int"}, {}, "one after the other along an axis",
             numpy=lambda a, x, y: np.concatenate((x, y), axis=a["axis"]), linear=(), onnx=("Concat",),
             index_map=index_maps.concat, aten=("cat",), text=TargetText(jax="jnp.concatenate(({0}, {1}), axis={axis})")))  # fmt: skip
 register(Op("pad", 1, "pad", "layout", {"axis": "int", "lo": "int", "hi": "int", "value": "float"}, {"value": 0.0},
-            "a constant before and after along an axis", numpy=_pad, onnx=("Pad",),
+            "a constant before and after along an axis", numpy=meaning.pad, onnx=("Pad",),
             index_map=index_maps.pad, aten=("constant_pad_nd",)))  # fmt: skip
 register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             "x's slices at the indices (0 <= index < size; others clip), their axes in place of `axis`",
@@ -495,10 +341,10 @@ register(Op("gather", 2, "gather", "index", {"axis": "int"}, {},
             aten=("index_select", "embedding"), text=TargetText(jax="jnp.take({0}, {1}, axis={axis}, mode='clip')")))  # fmt: skip
 register(Op("gather_elements", 2, "gather_elements", "index", {"axis": "int"}, {},
             "x at the index along one axis, per position (negative ones count from the end, those beyond clip)",
-            numpy=lambda a, x, i: x[_along(_inside(i, x.shape[a["axis"]]), a["axis"])], fused_as="cheap", index_operand=1,
+            numpy=lambda a, x, i: x[meaning.along(meaning.inside(i, x.shape[a["axis"]]), a["axis"])], fused_as="cheap", index_operand=1,
             negative_indices=True, keeps_positive=True, linear=(0,), onnx=("GatherElements",),
             aten=("gather",)))  # fmt: skip
 register(Op("scatter_elements", 3, "scatter_elements", "index", {"axis": "int", "mode": "str"}, {"mode": "set"},
             "x with updates written (set, add, mul, max, min) at the index along one axis; of two set in one place, either",
-            numpy=_scatter, fused_as="written", index_operand=1, negative_indices=True,
+            numpy=meaning.scatter, fused_as="written", index_operand=1, negative_indices=True,
             onnx=("ScatterElements",), aten=("scatter", "scatter_add")))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Order of the compute nodes of a graph in which repeated blocks are intervals."""
+"""Order of the compute nodes of a graph in which repeated blocks (repeated subgraphs) are intervals."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class NodeOrder:
 
     @staticmethod
     def of(graph: Graph, max_nodes: int) -> NodeOrder:
-        """The listing of a graph; values that many repeats read are listed before the first repeat.
+        """The order for a graph; values that many repeats read are listed before the first repeat.
 
-        `max_nodes`: size limit of a block. Values read over a longer distance are not counted in widths.
+        `max_nodes`: size limit of a block (repeated subgraph). Values read over a longer distance are not counted in
+        widths (numbers of values live across a position).
         """
         nodes = graph.nodes()
         fixed = weight_only(nodes)

@@ -1,5 +1,5 @@
-"""Intervals of the ordered compute nodes, cut where few values are live, and merged where their kinds occur
-together."""
+"""Cuts a sequence of compute nodes into intervals at points where few values are live, and merges two neighbouring
+intervals if their structures nearly always occur side by side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MATCHED = 16
 
 
 def cut(listing: NodeOrder, max_nodes: int) -> list[tuple[int, int]]:
-    """The listing as consecutive intervals (start, end) of at most `max_nodes` nodes."""
+    """Cut the listing into consecutive intervals (start, end) of at most `max_nodes` nodes, at places where few values
+    are live."""
     widths, seams = _widths(listing, max_nodes // 2)
     n = len(listing.order)
     near = {j for i in seams for j in range(i - WINDOW, i + WINDOW + 1)}
@@ -72,7 +73,7 @@ def _widths(listing: NodeOrder, reach: int) -> tuple[list[int], list[int]]:
 
 @dataclass
 class BlockPiece:
-    """The nodes of a listing from index `start` up to `end` (exclusive).
+    """The nodes of an ordered list (`NodeOrder`) from index `start` up to `end` (exclusive).
 
     `kind` is equal for pieces of equal structure. `inputs` and `weights` are the values that the piece reads from
     outside, `outputs` those of its values that are used after it or are roots.
@@ -129,9 +130,9 @@ def merge(listing: NodeOrder, stretches: list[tuple[int, int]], max_nodes: int) 
     """The intervals `stretches` of a listing, (start, end), as pieces: neighbours are merged where pieces of their two
     structures (`BlockPiece.kind`) always occur together.
 
-    First those where at least two values of the left piece are used after it, up to `max_nodes` nodes, then the others,
-    up to half of that. Merged pieces are also searched for in pieces that occur once, such as a layer's first part
-    after the embedding.
+    First those pairs are merged in which at least two values of the left piece are used after it, up to `max_nodes`
+    nodes, then the others, up to half of that. Merged pieces are also searched for in pieces that occur once, such as a
+    layer's first part after the embedding.
     """
     names: dict[Any, int] = {}
     pieces = [_piece(listing, names, a, b) for a, b in stretches]

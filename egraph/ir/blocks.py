@@ -33,14 +33,15 @@ CONSTANT_BYTES = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """A unique region. Its graph names inputs in0, in1, …, params w0, …, states s0, … and outputs o0, …."""
+    """A unique region of a model. Its graph names inputs in0, in1, …, params w0, …, states s0, … and outputs o0, …."""
 
     graph: Graph
 
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """One occurrence of a block: the model's values for the block's leaves and outputs.
+    """One occurrence of a block (repeated subgraph): the model's values for the block's inputs, params and states (its
+    leaves), and for its outputs, each in the order of the block.
 
     `block` is an index into `Blocks.unique`.
     """
@@ -57,7 +58,8 @@ class Blocks:
     """The unique regions of a graph and their occurrences in topological order.
 
     Every compute node (one that depends on an input or a state) is in exactly one instance. An expression of weights
-    and constants alone is inside the block that uses it, or a parameter of the blocks if several use it.
+    and constants alone is inside the block (repeated subgraph) that uses it, or a parameter of the blocks if several
+    use it.
     """
 
     graph: Graph
@@ -71,7 +73,8 @@ class Blocks:
 
 
 def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
-    """The blocks of a graph, each of at most `max_nodes` compute nodes (not counting inlined weight expressions)."""
+    """The blocks (repeated subgraphs) of a graph, each of at most `max_nodes` compute nodes (not counting inlined
+    weight expressions)."""
     listing = NodeOrder.of(graph, max_nodes)
     pieces = merge(listing, cut(listing, max_nodes), max_nodes)
     owner = _owners(listing, pieces)

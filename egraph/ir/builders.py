@@ -1,4 +1,5 @@
-"""Builders of nodes: Array-API names and operators that insert the casts, reshapes and broadcasts they need.
+"""Functions that build nodes, under the names of the Array API; they insert the casts, reshapes and broadcasts that
+operands need.
 
 Python numbers are weakly typed: they take the dtype of the tensor they are combined with. Between tensors
 `dtypes.promote` decides.
@@ -73,7 +74,8 @@ def arange(stop: Dim, dtype: str = "int64") -> Tensor:
 
 
 def iota(shape: Sequence[Dim], axis: int, dtype: str = "int64") -> Tensor:
-    """A tensor of a shape that holds the index along one axis: 0, 1, … along that axis, equal along the others."""
+    """A tensor of the given shape that holds the index along one axis: 0, 1, … along that axis, equal along the
+    others."""
     return make("iota", (), {"axis": axis_of(axis, len(shape)), "shape": shape, "dtype": dtype})
 
 
@@ -95,7 +97,8 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def as_operand(value: Any) -> Any:
-    """Tensors and (weakly typed) numbers unchanged; arrays and lists as constants."""
+    """An operand of an elementwise op: tensors and Python numbers (weakly typed) unchanged, arrays and lists as
+    constant tensors."""
     weak = type(value) in (bool, int, float) or (
         isinstance(value, Tensor | bool | int | float | np.generic) and not hasattr(type(value), "__tensor__")
     )
@@ -104,7 +107,8 @@ def as_operand(value: Any) -> Any:
 
 # ---------------------------------------------------------------- operand alignment
 def axis_of(axis: int, rank: int) -> int:
-    """A non-negative axis; negative axes count from the end. Raises ShapeError if out of range."""
+    """The axis of a tensor of this rank as a non-negative number; negative axes count from the end. Raises ShapeError
+    if it is out of range."""
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0
@@ -150,7 +154,7 @@ _RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def elementwise(name: str) -> Callable[..., Tensor]:
-    """The builder of an elementwise op without attributes.
+    """The function that builds nodes of the elementwise op `name`, which has no attributes.
 
     Of one operand: integers and bools of an op for floats are cast to float32 first. Of two: ranks and dtypes are
     aligned.

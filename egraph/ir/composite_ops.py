@@ -25,7 +25,7 @@ def composite(
     defaults: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Decorator that registers a decomposition as a composite op and returns the builder of that op.
+    """Decorator that registers a decomposition as a composite op and returns the function that builds nodes of that op.
 
     The first line of the decomposition's docstring documents the op. The arguments, and `more`, are fields of `Op`.
     """
@@ -355,7 +355,8 @@ _ATTENTION_IS = (
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float) -> Tensor:
     """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)
 
-    `causal`: a query sees no later positions. `window`, `softcap`: as for `masked_attention`.
+    `causal`: a query sees no later positions. `window`: number of positions that a query sees at most; 0: no limit.
+    `softcap`: c turns a score s into c * tanh(s / c); 0 leaves scores as they are.
     """
     return _attend(q, k, v, None, scale, causal, window, softcap)
 
@@ -426,7 +427,7 @@ def max_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) ->
 def avg_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) -> Tensor:
     """Mean of each window, padding counted as zeros
 
-    Operand and attributes as for `max_pool`.
+    x[N, C, *S]; one number per spatial axis, but `pads` = all low sides, then all high sides.
     """
     windows = _pooled(x, kernel, strides, pads, dilations, 0.0)
     return t.sum(windows, tuple(range(x.rank, windows.rank))) * _inverse(volume(tuple(kernel)))

@@ -22,9 +22,10 @@ from ...errors import ShapeError
 @total_ordering
 @dataclass(frozen=True)
 class Atom:
-    """Factor of a dimension's terms.
+    """Factor of a dimension's terms: a size or a quotient that is not split further.
 
-    A named size (`op` is 'size') with its range, or an opaque floor quotient or remainder of two dimensions.
+    `op` is 'size' for the size called `name`, which ranges from `min` to `max`; otherwise it is '//' or '%', the floor
+    quotient or remainder of the two dimensions `args`.
     """
 
     op: str
@@ -288,7 +289,7 @@ def parse(text: str, known: Mapping[str, Dim]) -> Dim:
 
 
 def concrete(shape: Shape) -> tuple[int, ...]:
-    """The shape as ints. Raises ShapeError if dimensions are symbolic."""
+    """The shape as ints. Raises ShapeError if a dimension is symbolic."""
     if {*map(type, shape)} <= {int}:
         return shape  # type: ignore[return-value]
     if any(isinstance(d, DimExpr) for d in shape):
@@ -298,7 +299,7 @@ def concrete(shape: Shape) -> tuple[int, ...]:
 
 
 def bounds(value: Dim) -> tuple[float, float]:
-    """Returns (lower, upper) bounds of the dimension over all declared sizes."""
+    """(lower, upper) bound of the dimension over all sizes that the ranges of its named sizes allow."""
     if not isinstance(value, DimExpr):
         return float(value), float(value)
     low = high = 0.0

@@ -31,7 +31,7 @@ _CATEGORY_RANK = {"bool": 0, "int": 1, "float": 2}
 
 
 def check(dtype: str) -> str:
-    """The name of a dtype, if it is known. Raises ShapeError, which lists the known dtypes, otherwise."""
+    """The given name, if it is that of a known dtype. Raises ShapeError, which lists the known dtypes, otherwise."""
     if dtype not in _TABLE:
         raise ShapeError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
     return dtype

@@ -107,7 +107,7 @@ class Graph:
         return topological(self.roots)
 
     def leaves(self, op: str) -> list[Tensor]:
-        """Leaves of one kind ('input', 'param', 'state', 'constant') that the roots use."""
+        """Leaves of the kind `op` ('input', 'param', 'state', 'constant') that the roots use."""
         return [n for n in self.nodes() if n.op == op]
 
     def with_roots(self, roots: Sequence[Tensor]) -> Graph:
@@ -146,7 +146,7 @@ class Graph:
         return replace(graph, inputs=tuple(fresh[n] for n in self.inputs))
 
     def digest(self) -> str:
-        """Structural hash (hex).
+        """Structural hash of the graph, 32 hexadecimal digits.
 
         Operands of commutative ops are sorted; leaf names are included, weight data is not.
         """

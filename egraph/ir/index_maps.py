@@ -23,9 +23,9 @@ class AxisIndex(NamedTuple):
     offset: Any = 0
 
     def at(self, index: Sequence[Any]) -> Any:
-        """Index along the operand axis for a result index.
+        """Index along the operand axis that the result element at `index` reads.
 
-        Its entries may be of any type that can be multiplied by and added to sizes.
+        Entries of `index` may be of any type that can be multiplied by and added to sizes.
         """
         found: Any = None
         for axis, factor in self.terms:
@@ -35,17 +35,18 @@ class AxisIndex(NamedTuple):
 
 
 class AffineMap(NamedTuple):
-    """The result reads operand 0 at an affine index: one `AxisIndex` per operand axis."""
+    """Says that the result reads operand 0 at an affine index: `axes` has one `AxisIndex` per operand axis."""
 
     axes: tuple[AxisIndex, ...]
 
 
 class BroadcastMap:
-    """The result reads operand 0 at its own index, and at 0 along operand axes of size 1."""
+    """Index map of a broadcast: a result element reads operand 0 at its own index, but at 0 along operand axes of size
+    1."""
 
 
 class ReshapeMap:
-    """The result reads operand 0 at the same row-major position."""
+    """Index map of a reshape: a result element reads operand 0 at the same position in row-major order."""
 
 
 class ConcatMap(NamedTuple):

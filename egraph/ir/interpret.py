@@ -30,7 +30,7 @@ NORMS = ("layer_norm", "rms_norm", "group_norm")
 
 
 def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Tensor]:
-    """The roots with every composite op replaced by its decomposition into atomic ops.
+    """The roots with every composite op replaced by its decomposition into atomic ops (those without a decomposition).
 
     `wide_means`: compute means of 16-bit floats and norms of float16 in float32, as libraries do, because sums of many
     elements and squares overflow in float16.
@@ -68,7 +68,7 @@ def _in_float32(node: Tensor) -> Tensor:
 
 
 def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole: bool = False) -> Array:
-    """Value of one atomic node on concrete operands.
+    """Value, on concrete operands, of one node whose op has no decomposition (an atomic op).
 
     With `float64`, all floats are float64 whatever the node's dtype. `whole`: compute every matmul in one call instead
     of chunks; chunking may change the last bit. Raises UsageError for a leaf without data.
@@ -147,9 +147,11 @@ def evaluate(
 ) -> list[Array]:
     """Values of the roots (outputs, then state updates).
 
-    `values` maps input and state names to arrays. `float64`, `whole`: see `apply`. `poll` is called before each
-    operation; an exception from it ends the run. `around(node, operands, compute)`, if given, computes each operation
-    in place of `apply`. Raises UsageError for leaves without data.
+    `values` maps input and state names to arrays; `params`: data of weights by name, which take precedence over the
+    graph's. `float64`: all floats are float64 whatever the nodes' dtypes. `whole`: compute every matmul in one call
+    instead of chunks. `poll` is called before each operation; an exception from it ends the run. `around(node,
+    operands, compute)`, if given, computes each operation in place of `apply`. Raises UsageError for leaves without
+    data.
     """
     data: dict[str, Data] = dict(graph.params) if isinstance(graph, Graph) else {}
     data |= dict(params or {})

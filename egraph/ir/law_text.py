@@ -1,4 +1,5 @@
-"""Parts of type laws: the records of a law, its egglog text, and checks shared by several laws."""
+"""Dataclasses that hold a type law (how an op's result shape and dtype follow from the operands' types), helpers that
+write its egglog text, and checks that several laws share."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
 
 class LawCase(NamedTuple):
-    """One case of a type law in egglog: `shape` and `dtype` are the egglog texts of the result's.
+    """One case of a type law (rule for an op's result type) in egglog: `shape` and `dtype` are egglog texts of the
+    shape and the dtype of the result.
 
     `atoms`: query atoms that must match for the case to apply. `broadcasts`: pairs of shape texts that must be
     broadcast first.
@@ -34,7 +36,7 @@ LawText = Callable[[Op, Sequence[int]], Cases]  # function of an op and the rank
 
 
 class TypeLaw(NamedTuple):
-    """A type law in Python (`infer`) and in egglog (`text`).
+    """A type law (rule for an op's result shape and dtype): `infer` computes it in Python, `text` yields it in egglog.
 
     `least_rank`: least rank of the first operand. `keeps_rank`: whether all operands have the result's rank.
     """
@@ -64,7 +66,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """The axis (builders have already resolved negative axes). Raises ShapeError unless 0 <= axis < rank."""
+    """The argument `axis`, which must not be negative. Raises ShapeError unless 0 <= axis < rank."""
     if not 0 <= axis < rank:
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis
@@ -98,14 +100,13 @@ def has_rank(vector: str, rank: int) -> str:
 
 
 def vec_of(items: Iterable[str]) -> str:
-    """Egglog text of the vector of the given elements."""
+    """Egglog text of the vector of `items`, egglog texts themselves."""
     return f"(vec-of {' '.join(items)})"
 
 
 def broadcast_text(op: Op, dtype: str) -> Cases:
-    """Egglog case of an op whose result has the broadcast shape of all operands, and the dtype of the Egglog text
-    `dtype`.
-    """
+    """Yields the type law of an op whose result has the broadcast shape of all operands, as egglog text: one case.
+    `dtype`: egglog text of the result's dtype."""
     found, pairs = S0, []
     for i in range(1, op.arity):
         pairs.append((found, f"(shape x{i})"))
@@ -114,7 +115,8 @@ def broadcast_text(op: Op, dtype: str) -> Cases:
 
 
 def same_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog case of an op whose result has the type of its first operand (for any ranks)."""
+    """Yields the type law of an op whose result has the type of its first operand, as egglog text: one case. `ranks` is
+    not used."""
     yield LawCase(S0, D0)
 
 

@@ -1,4 +1,5 @@
-"""Type laws of composite ops: normalization, linear layers, attention, rope, losses, recurrences, packed integers."""
+"""Type laws (rules for a result's shape and dtype, given the operands') of composite ops: normalization, linear layers,
+attention, rope, losses, recurrences, packed integers."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def linear(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def linear_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `linear`, given the ranks of values that may occur."""
+    """Yields the type law `linear` (a linear layer x[..., K] @ w[K, N] + b[N]) as egglog text: one case, the shape
+    [..., N] and x's dtype. `ranks` is not used."""
     yield LawCase(vec_set(S0, f"(- (vec-length {S0}) 1)", vec_get(S1, 1)), D0)
 
 
@@ -82,7 +84,8 @@ def attention(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def attention_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `attention`, given the ranks of values that may occur."""
+    """Yields the type law `attention` as egglog text: one case for each of `ranks` (operand ranks that may occur) from
+    3."""
     for r in ranks:
         if r >= 3:
             batch = [f"(max {vec_get(S0, i)} (max {vec_get(S1, i)} {vec_get(S2, i)}))" for i in range(r - 2)]
@@ -114,7 +117,8 @@ def cross_entropy(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cross_entropy_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `cross_entropy`, given the ranks of values that may occur."""
+    """Yields the type law `cross_entropy` as egglog text: one case, the target's shape and the dtype of the logits.
+    `ranks` is not used."""
     yield LawCase(S1, D0)
 
 
@@ -146,7 +150,8 @@ def recurrent(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def recurrent_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `recurrent`, given the ranks of values that may occur."""
+    """Yields the type law `recurrent` as egglog text: one case, a vector that holds all outputs and the last states, in
+    x's dtype. `ranks` is not used."""
     rows = f"(* {vec_get(S0, 0)} (* {vec_get(S0, 1)} (* a_directions a_width)))"
     yield LawCase(vec_of([f"(+ {rows} {vec_get(S1, 0)})"]), D0)
 
@@ -171,7 +176,8 @@ def unpack(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def unpack_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `unpack`, given the ranks of values that may occur."""
+    """Yields the type law `unpack` as egglog text: one case, the operand's shape with 8 / bits times the size along the
+    axis, and the attribute's dtype. `ranks` is not used."""
     yield LawCase(vec_set(S0, "a_axis", f"(* {vec_get(S0, 'a_axis')} (/ 8 a_bits))"), "a_dtype")
 
 
@@ -194,7 +200,8 @@ def dequantize(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def dequantize_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `dequantize`, given the ranks of values that may occur."""
+    """Yields the type law `dequantize` as egglog text: one case, the shape of the first operand and the dtype of the
+    scales. `ranks` is not used."""
     yield LawCase(S0, "(dt x1)")
 
 

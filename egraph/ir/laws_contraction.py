@@ -1,4 +1,4 @@
-"""Type laws of matrix products, convolutions and pooling."""
+"""Type laws (rules for a result's shape and dtype) of matrix products, convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def matmul_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `matmul`, given the ranks of values that may occur."""
+    """Yields the type law `matmul` as egglog text: one case for a second operand of rank 2, and one for each of `ranks`
+    (operand ranks that may occur) from 3."""
     last = f"(- (vec-length {S0}) 1)"
     yield LawCase(vec_set(S0, last, vec_get(S1, 1)), D0, (has_rank(S1, 2),))
     for r in ranks:
@@ -103,7 +104,7 @@ def _windowed(spatial: int, kernel: Callable[[int], str]) -> list[str]:
 
 
 def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `conv`, given the ranks of values that may occur."""
+    """Yields the type law `conv` as egglog text: one case for each of `ranks` (operand ranks that may occur) from 3."""
     for r in ranks:
         if r >= 3:
             space = _windowed(r - 2, lambda i: vec_get(S1, 2 + i))
@@ -127,7 +128,7 @@ def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pool_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `pool`, given the ranks of values that may occur."""
+    """Yields the type law `pool` as egglog text: one case for each of `ranks` (operand ranks that may occur) from 3."""
     for r in ranks:
         if r >= 3:
             space = _windowed(r - 2, lambda i: vec_get("a_kernel", i))

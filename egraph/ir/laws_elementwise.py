@@ -1,4 +1,5 @@
-"""Type laws of leaves, elementwise ops, casts, reductions and ops along one axis."""
+"""Type laws (rules for a result's shape and dtype, given the operands') of leaves, elementwise ops, casts, reductions
+and ops along one axis."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def leaf_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `leaf`, given the ranks of values that may occur."""
+    """Yields the type law `leaf` as egglog text: one case, the shape and dtype in the op's attributes. `ranks` is not
+    used."""
     yield LawCase("a_shape", "a_dtype")
 
 
@@ -43,7 +45,8 @@ def pointwise(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pointwise_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `pointwise`, given the ranks of values that may occur."""
+    """Yields the type law `pointwise` as egglog text: one case, the broadcast shape of the operands and their dtype.
+    `ranks` is not used."""
     yield from broadcast_text(op, D0)
 
 
@@ -57,7 +60,8 @@ def compare(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def compare_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `compare`, given the ranks of values that may occur."""
+    """Yields the type law `compare` as egglog text: one case, the broadcast shape of the operands and bool. `ranks` is
+    not used."""
     yield from broadcast_text(op, str(DTYPE_ID["bool"]))
 
 
@@ -72,7 +76,8 @@ def where(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def where_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `where`, given the ranks of values that may occur."""
+    """Yields the type law `where` as egglog text: one case, the broadcast shape of the operands and the second one's
+    dtype. `ranks` is not used."""
     yield from broadcast_text(op, "(dt x1)")
 
 
@@ -82,7 +87,8 @@ def cast(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def cast_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `cast`, given the ranks of values that may occur."""
+    """Yields the type law `cast` as egglog text: one case, the operand's shape and the dtype in the op's attribute.
+    `ranks` is not used."""
     yield LawCase(S0, "a_dtype")
 
 
@@ -108,7 +114,8 @@ def reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `reduce`, given the ranks of values that may occur."""
+    """Yields the type law `reduce` (reduced axes get size 1, the dtype stays) as egglog text: one case for each number
+    of reduced axes, from 0 to the largest of `ranks`, the operand ranks that may occur."""
     for count in range(max(ranks, default=0) + 1):
         shape = S0
         for i in range(count):
@@ -125,7 +132,8 @@ def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `arg_reduce`, given the ranks of values that may occur."""
+    """Yields the type law `arg_reduce` as egglog text: one case, the operand's shape with the attribute's axis of size
+    1, and int64. `ranks` is not used."""
     yield LawCase(vec_set(S0, "a_axis", "1"), str(DTYPE_ID["int64"]))
 
 
@@ -145,7 +153,7 @@ def along_index(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def along_index_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `along_index`, given the ranks of values that may occur."""
+    """Yields the type law `along_index` as egglog text: one case, the operand's shape, int64. `ranks` is not used."""
     yield LawCase(S0, str(DTYPE_ID["int64"]))
 
 

@@ -1,4 +1,5 @@
-"""Type laws of views and of ops that move elements: reshape, permute, slice, concat, pad, windows, gather, scatter."""
+"""Type laws (rules for a result's shape and dtype, given the operands') of views and of ops that move elements:
+reshape, permute, slice, concat, pad, windows, gather, scatter."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def reshape(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def requested_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog case of an op whose result has the shape of the attribute `shape` and the operand's dtype."""
+    """Yields the type law of an op to a requested shape as egglog text: one case, the shape in the op's attribute
+    `shape` and the operand's dtype. `ranks` is not used."""
     yield LawCase("a_shape", D0)
 
 
@@ -53,7 +55,8 @@ def permute(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def permute_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `permute`, given the ranks of values that may occur."""
+    """Yields the type law `permute` (output axis i is input axis perm[i]) as egglog text: one case for each of `ranks`,
+    the operand ranks that may occur."""
     for r in ranks:
         yield LawCase(vec_of(vec_get(S0, vec_get("a_perm", i)) for i in range(r)), D0, (has_rank("a_perm", r),))
 
@@ -85,7 +88,8 @@ def slice_(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def slice_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `slice`, given the ranks of values that may occur."""
+    """Yields the type law `slice` as egglog text: one case, the operand's shape with the number of selected elements
+    along the axis. `ranks` is not used."""
     size = "(/ (+ (- a_stop a_start) (- a_step 1)) a_step)"
     yield LawCase(vec_set(S0, "a_axis", size), D0)
 
@@ -104,7 +108,8 @@ def concat(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def concat_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `concat`, given the ranks of values that may occur."""
+    """Yields the type law `concat` as egglog text: one case, the first operand's shape with the sum of both sizes along
+    the axis. `ranks` is not used."""
     yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} {vec_get(S1, 'a_axis')})"), D0)
 
 
@@ -120,7 +125,8 @@ def pad(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def pad_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `pad`, given the ranks of values that may occur."""
+    """Yields the type law `pad` as egglog text: one case, the operand's shape with `lo + hi` more elements along the
+    axis. `ranks` is not used."""
     yield LawCase(vec_set(S0, "a_axis", f"(+ {vec_get(S0, 'a_axis')} (+ a_lo a_hi))"), D0)
 
 
@@ -135,7 +141,8 @@ def windows(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def windows_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `windows`, given the ranks of values that may occur."""
+    """Yields the type law `windows` as egglog text: one case, the number of window positions along the axis, and the
+    window's size as a new last axis. `ranks` is not used."""
     count = window_text(vec_get(S0, "a_axis"), "a_size", "a_stride", "0", "0", "a_dilation")
     yield LawCase(f"(vec-push {vec_set(S0, 'a_axis', count)} a_size)", D0)
 
@@ -152,7 +159,8 @@ def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `gather`, given the ranks of values that may occur."""
+    """Yields the type law `gather` (NumPy's take) as egglog text: one case for each of `ranks` (ranks of x that may
+    occur) and each axis."""
     for r in ranks:
         for axis in range(r):
             head = vec_of(vec_get(S0, i) for i in range(axis))
@@ -174,7 +182,8 @@ def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def gather_elements_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Egglog cases of the type law `gather_elements`, given the ranks of values that may occur."""
+    """Yields the type law `gather_elements` as egglog text: one case, the shape of the index and the dtype of x.
+    `ranks` is not used."""
     yield LawCase(S1, D0)
 
 

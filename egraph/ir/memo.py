@@ -1,8 +1,8 @@
 """LRU caches (memo tables) of functions over terms and kernels, cleared at the end of every optimization.
 
-The cached values are trees of hundreds of objects (a few kB to a MB each) that nobody needs after the program is built.
-Each cache is bounded while an optimization runs; `forget` clears all caches. Clearing is safe while another thread
-optimizes: that thread recomputes the values it still needs.
+The cached values are trees of hundreds of objects (a few kB to a MB each) that are of no use after the program is
+built. Each cache is bounded while an optimization runs; `forget` clears all caches. Clearing is safe while another
+thread optimizes: that thread recomputes the values it still needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The op table as Markdown: writes docs/ops.md.
+"""The op table as Markdown, the page docs/ops.md.
 
 python -m tensor_graphs.egraph.ir.op_markdown > docs/ops.md
 """
@@ -34,7 +34,7 @@ _NAMES = "ijkl"
 
 
 def table_markdown(ops: Iterable[Op]) -> str:
-    """One section per kind of op, one row per op."""
+    """Markdown page of the ops: one section per kind of op, one table row per op."""
     ops = list(ops)
     parts = [_HEAD.format(count=len(ops))]
     for kind, title in _KINDS.items():

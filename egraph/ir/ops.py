@@ -82,7 +82,8 @@ class TargetText(NamedTuple):
     jax: str = ""
 
     def of(self, target: str) -> str:
-        """The text for a target, named like a field; the text of the target that it falls back to if it has none."""
+        """The source text of the op for a target, named like a field (`c`, `cuda`, ...). If it has none, that of the
+        target that stands in for it (`cuda_double`: `cuda`), else ""."""
         found: str = getattr(self, target)
         return found or (self.of(_SAME_TEXT[target]) if target in _SAME_TEXT else "")
 
@@ -202,7 +203,8 @@ class Op:
 
     @property
     def costly(self) -> bool:
-        """Whether an element needs so much arithmetic that storing it is cheaper than computing it twice."""
+        """Whether an element of the result needs so much arithmetic that a kernel should store it rather than compute
+        it twice."""
         return self.pointwise and self.flops >= COSTLY_FLOPS
 
     @property
@@ -232,16 +234,16 @@ class Op:
     def fusion_role(self) -> str:
         """Role in fused kernels: "cheap", "rows", "product", "written" or "opaque".
 
-        cheap: few operand elements and little arithmetic per element. rows: a reduction. product: a contraction.
-        written: only the last op of a kernel, which writes elements into a tensor in memory. opaque: always a kernel
-        by itself.
+        cheap: reads few operand elements per result element and does little arithmetic on them. rows: a reduction.
+        product: a contraction. written: writes elements into a tensor in memory, so that it can only be the last op of
+        a kernel. opaque: is never fused.
         """
         derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
         return self.fused_as or derived
 
     @property
     def reduces_several_axes(self) -> bool:
-        """Whether every node of the op reduces over several axes, by its shape law."""
+        """Whether every node of the op reduces over several axes, whatever its attributes."""
         return self.fusion_role == "rows" and self.law in ("channel_norm", "pool")
 
     @property
@@ -261,7 +263,8 @@ class Op:
         return computes and not self.floats_only and self.algebra != "order"
 
     def indexed_size(self, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """Size of the axis of operand 0 that `index_operand` indexes; `shape` is the shape of operand 0."""
+        """Size of the axis of operand 0 that `index_operand` indexes; `attrs`: those of the call; `shape`: the shape of
+        operand 0."""
         return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 

@@ -77,7 +77,7 @@ def attr_variables(term: Term) -> list[str]:
 
 
 def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
-    """The tensor that a term stands for, with tensors substituted for its variables.
+    """Build the tensor that a term stands for, with `tensors` (name -> tensor) substituted for its variables.
 
     `attrs` gives attribute variables; sizes come from the tensors. Literals without `like` take rank and dtype of a
     sibling operand. Raises ShapeError if operands do not fit.

@@ -14,7 +14,7 @@ from .ops import Type
 class Name:
     """Variable in an attribute expression.
 
-    An attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
+    It is an attribute variable, or a tensor variable as an argument of `size`, `rank`, `shape`, `weight` and similar
     functions.
     """
 
@@ -44,7 +44,7 @@ Attr = Name | AttrConstant | Apply
 
 @dataclass(frozen=True)
 class Fact:
-    """Facts about a matched tensor: its type, and whether it depends on weights only."""
+    """What guards may ask about a matched tensor: its type, and whether it depends on weights only."""
 
     type: Type
     weight: bool

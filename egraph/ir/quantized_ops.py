@@ -6,8 +6,8 @@ therefore keeps neighbouring numbers in one byte; with `block=16` and 4 bits, a 
 numbers in two halves, each of which a single `and` selects.
 
 Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither op
-counts as arithmetic in rooflines: kernels convert in few instructions, or not at all where sums of products are over
-integers.
+counts as arithmetic in rooflines: kernels convert numbers in few instructions, or multiply integers without converting
+them.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def _e2m1(u: Tensor) -> Tensor:
     {"bits": "int", "form": "str", "axis": "int", "block": "int", "dtype": "dtype"}, {"block": 1, "dtype": "float32"}, fused_as="cheap", flops=0,
 )  # fmt: skip
 def unpack(x: Tensor, bits: int, form: str, axis: int, block: int, dtype: str) -> Tensor:
-    """Numbers of `bits` bits (2 or 4), packed in bytes x along an axis in units of `block` bytes, as floats.
+    """Numbers of `bits` bits (2 or 4) that the bytes of x hold along `axis`, as floats.
 
-    `form`: unsigned, signed or e2m1.
+    Each run of `block` bytes along the axis gives first the numbers in the lowest bits of its bytes, then those in the
+    next bits, and so on. `form`: "unsigned", "signed" or "e2m1" (4-bit floats).
 
     x: uint8 [..., n, ...] -> `dtype` [..., n * (8 // bits), ...]; n is a multiple of `block`.
     """

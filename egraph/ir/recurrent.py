@@ -1,4 +1,6 @@
-"""Recurrent layers as tensor expressions: packing of the operands of the op `recurrent`, and its unrolled form."""
+"""Recurrent layers as tensor expressions: packing of the operands of the op `recurrent`, and its unrolling into
+simpler ops.
+"""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Rule:
     side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,
     including NaN, infinities and -0.0; other rules hold over the reals, and their rounding error is checked against the
     plan's tolerance. `growth` classifies how the rule changes the number of operations. `keep` exempts the e-nodes that
-    the left-to-right direction creates from pruning (forms that pay only when shared or rewritten further). `family`
-    and `phase` name the rule's table and what it is for; rules of the phase "proof" are not applied to models.
+    the left-to-right direction creates from pruning (for terms that are cheaper only when shared or rewritten further).
+    `family` and `phase` name the rule's table and what it is for; rules of the phase "proof" are not applied to models.
     """
 
     name: str

@@ -22,9 +22,9 @@ _ALONG = ("slice", "concat", "pad")  # ops that act along their attribute `axis`
 
 @dataclass(frozen=True)
 class Strip:
-    """A slice of a root as an expression over slices of leaves.
+    """A slice (strip) of a graph's root as an expression `term` over slices of leaves.
 
-    `reads`: input name of each sliced leaf -> (leaf, axis).
+    `reads`: name of the input that stands for each sliced leaf -> (leaf, axis along which it is sliced).
     """
 
     term: Tensor
@@ -48,7 +48,8 @@ class StripAxes:
         return int(concrete(self.root.shape)[self.axis])
 
     def strip(self, count: int) -> Strip:
-        """Term for `count` consecutive indices along the root's sliced axis. It does not depend on the start index."""
+        """Expression of a strip of `count` consecutive indices along the root's sliced axis. It does not depend on the
+        start index."""
         reads: dict[str, tuple[Tensor, int]] = {}
         made: dict[tuple[int, int], Tensor] = {}
         for node, axis in self.order:
@@ -70,7 +71,7 @@ class StripAxes:
 
 
 def axes_of(root: Tensor) -> StripAxes | None:
-    """Slicing of a root along its longest axis that allows it; None if no axis does.
+    """How to compute a root in slices along its longest axis that allows it; None if no axis does.
 
     Composite ops are expanded with means in float32, as in a reference of the whole output.
     """

@@ -69,7 +69,7 @@ class Tensor:
         return OPS[self.op]
 
     def attr(self, name: str) -> Any:
-        """Value of one attribute."""
+        """Value of the attribute `name`."""
         return dict(self.attrs)[name]
 
     @property
@@ -176,7 +176,7 @@ class Tensor:
 def make(op: str, args: Sequence[Tensor] = (), attrs: Attrs | None = None, data: Any = None) -> Tensor:
     """Return the unique node `op(*args, **attrs)` with its inferred type (hash-consing).
 
-    `data`: array of a constant. Raises ShapeError if the operands violate the op's type law.
+    `data`: array of a constant. Raises ShapeError if the operands do not fit the op.
     """
     entry = OPS[op]
     full = check_attrs(entry, attrs or {})
@@ -197,7 +197,7 @@ def _pool_key(op: str, args: Sequence[Tensor], attrs: tuple[tuple[str, Any], ...
 
 
 def attrs_key(attrs: tuple[tuple[str, Any], ...]) -> tuple[Any, ...]:
-    """Hashable key of attributes that distinguishes 1, 1.0 and True, and 0.0 and -0.0."""
+    """Hashable key of attributes; 1, 1.0 and True have different keys, and so have 0.0 and -0.0."""
     kinds = tuple((float, math.copysign(1.0, v)) if type(v) is float else type(v) for _, v in attrs)
     return (attrs, kinds)
 

@@ -1,7 +1,8 @@
-"""Shape and dtype laws, in Python and for egglog side by side: the type of a result from the types of its operands.
+"""Type laws, in Python and for egglog side by side: rules for the shape and dtype of an op's result, given the types of
+its operands.
 
-The function `NAME` of a law computes a `Type` or raises ShapeError; `NAME_text` yields the same law as egglog text
-(`LawCase`), for operands that are known to be valid. A test checks that both agree.
+The function `NAME` of a law computes a `Type` or raises ShapeError; `NAME_text` yields the same law as egglog text, as
+one or more `LawCase`, for operands that are known to be valid. A test checks that both agree.
 """
 
 from __future__ import annotations

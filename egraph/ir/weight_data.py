@@ -24,7 +24,7 @@ class ArraySource(Protocol):
         ...
 
     def load(self) -> np.ndarray[Any, Any]:
-        """Read and return the array."""
+        """Read the array from its file, and return it."""
         ...
 
 
@@ -34,13 +34,13 @@ class DerivedData(ABC):
     @property
     @abstractmethod
     def sources(self) -> Sequence[Data]:
-        """The data that it is computed from."""
+        """The weight data that this data is computed from."""
 
     @abstractmethod
     def load_on(self, device: str) -> Any | None:
-        """The data as a row-major tensor on a Torch device, computed there; None if that is not possible.
+        """Compute the data as a row-major tensor on a Torch device; None if that is not possible there.
 
-        Equal to what `load` of the data gives, bit for bit. Callers share the tensor and must not write to it.
+        The tensor is equal to the array that `load` returns, bit for bit. Callers share it and must not write to it.
         """
 
 

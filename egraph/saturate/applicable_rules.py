@@ -1,4 +1,4 @@
-"""Which rules can match on a graph: ops, op shapes and ranks that rules match and create."""
+"""Which rules can match on a graph, decided by the ops, op shapes and ranks that rules match and create."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op
 
 
 def shapes(rule: Rule) -> list[Shape]:
-    """Op shapes that must occur in an e-graph for a rule to match: one for each call in its left sides.
+    """Op shapes that must occur in an e-graph for a rule to match: one for each op call in its left sides.
 
     A shape is (op of the call, (operand index, op) of each operand that is itself a call).
     """

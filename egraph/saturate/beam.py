@@ -1,6 +1,7 @@
 """Beam pruning: per e-class keep the k e-nodes of least tree cost and the cheapest of every op; subsume the others.
 
-Subsumed e-nodes no longer match rules but stay in later views, so a plan that was found once is never lost.
+Subsumed e-nodes no longer match rules but stay in the e-graphs returned later, so a plan that was found once is never
+lost.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def subsumption_commands(ops: Sequence[str]) -> Iterator[str]:
 
 
 def row_costs(arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing) -> list[float]:
-    """Tree cost in nanoseconds of every e-node of an engine view, using the cheapest e-node of each operand.
+    """Tree cost in nanoseconds of every e-node of an e-graph, using the cheapest e-node of each operand.
 
-    `arrays`, `names`: of `Engine.view`; `dims`: size vectors by id. Infinite if an operand has no finite cost.
+    `arrays`, `names`: the e-graph as `Engine.view` returns it; `dims`: size vectors by id. Infinite if an operand has
+    no finite cost.
     """
     cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
     weight, shape, dtype, ops = (arrays[k].tolist() for k in ("weight", "shape", "dtype", "op"))
@@ -80,10 +82,11 @@ def _trees(cls: list[int], off: list[int], kid: list[int], own: list[float], n_c
 def victims(
     arrays: Arrays, names: Sequence[str], dims: Sequence[tuple[int, ...]], pricing: Pricing, k: int
 ) -> list[int]:
-    """Rows of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the cheapest of
-    their op.
+    """Row indices of the e-nodes that beam pruning drops: neither among the `k` cheapest of their e-class nor the
+    cheapest of their op.
 
-    Parameters as for `row_costs`. Ties are broken by op name, then by row index.
+    `arrays`, `names`: e-nodes as `Engine.view` returns them; `dims`: size vectors by id; `pricing`: costs of ops. Ties
+    are broken by op name, then by row index.
     """
     cost = row_costs(arrays, names, dims, pricing)
     ops, cls = arrays["op"].tolist(), arrays["cls"].tolist()

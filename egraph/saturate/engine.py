@@ -28,7 +28,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def load_bindings() -> Any:
-    """egglog's extension module without its Python package, whose import takes ten times as long."""
+    """Import egglog's extension module without its Python package, whose import takes ten times as long; returns the
+    module."""
     if "egglog.bindings" in sys.modules:
         return importlib.import_module("egglog.bindings")  # waits for another thread that is importing it
     package = importlib.util.find_spec("egglog")
@@ -87,7 +88,8 @@ class _Numbered(dict[Any, int]):
 
 
 class Engine:
-    """One e-graph: `start` loads a block, `step` runs one round and returns its view, `prune` drops its e-nodes."""
+    """One e-graph in egglog: `start` loads a subgraph (block), `step` runs one round of rules and returns the e-nodes
+    as arrays, `prune` drops its e-nodes."""
 
     def __init__(self) -> None:
         self.bindings = load_bindings()
@@ -95,7 +97,8 @@ class Engine:
         self.declared, self.kept = set[str](), set[str]()  # rulesets that exist, and those that `pop` keeps
 
     def start(self, job: Mapping[str, Any]) -> tuple[dict[str, Any], Arrays]:
-        """Load a block (see `program.EgglogProgram.job`) into the declared program; returns ({"seconds": time taken},
+        """Load one subgraph (block) into the e-graph, whose sorts and rules `declare` has declared; an earlier block is
+        dropped. `job`: its nodes as tables, and limits, made by `EgglogProgram.job`. Returns ({"seconds": time taken},
         no arrays)."""
         begin = time.perf_counter()
         if self.loaded:  # `push` and `pop` restore the e-graph to the state after `declare`
@@ -143,7 +146,7 @@ class Engine:
         return {"seconds": time.perf_counter() - begin}, {}
 
     def run(self, text: str) -> Any:
-        """Run one egglog command; returns egglog's report. Raises EngineError with egglog's message."""
+        """Run the egglog command `text`; returns egglog's report. Raises EngineError with egglog's message."""
         try:
             return self.egraph.run_program(*self.egraph.parse_program(text))
         except BaseException as error:  # egglog's panics are BaseExceptions
@@ -158,9 +161,9 @@ class Engine:
                 self.run(f'(input {name} "{path}")')
 
     def step(self) -> tuple[dict[str, Any], Arrays]:
-        """One round: all rules once, then shapes, costs and pruning.
+        """Run one round: all rules once, then shapes, costs and pruning.
 
-        Returns (statistics, arrays of the view); there are no arrays if more e-nodes are live than the limit.
+        Returns (statistics, arrays of the e-graph); there are no arrays if more e-nodes are live than the limit.
         """
         begin = time.perf_counter()
         report = self.run(f"(run-schedule (run {self.ready()}))")[0].report
@@ -180,8 +183,8 @@ class Engine:
     def meet(self, pairs: Sequence[tuple[int, int]]) -> tuple[dict[str, Any], Arrays]:
         """Apply all rules once; returns (statistics, no arrays).
 
-        `pairs`: pairs of node ids of the loaded graph. The statistics' field `equal` tells whether both nodes of every
-        pair are in one e-class.
+        `pairs`: pairs of node ids of the loaded graph. The field `equal` of the statistics is true if in every pair
+        both nodes are in one e-class.
         """
         report = self.run(f"(run-schedule (run {self.every_rule()}) (saturate (run r_shape)))")[0].report
         functions = self.egraph.freeze().functions
@@ -190,7 +193,7 @@ class Engine:
         return {"equal": all(of[a] == of[b] for a, b in pairs), "updated": bool(report.updated), "live": live}, {}
 
     def ready(self) -> str:
-        """Name of the ruleset with the rules that can match now.
+        """Name of the egglog ruleset with the rules that can match now.
 
         Rules whose op patterns do not occur in the e-graph are skipped. A skipped rule misses nothing: egglog tracks
         new e-nodes per rule and shows them when the rule runs again.
@@ -204,7 +207,7 @@ class Engine:
         return self.together(chosen)
 
     def every_rule(self) -> str:
-        """Name of the ruleset with all rules."""
+        """Name of the egglog ruleset with all rules."""
         return self.together(list(self.rules)) if self.rules else "r_none"
 
     def together(self, chosen: list[str]) -> str:
@@ -217,7 +220,7 @@ class Engine:
         return f"r_ready{self.combined}"
 
     def use(self, names: Iterable[str]) -> None:
-        """Declare the rulesets that are not declared yet."""
+        """Declare those rulesets of `names` that are not declared yet."""
         key, self.key = self.key, ""  # as in `declare`
         for name in names:
             if name not in self.declared:
@@ -227,7 +230,8 @@ class Engine:
         self.key = key
 
     def collect(self) -> None:
-        """Delete new e-nodes that only pruned e-nodes use; mark the others as seen."""
+        """Garbage collection after a round: delete e-nodes of the round that only pruned e-nodes use; mark its other
+        e-nodes as seen (so that later calls of `view` return them, too)."""
         self.round += 1
         self.run(f"(set (now) {self.round})")
         for root in self.roots:
@@ -244,7 +248,8 @@ class Engine:
     def view(self) -> tuple[dict[str, Any], Arrays]:
         """Live and protected e-nodes as arrays; e-classes are numbered in order of first appearance.
 
-        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and facts).
+        Returns ({"names": ops by index, "new_dims": size vectors that got an id}, arrays of e-nodes and of properties
+        of e-classes).
         """
         functions = self.egraph.freeze().functions
         number, new_dims = _Numbered(), list[list[int]]()
@@ -328,7 +333,8 @@ class Engine:
 
     # ------------------------------------------------------------ beam
     def prune(self, victims: Sequence[int]) -> tuple[dict[str, Any], Arrays]:
-        """Subsume e-nodes, given as rows of the last view. They stay in later views.
+        """Subsume the e-nodes `victims`, given as indices into the arrays of the last `view`: egglog matches them no
+        more, but later views contain them.
 
         Returns ({"pruned": number of subsumed e-nodes}, no arrays).
         """

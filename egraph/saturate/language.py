@@ -1,7 +1,8 @@
-"""The op table in egglog: sorts, one constructor per op, and the shape, dtype and weight laws as rules.
+"""The op table in egglog: sorts, one constructor per op, and, as rules, how shape, dtype and dependence on weights of a
+result follow from the operands.
 
 Tensors have sort `T`, attribute vectors `Dims` (Vec i64), integer attributes i64. Floats, bools, strings and dtypes are
-ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their facts come
+ids from an `Interner`, because egglog's f64 does not distinguish 0.0 from -0.0. Leaves are `(Leaf n)`; their types come
 from Python. Three functions hold the e-class analysis: `shape`, `dt` (merging two different values is an error, which
 exposes unsound rules) and `wk`, which is 0 for a value that depends on weights alone and 1 if it depends on an input.
 
@@ -31,9 +32,9 @@ SNAP = 2.0**-21  # relative distance within which a graph's constant is identifi
 
 # ---------------------------------------------------------------- attribute values as ids
 def number_key(value: float) -> Any:
-    """Key under which two numeric attribute values are the same constant.
+    """Key of a numeric attribute value: equal for values that are the same constant.
 
-    The bits as a double, or the int if not exact.
+    The bits as a double, or the int if no double equals it.
     """
     wide = float(value)
     return struct.pack("<d", wide) if wide == value or wide != wide else int(value)
@@ -41,7 +42,8 @@ def number_key(value: float) -> Any:
 
 @dataclass
 class Interner:
-    """Table of integer ids for attribute values that egglog does not represent itself.
+    """Table of integer ids for attribute values that egglog does not represent itself (`floats`, `strings`; a value's
+    id follows from its position).
 
     Rule constants are interned first, so their ids are the same for every graph; `copy` before adding a graph's own
     values.
@@ -57,7 +59,8 @@ class Interner:
         return Interner(list(self.floats), list(self.strings), dict(self._float_ids), dict(self._string_ids))
 
     def encode(self, kind: str, value: Any) -> int:
-        """Id of an attribute value of a kind other than dims. Raises ShapeError for a symbolic size."""
+        """Integer that stands for an attribute value of a kind (`Op.attrs`) other than dims; new floats and texts get a
+        new id. Raises ShapeError for a symbolic size."""
         if kind == "int":
             if not isinstance(value, int):
                 raise ShapeError(f"the size {value} is not known yet", hint="bind the dimensions before saturating")
@@ -78,18 +81,18 @@ class Interner:
         return self._float_ids[key]
 
     def alias(self, value: float, target: int) -> None:
-        """Give a number the existing id `target`.
+        """Give the number `value` the existing id `target`.
 
-        A model's constant, rounded to its dtype, then equals the rule's exact constant.
+        A model's constant, rounded to its dtype, then equals the constant of the rule, which is not rounded.
         """
         self._float_ids.setdefault(number_key(value), target)
 
     def knows(self, value: float) -> bool:
-        """Whether a number has an id."""
+        """Whether the number `value` has an id."""
         return number_key(value) in self._float_ids
 
     def decode(self, kind: str, number: int) -> Any:
-        """The attribute value with an id, for an attribute of a kind (`Op.attrs`)."""
+        """The attribute value that the integer `number` stands for, for an attribute of a kind (`Op.attrs`)."""
         if kind == "int":
             return number
         if kind == "bool":
@@ -134,7 +137,7 @@ RUN = 4
 # ---------------------------------------------------------------- declarations
 def base_declarations(*, guarded: bool) -> list[str]:
     """Egglog declarations that every program needs: sorts, rulesets, e-class functions, leaves, and the rules that load
-    leaves and facts from input tables.
+    leaves and the types and costs of nodes from input tables.
 
     `guarded`: e-nodes are pruned, which needs the least cost of each e-class as well.
     """
@@ -179,10 +182,8 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Egglog commands per rank.
-
-    Vectors of ones, transpositions, the identity permutation, element counts, the broadcast rule.
-    """
+    """Egglog commands that define for each rank the values that rules use: vectors of ones, transpositions, the
+    identity permutation, element counts, the broadcast rule."""
     for r in ranks:
         ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"
@@ -199,8 +200,8 @@ def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
 
 
 def declare_op(op: str, ranks: Sequence[int], *, guarded: bool) -> Iterator[str]:
-    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and type laws
-    for values of the given ranks.
+    """Egglog declarations of an op: constructor, input tables with the rules that make e-nodes from them, and the rules
+    for result types (type laws) at operands of the given ranks.
 
     `guarded`: e-nodes are pruned, which needs the op's tables of statuses and of dominated e-nodes as well.
     """
@@ -253,7 +254,7 @@ def _loader(op: str, sig: str, guarded: bool) -> Iterator[str]:
 
 
 def constructors(ops: Iterable[str]) -> list[str]:
-    """Ops that have their own constructor: all except leaves bound by name or data."""
+    """The ops that have an egglog constructor of their own: all except leaves bound by name or data."""
     return sorted(op for op in ops if op not in LEAVES)
 
 

@@ -3,8 +3,8 @@
 Saturation needs concrete numbers. A graph with symbolic dimensions is bound to *generic* sizes: primes that are neither
 numbers of the model nor factors of them. A number in the saturated e-graph then reveals its origin and is written as an
 expression again: with T = 131, 131 is T, 100608 is 768·T, and 65 is T // 2 if the model has that size. An e-node is
-lifted if the type laws, applied to the lifted operands and attributes, give the lifted type of its e-class; other
-e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
+lifted if shape and dtype inference, applied to the lifted operands and attributes, gives the lifted type of its
+e-class; other e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
 (`src/tensor_graphs/pipeline/any_size.py`).
 """
 
@@ -52,7 +52,7 @@ def numbers(graph: Graph) -> Iterator[Dim]:
 
 
 def factored(known: Iterable[Dim]) -> tuple[set[int], list[DimExpr]]:
-    """Returns (absolute values of plain numbers and of coefficients, size expressions) of some numbers.
+    """Split numbers into (absolute values of plain numbers and of coefficients, size expressions).
 
     The size expressions are the atoms of symbolic numbers, and symbolic sums as a whole.
     """
@@ -76,7 +76,8 @@ def is_prime(n: int) -> bool:
 
 
 def telling(n: int) -> bool:
-    """Whether n has a prime factor greater than 5, so that models are unlikely to contain it as a number."""
+    """Whether n has a prime factor greater than 5; such a number occurs in few models, so that it tells where it comes
+    from."""
     for p in (2, 3, 5):
         while n and n % p == 0:
             n //= p
@@ -97,7 +98,7 @@ def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
 
 
 def generic_sizes(graph: Graph, wanted: Mapping[str, int], *, below: bool = False) -> dict[str, int]:
-    """Sizes near the wanted ones, such that values of the graph's size expressions and its numbers are all distinct.
+    """Sizes near the wanted ones for which the values of the graph's size expressions and its numbers are all distinct.
 
     Returns the assignment with fewest ambiguities among ATTEMPTS tries. Raises ShapeError if the graph is invalid at
     all tried sizes. `below`: prefer sizes that are not larger than the wanted ones, so that kernels need no more tiles.
@@ -140,7 +141,7 @@ def _clashes(plain: set[int], known: Sequence[DimExpr], sizes: Mapping[str, int]
 
 @dataclass
 class Numbers:
-    """Map from numbers at the generic sizes to expressions in symbolic sizes."""
+    """Map from numbers at the generic sizes (primes that stand for free sizes) to expressions in symbolic sizes."""
 
     graph: Graph  # with symbolic sizes
     sizes: Mapping[str, int]  # the generic sizes
@@ -184,20 +185,21 @@ class Numbers:
         return tuple([self.dim(int(d)) for d in shape])
 
     def type(self, kind: Type) -> Type:
-        """Type with symbolic sizes; cached."""
+        """The type with symbolic sizes in place of those at the generic sizes; cached."""
         found = self._types.get(kind)
         if found is None:
             found = self._types[kind] = Type(self.shape(kind.shape), kind.dtype)  # type: ignore[arg-type]
         return found
 
     def attr(self, name: str, kind: str, value: Any) -> Any:
-        """Attribute value in symbolic sizes, given the attribute's name and its kind in the op table."""
+        """An attribute value with symbolic sizes in place of those at the generic sizes, given the attribute's name and
+        its kind in the op table."""
         if name in POSITIONS:
             return value
         return self.shape(value) if kind == "dims" else self.dim(value) if kind == "int" else value
 
     def attrs(self, op: Op, attrs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-        """Attributes of an e-node in symbolic sizes."""
+        """Attributes of an e-node with symbolic sizes in place of those at the generic sizes."""
         return tuple([(name, self.attr(name, op.attrs[name], value)) for name, value in attrs])
 
     def fill(self, value: Any) -> tuple[Dim | float, Dim] | None:
@@ -227,7 +229,7 @@ class Lifted:
     """An e-graph view with symbolic sizes.
 
     `symbolic` has the same e-nodes and e-classes as `generic`, the view at the generic sizes without e-nodes that do
-    not lift. `lost` counts dropped e-nodes per op.
+    not lift. `numbers` maps numbers at the generic sizes to expressions. `lost` counts dropped e-nodes per op.
     """
 
     generic: EGraphView
@@ -237,7 +239,7 @@ class Lifted:
 
 
 def lifted(view: EGraphView, numbers: Numbers) -> Lifted:
-    """The view in symbolic sizes, without the e-nodes whose types differ at other sizes."""
+    """The e-graph `view` in symbolic sizes, without the e-nodes whose types differ at other sizes."""
     leaves = {(n.op, n.attr("name")): n for n in (*numbers.graph.nodes(), *numbers.graph.inputs) if _named(n)}
     types = [numbers.type(t) for t in view.types]
     known: dict[Any, bool] = {}

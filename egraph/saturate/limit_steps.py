@@ -1,11 +1,11 @@
 """Discrete steps of beam width and slack, chosen so that a larger beam or slack only ever adds e-nodes to the result.
 
-Single saturations are not monotone: what is pruned depends on what else was found, so a wider beam may miss a form that
-a narrower beam had. Therefore a limit between two steps is rounded up to the next step, and the result of a step is the
-union of its saturation with those of all earlier steps. Limits below the first step (the default) run the default
-saturation and then filter it: kept are the e-nodes that in some round were among the k cheapest of their e-class (or
-the cheapest of their op in it) and within the slack of the e-class's best cost. Filtered sets of one saturation and
-unions of a growing list of saturations are both nested, in beam and in slack.
+Single saturations are not monotone: which e-nodes are pruned depends on which others were found, so that a saturation
+with a wider beam may lack a term that one with a narrower beam has. Therefore a limit between two steps is rounded up
+to the next step, and the result of a step is the union of its saturation with those of all earlier steps. Limits below
+the first step (the default) run the default saturation and then filter it: kept are the e-nodes that in some round were
+among the k cheapest of their e-class (or the cheapest of their op in it) and within the slack of the e-class's best
+cost. Filtered sets of one saturation and unions of a growing list of saturations are both nested, in beam and in slack.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def narrowed(limits: Limits, effort: int) -> list[CostFilter]:
 
 
 def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[CostFilter]]]:
-    """Saturations to run and to unite for some limits: pairs (limits of a saturation, filters of its result), in order.
+    """Saturations to run and to unite for some limits: yields (limits of a saturation, filters of its result), in
+    order.
 
     Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits
     extended n times, the beam multiplied by 2**n and the slack grown by 2*n.

@@ -11,7 +11,7 @@ SEEN = 1  # language.STATUS_SEEN: an e-node of at least this status stays in the
 
 
 class Shapes:
-    """Cached answers to whether the e-graph has an e-node of an op over operands of given ops."""
+    """Cached answers to the question whether the e-graph has an e-node of an op over operands of given ops."""
 
     def __init__(self, names: Sequence[str], arrays: Mapping[str, np.ndarray[Any, Any]], n_classes: int) -> None:
         self.number = {name: i for i, name in enumerate(names)}
@@ -21,7 +21,8 @@ class Shapes:
         self.known: dict[Any, bool] = {}
 
     def stands(self, op: str, operands: Sequence[tuple[int, str]]) -> bool:
-        """Whether some e-node of an op has for each (operand index, op) an e-node of that op in the operand class."""
+        """Whether the e-graph has an e-node of `op` whose operand e-classes contain, for each (operand index, op) of
+        `operands`, an e-node of that op."""
         key = (op, *map(tuple, operands))
         if key not in self.known:
             self.known[key] = op in self.number and self._stands(op, operands)

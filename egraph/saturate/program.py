@@ -1,7 +1,8 @@
 """The egglog program for a set of graphs: declarations, type laws, cost rules and rewrite rules as a list of commands.
 
 Only ops and ranks that can occur are declared, and a rule when its ops are in the e-graph, because each rule costs
-egglog 0.5 ms. All blocks of a model share one program, so a worker declares it once and loads one block after another.
+egglog 0.5 ms. All blocks (repeated subgraphs) of a model share one program, so a worker declares it once and loads one
+block after another.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from .term_cost import CAP, Pricing, cost_program
 
 @dataclass(frozen=True, eq=False)
 class EgglogProgram:
-    """An egglog program and the interned ids it uses. `names` lists the one-directional rules.
+    """An egglog program and the interned ids it uses.
 
-    `rules`: ruleset of each rule -> its declarations, which the engine runs when the rule can match. `signatures`: op
-    -> letters of its arguments (`language.signature`). `key`: hash of all commands.
+    `commands`: texts that declare ops and costs. `rules`: ruleset of each rule -> its declarations, which the engine
+    runs when the rule can match. `names` lists the one-directional rules. `signatures`: op -> letters of its arguments
+    (`language.signature`). `pruned`: whether e-nodes are pruned, by cost or by a beam; `beam`: number of e-nodes per
+    e-class that the beam keeps (0: no beam). `constants`: numbers that rules mention. `parts`: whether composite ops
+    are united with their decompositions. `key`: hash of all commands.
     """
 
     commands: tuple[str, ...]
@@ -44,7 +48,7 @@ class EgglogProgram:
     key: str
 
     def lower(self, graph: Graph) -> LoweredGraph:
-        """The graph as egglog input tables, encoded with this program's interned ids."""
+        """Convert the graph to egglog input tables, encoded with this program's interned ids."""
         return lower(graph, self.interner.copy(), self.constants, self.pricing, self.parts)
 
     @property
@@ -62,7 +66,8 @@ class EgglogProgram:
 
     @staticmethod
     def job(lowered: LoweredGraph, nodes: int) -> dict[str, Any]:
-        """Payload of the engine's `start` request for one block (JSON). `nodes` limits the number of live e-nodes."""
+        """JSON payload of the request `Engine.start`, which loads the subgraph `lowered` into the worker's e-graph.
+        `nodes`: limit on the number of live e-nodes."""
         return {
             "tables": lowered.tables(),
             "dims": [list(d) for d in lowered.dims],
@@ -81,7 +86,7 @@ def make_program(
     beam: int = 0,
     parts: bool = False,
 ) -> EgglogProgram:
-    """The egglog program for some graphs.
+    """Make the egglog program for some graphs.
 
     `slack` (nanoseconds): e-nodes more expensive than the best of their e-class by more than this are pruned; None: no
     cost pruning. `beam`: number of e-nodes per e-class that beam pruning keeps; 0: no beam. `parts`: unite composite

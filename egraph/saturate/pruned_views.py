@@ -33,7 +33,7 @@ class CostFilter:
     slack: float = inf
 
     def keeps(self, view: EGraphView, pricing: Pricing) -> Bools:
-        """Boolean mask of the e-nodes of a view that the filter keeps.
+        """Boolean mask of the e-nodes of an e-graph that the filter keeps.
 
         The original graph's e-nodes and the best of each e-class are always kept.
         """
@@ -54,10 +54,10 @@ class CostFilter:
 
 
 def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pricing: Pricing) -> EGraphView:
-    """The view `last` with the e-nodes that the filter keeps in at least one of `rounds`.
+    """The e-graph `last` with those of its e-nodes that the filter keeps in at least one of `rounds`.
 
-    `rounds` are the views after each round of one saturation; each round's view contains the e-nodes of earlier rounds.
-    `narrow`: the filter.
+    `rounds` are the e-graphs after each round of one saturation; each contains the e-nodes of earlier rounds. `narrow`:
+    the filter.
     """
     if not rounds:
         return last

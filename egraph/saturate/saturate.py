@@ -1,4 +1,5 @@
-"""Equality saturation of blocks: rounds of rule application under limits, with pruning of expensive e-nodes.
+"""Equality saturation of blocks (repeated subgraphs): rounds of rule application under limits, with pruning of
+expensive e-nodes.
 
 One round applies every rule once, then shape laws, costs and pruning. Rounds run in a worker process (worker.py)
 because egglog cannot be interrupted; at the deadline the worker is killed and the last complete view is returned.
@@ -21,22 +22,18 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-
 from ...errors import RuleError, UsageError, WorkerError
 from ...plain import as_float
 from ..ir.graph import Graph
-from ..ir.ops import Type
 from ..ir.rule import Rule
 from ..view.saturation_report import SaturationReport
 from ..view.view import EGraphView, view_of
 from .beam import victims
+from .decoding import decode
 from .engine import Arrays
 from .engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
-from .language import signature
 from .program import EgglogProgram, make_program
 from .sessions import OneSession, SaturationSession, Sessions
-from .tables import LoweredGraph
 from .term_cost import Pricing, Roofline
 
 SLACK_LAUNCHES = 3
@@ -78,70 +75,13 @@ class Limits:
                 )
 
     def longer(self, times: int) -> Limits:
-        """These limits with e-nodes and seconds doubled and 4 more rounds, `times` times."""
+        """These limits extended `times` times: each time e-nodes and seconds are doubled and rounds grow by 4."""
         return replace(
             self, nodes=self.nodes << times, iterations=self.iterations + 4 * times, seconds=self.seconds * 2**times
         )
 
 
 # ---------------------------------------------------------------- views
-def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequence[str], arrays: Arrays) -> EGraphView:
-    """The view that the engine's arrays describe (`arrays`, `names`: of `Engine.view`; `dims`: size vectors by id).
-
-    E-nodes without a known type or unreachable from the roots are dropped. E-classes are numbered breadth-first from
-    the roots.
-    """
-    handle = dict(arrays["handle"].tolist())
-    cls, off, kid = (arrays[k].tolist() for k in ("cls", "off", "kid"))
-    attr_off, attr = arrays["attr_off"].tolist(), arrays["attr"].tolist()
-    shape, dtype = arrays["shape"].tolist(), arrays["dtype"].tolist()
-    rows_of: dict[int, list[int]] = {}
-    for row, c in enumerate(cls):
-        if shape[c] >= 0 and all(shape[k] >= 0 for k in kid[off[row] : off[row + 1]]):
-            rows_of.setdefault(c, []).append(row)
-    number: dict[int, int] = {}
-    queue = list(dict.fromkeys(handle[r] for r in lowered.roots))
-    number.update((c, i) for i, c in enumerate(queue))
-    order: list[int] = []
-    for c in queue:  # grows during iteration
-        for row in rows_of.get(c, ()):
-            order.append(row)
-            for k in kid[off[row] : off[row + 1]]:
-                if k not in number:
-                    number[k] = len(queue)
-                    queue.append(k)
-    ops = arrays["op"].tolist()
-    op, attrs, tensors = [], [], {}
-    letters = {name: signature(name).lstrip("T") for name in names if name != "Leaf"}
-    for place, row in enumerate(order):
-        name, values = names[ops[row]], attr[attr_off[row] : attr_off[row + 1]]
-        if name == "Leaf":
-            leaf = lowered.nodes[values[0]]
-            tensors[place] = leaf
-            op.append(leaf.op)
-            attrs.append(leaf.attrs)
-        else:
-            full = [dims[v] if letter == "D" else v for letter, v in zip(letters[name], values)]
-            op.append(name)
-            attrs.append(lowered.decode(name, full))
-    reads = [[number[k] for k in kid[off[r] : off[r + 1]]] for r in order]
-    classes = {n: number[handle[i]] for i, n in enumerate(lowered.nodes[: lowered.own]) if handle[i] in number}
-    written = {(n.op, n.attrs, *[classes[a] for a in n.args]) for n in classes if all(a in classes for a in n.args)}
-    return EGraphView(
-        op=op,
-        attrs=attrs,
-        cls=np.array([number[cls[r]] for r in order], np.int32),
-        off=np.cumsum([0, *map(len, reads)]).astype(np.int32),
-        kid=np.array([k for row in reads for k in row], np.int32),
-        types=[Type(dims[shape[c]], lowered.interner.decode("dtype", dtype[c])) for c in queue],
-        weight=arrays["weight"][np.array(queue, np.int64)],
-        roots=tuple(number[handle[r]] for r in lowered.roots),
-        report=SaturationReport(),
-        tensors=tensors,
-        classes=classes,
-        own=np.array([(o, a, *row) in written for o, a, row in zip(op, attrs, reads)], np.bool_),
-        age=arrays["age"][np.array(queue, np.int64)],
-    )
 
 
 # ---------------------------------------------------------------- the loop
@@ -267,12 +207,14 @@ def saturate_block(
     session: SaturationSession | None = None,
     stop: Stop = never,
 ) -> EGraphView:
-    """Saturate one block; returns the view of all forms that the rules reach within the limits.
+    """Saturate one block (repeated subgraph); returns the e-graph (as arrays) of all terms that the rules reach within
+    the limits.
 
     `slack` (nanoseconds; default `limits.slack` launches): an e-node is kept if its tree cost exceeds the best of its
     e-class by at most this. `guard=False` disables pruning. Composite ops are united with their decompositions, unless
-    `exact`, which also restricts the rules to bitwise-exact ones. The report tells what ended the search; `stop` is
-    polled. RuleError: a rule that cannot be expressed in egglog, or an unsound rule that gave one value two types.
+    `exact`, which also restricts the rules to those that change no bit of a value. The report tells what ended the
+    search; `stop` is polled. Raises RuleError for a rule that cannot be expressed in egglog, or an unsound rule that
+    gave one value two types.
     """
     pool = None if session is None else OneSession(session)
     return saturate_blocks([graph], rules, limits, pricing, slack, exact, guard=guard, pool=pool, stop=stop)[0]
@@ -292,12 +234,15 @@ def saturate_blocks(
     seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
 ) -> list[EGraphView]:
-    """`saturate_block` for every graph, in parallel up to the pool size; views in the order of the graphs.
+    """Run `saturate_block` for every graph, in parallel up to the pool size; returns the saturated e-graphs (views) in
+    the order of the graphs.
 
-    `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the seconds of the whole
-    call; blocks without time left are returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks
-    keep their last complete view and their reports say "interrupted". Blocks with empty values (0 elements), for which
-    no law holds, are returned unchanged and their reports say so. Raises UsageError for a negative `slack`.
+    `exact`: use only rules that change no bit. `guard`: prune expensive e-nodes (by `slack`, in nanoseconds, and the
+    beam of the limits). `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the
+    seconds of the whole call; blocks (repeated subgraphs) without time left are returned unchanged. Ctrl-C, or `stop`
+    returning true, ends the workers: blocks keep their last complete view and their reports say "interrupted". Blocks
+    with empty values (0 elements), for which no law holds, are returned unchanged and their reports say so. Raises
+    UsageError for a negative `slack`.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:
@@ -342,4 +287,4 @@ def saturate_blocks(
         return [f.result() for f in futures]
 
 
-__all__ = ["Limits", "decode", "saturate_block", "saturate_blocks"]
+__all__ = ["Limits", "saturate_block", "saturate_blocks"]

@@ -1,4 +1,4 @@
-"""Sessions of egglog for a saturation: in this process, or in a worker process."""
+"""Sessions of egglog (an engine with the e-graph of one saturation), in this process or in a worker process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .engine_bounds import Bounds, Stopped
 
 
 class SaturationSession(Protocol):
-    """Protocol of a session of egglog, in this process (`InProcess`) or in a worker process."""
+    """Protocol of a session of egglog (an engine that saturates one block at a time), in this process (`InProcess`) or
+    in a worker process."""
 
     def prepare(self) -> None:
         """Start the engine or its worker process, if needed, and wait until it accepts requests. The time is not
@@ -37,7 +38,8 @@ class InProcess:
         self.engine = self.engine or Engine()
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Result of a method of the `Engine` in this process (`SaturationSession.request`).
+        """Call a method of the `Engine` in this process with the argument `payload` (None: none) and return its result
+        (`SaturationSession.request`).
 
         Raises Stopped if a stop was requested.
         """
@@ -49,7 +51,7 @@ class InProcess:
 
 
 class Sessions(Protocol):
-    """Protocol of session sources: a worker `Pool`, or one session for all blocks."""
+    """Protocol of session sources: a worker `Pool`, or one session for all blocks (repeated subgraphs)."""
 
     @property
     def size(self) -> int:
@@ -63,11 +65,11 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True)
 class OneSession:
-    """Session source with a single session, for saturations one after another."""
+    """Session source with the single session `only`, for saturations one after another."""
 
     only: SaturationSession
     size: int = 1
 
     def session(self) -> AbstractContextManager[SaturationSession]:
-        """The only session (`Sessions.session`)."""
+        """Context manager that yields the only session (`Sessions.session`)."""
         return nullcontext(self.only)

@@ -30,10 +30,11 @@ Row = tuple[int, ...]  # node ids of node and operands, then attribute ids (dims
 class LoweredGraph:
     """A graph as egglog input tables.
 
-    `rows[op]` holds (node, *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every
-    node; `active` is 0 for a node that depends on weights alone, else 1. `leaves`, `weights` (weight-only nodes of the
-    graph) and `roots` are node ids. `equal` holds pairs of node ids with the same value. `dims`: size vectors by id.
-    `known`: (op, attribute ids) of the graph's nodes -> their attributes.
+    `nodes`: its nodes, whose indices are the ids; `interner` maps attribute values to ids. `rows[op]` holds (node,
+    *operands, *attributes). `facts` holds (node, dims, dtype, active, tree cost) for every node; `active` is 0 for a
+    node that depends on weights alone, else 1. `leaves`, `weights` (weight-only nodes of the graph) and `roots` are
+    node ids. `equal` holds pairs of node ids with the same value. `dims`: size vectors by id. `known`: (op, attribute
+    ids) of the graph's nodes -> their attributes.
     """
 
     graph: Graph
@@ -60,7 +61,7 @@ class LoweredGraph:
         return set(self.rows)
 
     def tables(self) -> dict[str, str]:
-        """Table name -> tab-separated text."""
+        """Input tables of the graph for egglog: table name -> tab-separated text."""
         found = {f"i_{op}": _text(rows) for op, rows in self.rows.items()}
         for name, numbers in (("i_leaf", self.leaves), ("i_weight", self.weights)):
             if numbers:
@@ -70,10 +71,8 @@ class LoweredGraph:
         return found | {"i_fact": _text(self.facts)}
 
     def decode(self, op: str, values: Sequence[Any]) -> tuple[tuple[str, Any], ...]:
-        """Attributes of an e-node from their ids (dims are given as tuples).
-
-        Attributes of the graph's own nodes are returned unchanged.
-        """
+        """Attributes of an e-node of the op `op` from their ids `values` (dims are given as tuples). Attributes of the
+        graph's own nodes are returned unchanged."""
         key = (op, tuple(values))
         found = self.known.get(key)
         if found is None:
@@ -102,10 +101,10 @@ def _text(rows: Sequence[Row]) -> str:
 
 
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Nodes of a graph and of its composites' decompositions, and the pairs (composite, decomposition).
+    """Nodes of a graph and of the decompositions of its composite ops, and the pairs (composite, decomposition).
 
-    Pointwise composites (activations) are not decomposed: all their forms cost the same once fused, and their
-    arithmetic has very many equal forms.
+    Pointwise composites (activations) are not decomposed: all terms for them cost the same once fused, and the rules
+    find very many equal terms for their arithmetic.
     """
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
     done, start = set(nodes), 0
@@ -177,11 +176,11 @@ def lower(
     pricing: Pricing | None = None,
     parts: bool = False,
 ) -> LoweredGraph:
-    """Egglog input tables of a graph.
+    """Convert a graph to egglog input tables.
 
     `interner` holds the ids that rules use and is extended: pass a copy. `constants` are the scalar constants of the
     rules. `pricing` gives the tree costs; None: all are 0. `parts`: unite composites with their decompositions. Raises
-    ShapeError if a dimension is symbolic or a size is 0 (type laws do not cover empty values).
+    ShapeError if a dimension is symbolic or a size is 0 (the rules for result types do not cover empty values).
     """
     own = graph.nodes()
     nodes, pairs = with_parts(graph) if parts else (own, [])

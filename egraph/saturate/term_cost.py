@@ -1,8 +1,8 @@
 """Cost model for pruning during saturation: one roofline formula, available in Python and as egglog text.
 
 Costs are integer nanoseconds computed from result and operand sizes. Views and pointwise ops are nearly free, because
-extraction fuses them into their neighbors. Both forms are generated from the same expression, so pruning in egglog and
-ranking in Python cannot disagree; integer division truncates in both.
+extraction fuses them into their neighbors. The Python function and the egglog text are generated from the same
+expression, so pruning in egglog and ranking in Python cannot disagree; integer division truncates in both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cost:
         return Cost("/", args=(self, other))
 
     def evaluate(self, out: Type, operands: Sequence[Type]) -> int:
-        """The cost for concrete types."""
+        """The cost in nanoseconds for concrete types of the result (`out`) and the operands."""
         if self.function == "int":
             return self.value
         if self.function in ("elements", "bytes"):
@@ -72,7 +72,7 @@ class Cost:
 
 
 def number(value: int) -> Cost:
-    """Cost expression: an integer constant."""
+    """Cost expression of the integer constant `value`."""
     return Cost("int", value)
 
 
@@ -100,7 +100,7 @@ class Pricing(Protocol):
         ...
 
     def formula(self, op: Op) -> Cost:
-        """Cost of an op over the types of its result and operands.
+        """Expression of the cost of an op in nanoseconds over the sizes of its result and operands.
 
         E-nodes that depend on weights alone are free regardless.
         """
@@ -109,7 +109,8 @@ class Pricing(Protocol):
 
 @dataclass(frozen=True)
 class Roofline:
-    """Default cost model: nanoseconds per launch and per view, femtoseconds per byte and per floating-point operation.
+    """Default cost model: nanoseconds per kernel launch and per view op (reshape, slice, ...), femtoseconds per byte
+    (`byte_fs`) and per floating-point operation (`flop_fs`).
 
     The defaults match the order of magnitude of one large GPU; `pipeline` passes values calibrated from the cost store.
     """
@@ -121,7 +122,8 @@ class Roofline:
     view: int = 20
 
     def formula(self, op: Op) -> Cost:
-        """Cost of an op over the types of its result and operands (`Pricing.formula`)."""
+        """Expression of the cost of an op in nanoseconds over the sizes of its result and operands
+        (`Pricing.formula`)."""
         if op.kind == "leaf":
             return number(0)
         if op.kind == "view":
@@ -162,7 +164,7 @@ def contraction_flops(op: Op) -> Cost | None:
 
 
 def cost_program(pricing: Pricing, ops: Sequence[str], slack: int) -> list[str]:
-    """Egglog commands for the least tree cost of each e-class, and for subsuming e-nodes that exceed it by more than
+    """Egglog commands that compute the least tree cost of each e-class and subsume e-nodes that exceed it by more than
     `slack` nanoseconds.
 
     `r_cost` relaxes `best` downwards to a fixpoint; `r_dom` marks dominated e-nodes, once per round; `r_sub` subsumes
@@ -250,7 +252,8 @@ def tree_costs(nodes: Sequence[Tensor], weights: set[Tensor], pricing: Pricing) 
 
 
 def node_prices(view: EGraphView, pricing: Pricing) -> list[float]:
-    """Cost in nanoseconds of every e-node of a view, its operands aside; 0 if these all depend on weights alone."""
+    """Cost in nanoseconds of every e-node of an e-graph, without that of its operands; 0 if these all depend on weights
+    alone."""
     prices, found = _Prices(pricing), []
     weight, types = view.weight.tolist(), view.types
     cls, off, kid = view.cls.tolist(), view.off.tolist(), view.kid.tolist()

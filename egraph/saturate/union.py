@@ -1,9 +1,10 @@
-"""Union of e-graph views of one graph, so that more search never loses a form.
+"""Union of e-graph views of one graph, so that a search under wider limits has all terms of one under narrower
+limits.
 
-Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because what is pruned
-depends on what else was found. Their union contains both: it has every e-node of both views, merges e-classes that
-share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set of limits
-stands for.
+Two saturations of a graph under different limits (a wider beam, more slack) are not nested, because which e-nodes are
+pruned depends on which others were found. Their union contains both: it has every e-node of both views, merges
+e-classes that share a value, and is closed under congruence. `saturate/limit_steps.py` defines which saturations a set
+of limits stands for.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ def _keys(view: EGraphView) -> list[tuple[object, tuple[int, ...]]]:
 
 
 def union(views: Sequence[EGraphView]) -> EGraphView:
-    """The view that contains every e-node of some views of one graph, with congruent e-nodes merged.
+    """The e-graph that contains every e-node of some e-graphs (views) of one graph, with congruent e-nodes merged.
 
-    E-classes of an earlier view keep their age (the round in which they appeared); ages of a later view are offset by
-    the rounds of the views before it.
+    E-classes of an earlier e-graph keep their age (the round in which they appeared); ages of a later one are offset by
+    the rounds of those before it.
     """
     return _Union(views).view() if len(views) > 1 else views[0]
 
 
 def congruent(view: EGraphView) -> EGraphView:
-    """The view after congruence closure: e-nodes of one op over equal e-classes are merged.
+    """The e-graph `view` after congruence closure: e-nodes of one op over equal e-classes are merged.
 
-    Needed after `view.glue`, because each copy of a block brings its own constants.
+    Needed after `view.glue`, because each copy of a block (repeated subgraph) brings its own constants.
     """
     return _Union([view]).view()
 
@@ -58,12 +59,12 @@ def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
     deadline: float = float("inf"), stop: Stop = never,
 ) -> list[list[EGraphView]]:  # fmt: skip
-    """Views of some graphs at increasing effort, up to `limits` and `effort` (0: no rewriting): per stage one view per
-    graph.
+    """Saturate graphs by `rules` at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each
+    stage one saturated e-graph per graph.
 
-    Each stage is the union of everything found so far. The last stage is the result; earlier stages are what smaller
-    settings would give. After `deadline` seconds, or when `stop` returns true, the list ends early (never empty).
-    Raises UsageError if `effort` is out of range.
+    Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
+    that smaller settings would give. `exact`: use only rules that change no bit. After `deadline` seconds, or when
+    `stop` returns true, the list ends early (never empty). Raises UsageError if `effort` is out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(

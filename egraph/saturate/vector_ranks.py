@@ -12,7 +12,8 @@ Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable
 
 
 class VectorRanks:
-    """Union-find of the lengths and ranks in left sides that the shape laws make equal."""
+    """Union-find of the vector lengths and tensor ranks in the left sides of a rule that must be equal for the ops'
+    shapes to be valid."""
 
     def __init__(self, lefts: Iterable[Term]) -> None:
         self.up: dict[Key, Key] = {}
@@ -20,13 +21,14 @@ class VectorRanks:
             self.of(term)
 
     def find(self, key: Key) -> Key:
-        """The representative of a length."""
+        """The key that represents all lengths known to be equal to `key`."""
         while key in self.up:
             key = self.up[key]
         return key
 
     def join(self, a: Key | None, b: Key | None) -> Key | None:
-        """Record that two lengths are equal (None: unknown); returns their representative, None if both are unknown."""
+        """Record that two lengths are equal (None: unknown); returns the key that represents both, None if both are
+        unknown."""
         if a is None or b is None:
             return a or b
         a, b = self.find(a), self.find(b)
@@ -36,7 +38,7 @@ class VectorRanks:
         return self.find(a)
 
     def of(self, term: Term) -> Key | None:
-        """The rank of a term, as a key; None if no variable determines it."""
+        """The rank of a term, as the key of an equal length or rank; None if no variable determines it."""
         if isinstance(term, Var):
             return self.find(("rank", term.name))
         if isinstance(term, Literal):

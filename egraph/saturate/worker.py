@@ -83,7 +83,8 @@ def _read_requests(stream: IO[bytes], requests: queue.Queue[dict[str, Any]]) -> 
 
 
 def serve() -> None:
-    """Main loop of the worker: one reply per request.
+    """Main loop of the worker process: reads requests from standard input and writes one reply to each, until the input
+    ends.
 
     egglog stays on this thread, because its objects are bound to a thread.
     """
@@ -214,7 +215,8 @@ class SaturationWorker:
         return header.get("result", header), arrays
 
     def request(self, method: str, payload: Any, bounds: Bounds) -> tuple[dict[str, Any], Arrays]:
-        """Result of a method of the `Engine` in the worker process (`SaturationSession.request`).
+        """Call a method of the `Engine` in the worker process with the argument `payload` (None: none) and return its
+        result (`SaturationSession.request`).
 
         A dead process is not restarted, because the new one would have no state: WorkerError is raised.
         """
@@ -259,7 +261,7 @@ class Pool:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[SaturationWorker]:
-        """Context manager: exclusive use of a worker. Waits until one is free."""
+        """Context manager that yields a worker for exclusive use. Waits until one is free."""
         taken: list[SaturationWorker] = []  # named before it is removed: an exception at any moment loses no worker
         try:
             with self._changed:

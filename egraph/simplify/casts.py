@@ -1,4 +1,4 @@
-"""Simplification rules of casts."""
+"""Rules by which the graph simplification rewrites casts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lossless(source: str, target: str) -> bool:
 
 
 def simplify_cast(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """The operand instead of a cast to its dtype; one cast instead of a cast of a lossless cast.
+    """The operand in place of a cast to its own dtype; one cast in place of a cast of a lossless cast.
 
     None if nothing changes.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import dtypes
-from ..ir.atomic_ops import Array
+from ..ir.atomic_numpy import Array
 from ..ir.dims import Shape, volume
 from ..ir.interpret import evaluate
 from ..ir.tensor import Tensor, constant, make
@@ -17,7 +17,7 @@ from .simplifier import Simplifier
 
 
 def canonical_fill(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """The fill with its value in canonical form; None if it has that form."""
+    """The fill with its value in canonical form; None if the value already is."""
     return fill(attrs["shape"], attrs["value"], attrs["dtype"])
 
 

@@ -1,8 +1,8 @@
 """Canonical form of attention masks, recognized by their values.
 
 Models write causal masks in many ways: `tril` of ones, comparisons of positions, differences of aranges. A bool value
-that depends on positions alone is evaluated here. If it hides (or shows) what lies ahead of a diagonal, outside a band
-(sliding window), or the last columns, it is replaced by one canonical formula that rules and kernels recognize.
+that depends on positions alone is evaluated here. If it hides (or shows) the elements ahead of a diagonal, outside a
+band (sliding window), or in the last columns, it is replaced by one canonical formula that rules and kernels recognize.
 
 Models also hide scores by a large negative number instead of -inf (lowest value of a dtype, -1e9), selected by `where`
 or added. If every row of such a mask sees some element, softmax gives hidden scores the weight 0 either way:
@@ -36,11 +36,11 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 def canonical_masks(graph: Graph, *, steady: bool = False) -> Graph:
     """The graph with its attention masks in canonical form; hidden scores are -inf instead of large negative numbers.
 
-    Hidden are the elements with `off < column - row` (causal), for a band also those with `column - row <= back`, or
-    those with `size <= column`. Conditions are inverted where needed, so that true means hidden.
+    The canonical conditions hide the elements with `off < column - row` (causal), for a band also those with `column -
+    row <= back`, or those with `size <= column`. Conditions are inverted where needed, so that true means hidden.
 
     `steady`: only masks whose formula contains no number larger than 1, so that a mask that is causal at one size is
-    causal at every size. (A window wider than the sequence hides nothing, but does at a longer sequence.)
+    causal at every size. (A window wider than the sequence hides nothing, but it does at a longer sequence.)
     """
     masks, roots = _Masks(steady), graph.roots
     for change in (masks.spelled, masks.hiding):
@@ -70,8 +70,9 @@ def _values(formula: Tensor) -> Matrix | None:
 
 
 def _spelling(hidden: Matrix) -> Tensor | None:
-    """Canonical formula of the mask that hides these elements; None without a known form, or if some row sees
-    nothing."""
+    """Canonical formula of the mask that hides these elements; None if no known formula fits, or if some row sees
+    nothing.
+    """
     rows, columns = hidden.shape
     count, first = np.count_nonzero(hidden, axis=1), hidden.argmin(axis=1)
     last = columns - 1 - hidden[:, ::-1].argmin(axis=1)

@@ -18,7 +18,8 @@ from .simplifier import Simplifier
 def operand_order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """The commutative op with its operands in canonical order: a fill second, otherwise the order seen first.
 
-    None if nothing changes, and for maximum and minimum in exact mode: max(0.0, -0.0) returns the first operand.
+    None if nothing changes, and for maximum and minimum where no bit may change (`Simplifier.exact`): max(0.0, -0.0)
+    returns the first operand.
     """
     if not OPS[op].commutative or len(args) != 2 or (s.exact and op in ("maximum", "minimum")):
         return None
@@ -31,7 +32,8 @@ def operand_order(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[
 
 
 def without_broadcasts(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """The op on operands that are not broadcast; if all operands were broadcast, the result is broadcast instead.
+    """The op applied before its operands are broadcast, so that it computes fewer elements; if all operands were
+    broadcast, the result is broadcast instead.
 
     None if nothing changes.
     """

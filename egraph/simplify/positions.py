@@ -1,8 +1,8 @@
 """Canonical form of index counters (iota), and elimination of `any` reductions over comparisons of positions.
 
-A mask over cache positions compares positions with a bound (`position <= now`). Attention asks whether a row sees any
-position, a reduction over the whole mask. Two scalar comparisons give the same answer: some number of 0..n-1 lies in
-[low, high] if and only if low <= high, low <= n-1 and 0 <= high.
+A mask over cache positions compares positions with a bound (`position <= now`). Attention also needs to know whether a
+row sees any position, a reduction over the whole mask. Two scalar comparisons give the same answer: some number of
+0..n-1 lies in [low, high] if and only if low <= high, low <= n-1 and 0 <= high.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import dtypes
-from ..ir.atomic_ops import Array
+from ..ir.atomic_numpy import Array
 from ..ir.dims import Dim, Shape
 from ..ir.tensor import Tensor, make
 
@@ -40,10 +40,10 @@ def reshaped(x: Tensor, shape: Shape) -> Tensor | None:
 
 
 def any_of(x: Tensor, axis: int, build: Build) -> Tensor | None:
-    """Bounds check that equals the reduction `any` of a mask along an axis (kept with size 1).
+    """Bounds check that equals the reduction `any` of a mask along an axis (kept with size 1); None if the mask is not
+    a conjunction of comparisons of positions along that axis with values that are constant along it.
 
-    `build` makes its nodes. None if the mask is not a conjunction of comparisons of positions along that axis with
-    values that are constant along it.
+    `build` makes its nodes.
     """
     size = x.shape[axis]
     if not isinstance(size, int) or size < 2:

@@ -1,4 +1,4 @@
-"""Simplification rules of reductions and scans."""
+"""Rules by which the graph simplification rewrites reductions and scans."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ Rule = Callable[["Simplifier", str, tuple[Tensor, ...], dict[str, Any]], Tensor 
 class Simplifier:
     """State of one simplification pass.
 
-    `rules` gives the rules of an op, tried in order. `exact`: only bitwise-exact steps are taken. `fold_bytes`: size
-    limit of a folded constant. `done`: node -> its simplified form. `spelling`: the operand order first seen of
-    commutative ops.
+    `rules` gives the rules of an op, tried in order. `exact`: only steps that change no bit of a value are taken.
+    `fold_bytes`: size limit of a folded constant. `done`: node -> its simplified form. `spelling`: the operand order
+    first seen of commutative ops.
     """
 
     rules: Callable[[str], Iterable[Rule]]
@@ -31,7 +31,7 @@ class Simplifier:
     spelling: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def visit(self, root: Tensor) -> Tensor:
-        """The simplified form of a term."""
+        """The simplified term that equals `root`."""
         for node in topological([root]):
             if node not in self.done:
                 args = tuple(self.done[a] for a in node.args)
@@ -40,7 +40,7 @@ class Simplifier:
         return self.done[root]
 
     def build(self, op: str, args: Sequence[Tensor], attrs: dict[str, Any] | None = None, data: Any = None) -> Tensor:
-        """`make` followed by simplification; the operands must already be simplified."""
+        """Make a node (`make`) and simplify it; the operands must already be simplified."""
         args, attrs = tuple(args), attrs or {}
         plain = make(op, args, attrs, data=data)
         if plain in self.done:
@@ -62,7 +62,7 @@ class Simplifier:
         return node
 
     def scalar(self, value: float, like: Tensor) -> Tensor:
-        """Fill with the rank and dtype of a tensor, and size 1 along every axis."""
+        """Fill with the number `value`, with the rank and dtype of `like`, and size 1 along every axis."""
         return fill((1,) * like.rank, value, like.dtype)
 
     def stretched(self, x: Tensor, shape: Shape) -> Tensor:

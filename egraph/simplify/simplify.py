@@ -48,7 +48,7 @@ from .views import (
 def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES) -> Graph:
     """An equivalent simplified graph; the same object if nothing changed.
 
-    `exact`: only bitwise-exact rules. Constant folding is limited to `fold_bytes` per value.
+    `exact`: only rules that change no bit of a value. Constant folding is limited to `fold_bytes` per value.
     """
     run = Simplifier(_rules, exact, fold_bytes)
     roots = [run.visit(r) for r in graph.roots]

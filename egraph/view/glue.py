@@ -1,4 +1,4 @@
-"""Joining the views of blocks into one view of the whole model."""
+"""Joins the saturated e-graphs (views) of blocks (repeated subgraphs) into one e-graph of the whole model."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ _REASONS = ("interrupted", "worker-died", "bytes", "seconds", "nodes", "iteratio
 
 
 def merged(views: Sequence[EGraphView]) -> SaturationReport:
-    """Report of several blocks together: sums, worst reason for stopping, all rules."""
+    """One report for several blocks (repeated subgraphs): sums, the worst reason for stopping, all rules."""
     reports = [v.report for v in views]
     matches: dict[str, int] = {}
     seconds: dict[str, float] = {}
@@ -219,13 +219,12 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
 
 
 def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
-    """The view of the whole model, joined from views of its blocks.
+    """Join the saturated e-graphs (views) of a model's blocks (repeated subgraphs) into the e-graph of the whole model.
 
-    Each occurrence of a block gets a copy of the block's view.
-
-    Shared values are merged. Linear in the size of the result. The roots are those of `blocks.graph`. Values that no
-    block computes (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. Congruence
-    closure is not applied; see `union.congruent`.
+    Each occurrence of a block gets a copy of the block's view; values that several occurrences share are merged. Linear
+    in the size of the result. The roots are those of `blocks.graph`. Values that no block computes (leaves, weight-only
+    expressions that several blocks share) get the model's own e-nodes. Congruence closure is not applied here
+    (`union.congruent` does).
     """
     work = _Glue(blocks, views)
     for instance in blocks.instances:

@@ -19,7 +19,8 @@ Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable
 
 
 class Matcher:
-    """Finds all matches of patterns in a view. Its indexes are built once and shared by all patterns."""
+    """Finds all matches of patterns in an e-graph, given as arrays (EGraphView). Its indexes are built once and shared
+    by all patterns."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view
@@ -38,7 +39,7 @@ class Matcher:
 
     @cached_property
     def by_class_op(self) -> dict[tuple[int, str], list[int]]:
-        """E-nodes by (e-class, op)."""
+        """(e-class, op) -> its e-nodes of that op, in ascending order."""
         found: dict[tuple[int, str], list[int]] = {}
         for node, op in enumerate(self.view.op):
             found.setdefault((self._cls[node], op), []).append(node)
@@ -55,7 +56,7 @@ class Matcher:
 
     @cached_property
     def facts(self) -> list[Fact]:
-        """Type and weight flag of each e-class."""
+        """Type of each e-class, and whether it depends on weights only."""
         return [Fact(t, w) for t, w in zip(self.view.types, self._weight)]
 
     def children(self, node: int) -> list[int]:
@@ -64,7 +65,7 @@ class Matcher:
 
     @cached_property
     def values(self) -> list[tuple[Any, ...]]:
-        """Attribute values of each e-node."""
+        """Attribute values of each e-node, in the order of its op's attributes."""
         return [tuple([v for _, v in attrs]) for attrs in self.view.attrs]
 
     def find(self, pattern: Term, guards: Sequence[Attr] = ()) -> Iterator[tuple[int, Binding]]:
@@ -88,8 +89,8 @@ class Matcher:
                     yield cls, binding
 
     def environment(self, binding: Binding) -> Env:
-        """The binding as environment for attribute expressions: facts in place of e-classes, attribute names without
-        "@"."""
+        """Convert a binding to an environment for attribute expressions: each e-class becomes its type and whether it
+        depends on weights only, attribute names lose their "@"."""
         return {k[1:] if k[0] == "@" else k: v if k[0] == "@" else self.facts[v] for k, v in binding.items()}
 
 
@@ -234,10 +235,8 @@ def _set(slots: list[Any], place: int, value: Callable[[], Any]) -> Callable[[Th
 
 @memo(4096)
 def rounded(value: float, dtype: str) -> float:
-    """A number rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32.
-
-    NaN if an integer dtype cannot represent the number.
-    """
+    """The number `value` rounded to a dtype, so that 0.1 in a model and 0.1 in a pattern are equal in float32. NaN if
+    an integer dtype cannot represent the number."""
     if dtypes.category(dtype) != "float":
         return float(value) if float(value).is_integer() else float("nan")
     with np.errstate(all="ignore"):

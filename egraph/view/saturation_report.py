@@ -12,7 +12,7 @@ class SaturationReport:
 
     `stopped` is one of: saturated, iterations, nodes, seconds, bytes, interrupted, worker-died. `sizes`: live e-nodes
     after each iteration (first entry: the original block). `matches` and `rule_seconds`: totals per rule (rules that
-    cannot occur are omitted). `kept`: iteration whose view was kept. `extractable`: whether every root of the last
+    cannot occur are omitted). `kept`: iteration whose e-graph was kept. `extractable`: whether every root of the last
     round was extractable (if not, an earlier round was kept).
     """
 

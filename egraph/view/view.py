@@ -29,8 +29,8 @@ class EGraphView:
     """E-nodes and e-classes as arrays. E-node i is `op[i]` with `attrs[i]` over the e-classes `kid[off[i]:off[i+1]]`.
 
     `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
-    only). `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the original graph to its e-class.
-    `roots`: e-classes of the outputs, then of the state updates.
+    only). `report`: how saturation went. `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the
+    original graph to its e-class. `roots`: e-classes of the outputs, then of the state updates.
     """
 
     op: list[str]
@@ -82,11 +82,11 @@ class EGraphView:
         return self.kid[self.off[node] : self.off[node + 1]]
 
     def what(self, node: int) -> object:
-        """Label of an e-node, its operands aside: the leaf tensor, or (op, attributes)."""
+        """Label of an e-node without its operands: the leaf tensor, or (op, attributes)."""
         return self.tensors.get(node, (self.op[node], self.attrs[node]))
 
     def only(self, nodes: Bools) -> EGraphView:
-        """The view with a subset of its e-nodes (boolean mask) and all e-classes."""
+        """The e-graph with a subset of its e-nodes (boolean mask) and all e-classes."""
         kept = np.flatnonzero(nodes).tolist()
         width = np.diff(self.off)
         return replace(
@@ -97,7 +97,7 @@ class EGraphView:
         )  # fmt: skip
 
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
-        """Least tree cost of each e-class, and the e-node that attains it (-1 if the e-class has no finite term).
+        """(least tree cost of each e-class, e-node that attains it; -1 if the e-class has no finite term).
 
         `price`: of each e-node. Knuth's generalization of Dijkstra's algorithm. Ties go to the lower e-class, then to
         the lower e-node.
@@ -105,7 +105,7 @@ class EGraphView:
         return _cheapest(self, price)
 
     def extractable(self) -> bool:
-        """Whether every root has a finite term."""
+        """Whether every root has a finite term, that is, one without a cycle."""
         choice = self.cheapest([1.0] * len(self))[1]
         return all(choice[r] >= 0 for r in self.roots)
 
@@ -118,7 +118,8 @@ class EGraphView:
         return _build(self, choice, cls, built)
 
     def terms(self, choice: Sequence[int] | Mapping[int, int], classes: Sequence[int]) -> list[Tensor]:
-        """`term` for several e-classes; shared subterms are built once."""
+        """The terms of several e-classes, each as `term` gives it, under one choice (the chosen e-node per e-class).
+        Shared subterms are built once."""
         built: dict[int, Tensor] = {}
         return [_build(self, choice, c, built) for c in classes]
 
@@ -128,7 +129,8 @@ class EGraphView:
         return leaf if leaf is not None else make(self.op[node], operands, dict(self.attrs[node]))
 
     def to_json(self, cost: Sequence[float] | None = None) -> dict[str, Any]:
-        """The egraph-serialize format: nodes (op, children's ids, eclass, cost) and e-classes with types."""
+        """The e-graph as JSON values of the egraph-serialize format: nodes (op, children's ids, eclass, cost) and
+        e-classes with types. `cost`: of each e-node; None: 1 each."""
         names = [f"n{i}" for i in range(len(self))]
         first = [int(self.nodes_of(c)[0]) if len(self.nodes_of(c)) else -1 for c in range(self.n_classes)]
         nodes = {
@@ -144,7 +146,7 @@ class EGraphView:
         return {"nodes": nodes, "root_eclasses": [f"c{r}" for r in self.roots], "class_data": data}
 
     def dumps(self, cost: Sequence[float] | None = None) -> str:
-        """The view in the egraph-serialize format, as JSON text."""
+        """The e-graph in the egraph-serialize format, as JSON text."""
         return json.dumps(self.to_json(cost), indent=1)
 
     def html(self, page: int = 0, per_page: int = 50) -> str:
@@ -234,7 +236,8 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
-    """A graph as an unsaturated view: one e-node per e-class, in topological order; `report`: the view's report."""
+    """A graph as an unsaturated e-graph: one e-node per e-class, in topological order; `report`: its
+    saturation report."""
     nodes = graph.nodes()
     number = {n: i for i, n in enumerate(nodes)}
     fixed = weight_only(nodes)

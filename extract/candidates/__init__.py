@@ -1,4 +1,4 @@
-"""Matching kernel templates on an e-graph view, for every layout.
+"""Matching of kernel templates on an e-graph view (arrays of a saturated e-graph), for every layout of the operands.
 
 In: a view and templates.
 Out: a hypergraph of candidate kernels.

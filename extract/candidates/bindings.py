@@ -1,4 +1,5 @@
-"""Binding of matched kernels to layouts: the candidates of a match, one for each combination of operand layouts."""
+"""Binding of matched kernels to layouts (strides in memory): the candidates of a match, one for each combination of
+layouts of its operands."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from .layouts import ClassLayouts, canonical_strides
 
 
 class KernelMatch(NamedTuple):
-    """A template matched at a class: operand classes and values of attribute variables.
+    """A kernel template matched at an e-class: the e-classes of its operands and the values of its attribute variables.
 
-    `more` are the classes of further outputs.
+    `cls` is the e-class of the first output, `more` are those of further outputs.
     """
 
     template: Template
@@ -36,8 +37,9 @@ class KernelMatch(NamedTuple):
 class BoundForm(NamedTuple):
     """One binding of a match to layouts.
 
-    `picks` is the layout index of each operand, `made` the strides of the output (None: row-major), `weights` the
-    weight-only operands.
+    `call`: the kernel call. `picks`: for each operand, index of its layout in the list of layouts of its e-class.
+    `made`: strides of the output (None: row-major). `weights`: names of the operands that are computed from weights
+    only.
     """
 
     picks: tuple[int, ...]
@@ -49,8 +51,9 @@ class BoundForm(NamedTuple):
 class MatchBinder:
     """Binds matches to the layouts of their operands. Equal matches, as of repeated layers, are bound once.
 
-    `preparing`: by backend name, `Backend.prepare` of backends that generate kernels. `until_binding_ends`: yields the
-    items of a lazy preparation until no further generated kernels may be bound.
+    `preparing`: by backend name, `Backend.prepare` (which lowers kernels in advance) of the backends that generate
+    kernels. `until_binding_ends`: wraps an iterator of such preparations and ends it when no further generated kernels
+    may be bound.
     """
 
     def __init__(
@@ -62,9 +65,9 @@ class MatchBinder:
         self._forms: dict[tuple[Any, ...], list[BoundForm]] = {}
 
     def bound(self, match: KernelMatch) -> list[Candidate]:
-        """The candidates of a match over the available operand layouts.
+        """Candidates of a match, one for each admitted combination of the layouts that its operands are known to have.
 
-        Matches with equal keys (repeated layers) share one list of bindings.
+        Matches that differ only in their e-classes (repeated layers) share one list of bindings.
         """
         template, cls, operands, _, others = match
         row_major = self.layouts.row_major(cls)
@@ -94,7 +97,8 @@ class MatchBinder:
         return (id(match.template), match.attrs, *made, *map(self.layouts.kind, match.operands))
 
     def prepare(self, matches: Sequence[KernelMatch]) -> None:
-        """Call `prepare` of backends that have one, with all calls that the matches may become."""
+        """Let the backends lower the generated kernels of `matches` in advance (`Backend.prepare`), for all calls that
+        `bound` may make of them."""
         asked: dict[str, list[tuple[Template, Call]]] = {name: [] for name in self.preparing}
         seen, known = set[tuple[Any, ...]](), set(self.layouts.by_class)
         for match in matches if asked else ():
@@ -192,7 +196,8 @@ class MatchBinder:
     def call_of(
         self, template: Template, attrs: tuple[Any, ...], chosen: Sequence[Vertex], outputs: Sequence[Vertex]
     ) -> Call:
-        """The call with row-major outputs, without checking whether the template applies."""
+        """Makes the call of a template (a kernel's pattern and code) on operands `chosen` (in the template's order),
+        with attribute values `attrs` and row-major outputs. Whether the template applies to the call is not checked."""
         first, *more = map(self.layouts.operand, outputs)
         operands = {o: self.layouts.operand(v) for o, v in zip(template.operands, chosen)}
         return Call(operands, first, dict(attrs), more=tuple(more))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, product
+from itertools import product
 from typing import Any, TypeVar
 
 from ...egraph.ir.ops import Type
@@ -31,6 +31,7 @@ from ..model.kernel import (
     contiguous,
 )
 from .bindings import KernelMatch, MatchBinder
+from .carried import CarriedKernels
 from .hypergraph import Hypergraph, ViewStrides, in_value_order, reachable
 from .layouts import MAX_LAYOUTS, ClassLayouts, canonical_strides
 
@@ -42,28 +43,32 @@ FIRST_BATCH_MATCHES, MAX_BATCH_MATCHES = 64, 2000
 def candidate_hypergraph(
     view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None = None,
     stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
+    carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """The hypergraph of all kernels of some backends that match a view and that some root may use.
+    """Hypergraph of all kernels of the given backends that match the e-graph `view` and may be part of a plan for some
+    root.
 
-    `view_strides`: layout of a view of an operand, None where it needs a copy. `types`: storage types of the classes
-    (model/storage_dtypes.py); a cast between classes of equal storage type is a view. `stop`: polled; raises Halted
-    when it returns True, because a partial candidate set may not cover the roots. `enough`: when `enough(False)`
-    returns True, generation of fused kernels ends; when `enough(True)` does, generated kernels are bound in no further
-    layouts; `stats["left_out"]` is then 1.
+    `view_strides`: function that returns the strides of a view op (reshape, slice, ...) of an operand; None if it needs
+    a copy. `types`: storage types of the e-classes (model/storage_dtypes.py); a cast between e-classes of equal storage
+    type is a view. `stop`: polled; when it returns True, binding ends (`stats["left_out"]` is then 1), or Halted is
+    raised if the candidates do not cover the roots yet. `enough`: when `enough(False)` returns True, generation of
+    fused kernels ends; when `enough(True)` does, generated kernels are bound in no further layouts;
+    `stats["left_out"]` is then 1. `carried`: only these kernels, without any generation.
     """
     backends, whole = [b.opened() for b in backends], view
     try:
-        if any(b.generates and b.several for b in backends):
+        if carried is None and any(b.generates and b.several for b in backends):
             view = without_rewrites_in_large_parts(whole, given_classes(whole))
         with gc_paused():
-            return _HypergraphBuilder(view, backends, view_strides, types, stop, enough).build()
+            return _HypergraphBuilder(view, backends, view_strides, types, stop, enough, carried).build()
     finally:
         for one in (whole, view):
             one.__dict__.pop(GROUPS_CACHE_ATTRIBUTE, None)
 
 
 def given_classes(view: EGraphView) -> frozenset[int]:
-    """The classes of a view that are in memory before any kernel runs: inputs, states, and weight-only classes."""
+    """The e-classes of an e-graph that are in memory before any kernel runs: inputs, states, and values computed from
+    weights only."""
     leaves = {int(view.cls[n]) for n, op in enumerate(view.op) if op in ("input", "state", "param", "constant")}
     return frozenset(leaves | {cls for cls, weight in enumerate(view.weight) if weight})
 
@@ -72,6 +77,7 @@ class _HypergraphBuilder:
     def __init__(
         self, view: EGraphView, backends: Sequence[Backend], view_strides: ViewStrides, types: Sequence[Type] | None,
         stop: Callable[[], bool] = lambda: False, enough: Callable[[bool], bool] = lambda bound: False,
+        carried: CarriedKernels | None = None,
     ) -> None:  # fmt: skip
         self.view, self.view_strides, self.stop = view, view_strides, stop
         self.enough, self.left_out = enough, False
@@ -81,30 +87,34 @@ class _HypergraphBuilder:
         self.views: dict[str, Template] = {t.name.rpartition(".")[2]: t for t in templates if t.family == "view"}
         self.copies = [t for t in templates if t.family == "copy" and isinstance(t.term, Var)]
         self.kernels = [t for t in templates if t.family != "view" and not isinstance(t.term, Var)]
+        self.carried = carried
+        if carried is not None:
+            self.kernels = [t for t in self.kernels if id(t) in carried.templates]
         self.layouts = ClassLayouts(view, view.types if types is None else types, given_classes(view))
         preparing = {b.name: b.prepare for b in backends if b.generates}
         self.binder = MatchBinder(self.layouts, preparing, self._until_binding_ends)
         self._viewed: set[tuple[int, Vertex]] = set()
+        self.bound_plain = self.halted = False  # whether all library kernels are bound; whether binding ended early
 
     def build(self) -> Hypergraph:
         """Fixpoint of two steps: views add layouts of existing values, and kernels are bound over the existing layouts
         (which may write new layouts, of which there are views again)."""
         matches = [m for t in self._polled(self.kernels) for m in self._matches(t)]
         plain = len(matches)
+        wanted = [v for v in self._wanted_images(matches) if self.layouts.add_if_new(v)]
         matches += self._polled(self._generated())
         readers: dict[int, list[int]] = {}
         for i, match in enumerate(matches):
             for c in match.operands:
                 readers.setdefault(c, []).append(i)
         views = list(self._views([Vertex(c, contiguous(self.layouts.shapes[c])) for c in self._readers]))
+        views += self._views(list(wanted))
         views += self._views([v for v in self._other_layout_vertices(matches[plain:]) if self.layouts.add_if_new(v)])
         kernels: dict[int, list[Candidate]] = {}
         todo: Iterable[int] = range(len(matches))
         while todo:
             written: list[Vertex] = []
-            for i in chain(
-                self._polled(i for i in todo if i < plain), self._prepared([i for i in todo if i >= plain], matches)
-            ):
+            for i in self._bindable(todo, plain, matches):
                 kernels[i] = self.binder.bound(matches[i])
                 if matches[i].template.layout is not None:
                     written += [c.output for c in kernels[i]]
@@ -115,8 +125,10 @@ class _HypergraphBuilder:
             grown = {v.cls for v in fresh} | {c for c, s in self.layouts.by_class.items() if len(s) != known.get(c)}
             todo = sorted({i for c in grown for i in readers.get(c, ())})
         copies = [
-            c for cls, layouts in self.layouts.by_class.items() for s in layouts[1:] for c in self._copies(cls, s)
-        ]
+            c for cls, layouts in self.layouts.by_class.items() for s in layouts[1:]
+            if cls not in self.layouts.given for c in self._copies(Vertex(cls, s), self.layouts.row_major(cls))
+        ]  # fmt: skip
+        copies += [c for v in wanted for c in self._copies(self.layouts.row_major(v.cls), v)]
         found = [*views, *copies, *(c for i in sorted(kernels) for c in kernels[i])]
         roots = [Vertex(c, contiguous(self.layouts.shapes[c])) for c in self.view.roots]
         every = Hypergraph(self.view, found, self.layouts.given, roots)
@@ -125,15 +137,26 @@ class _HypergraphBuilder:
             chosen = reachable(every, in_value_order(every, chosen))
         kept = [found[i] for i in chosen]
         vertices = {v for c in kept for v in c.outputs}
+        if self.halted and not vertices.issuperset(v for v in roots if v.cls not in self.layouts.given):
+            raise Halted
         stats = {"vertices": len(vertices), "candidates": len(kept), "matches": len(matches)}
         stats |= {"left_out": int(self.left_out)}
         return Hypergraph(self.view, kept, self.layouts.given, roots, stats, self.layouts.types)
 
+    def _bindable(self, todo: Iterable[int], plain: int, matches: Sequence[KernelMatch]) -> Iterator[int]:
+        """Indices of matches to bind: the library kernels' ones (below `plain`), then those of generated kernels."""
+        yield from self._polled(i for i in todo if i < plain)
+        self.bound_plain = True
+        yield from self._prepared([i for i in todo if i >= plain], matches)
+
     def _polled(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items; raise Halted when `stop` returns True."""
+        """Yield the items, until `stop` returns True: then raise Halted, or end if all library kernels are bound."""
         for item in items:
             if self.stop():
-                raise Halted
+                if not self.bound_plain:
+                    raise Halted
+                self.halted = self.left_out = True
+                return
             yield item
 
     def _generation_ended(self) -> bool:
@@ -167,6 +190,10 @@ class _HypergraphBuilder:
         Generators choose fusion groups relative to the whole e-graph, so those of the original graph come first:
         rewriting then removes none of them.
         """
+        if self.carried is not None:
+            matched = {id(t) for t in self.kernels}
+            yield from (m for m in self.carried.matches if id(m.template) not in matched)
+            return
         seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
         own = self.view.own
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
@@ -268,8 +295,18 @@ class _HypergraphBuilder:
         call = Call({operand: self.layouts.operand(source)}, self.layouts.operand(made), attrs)
         return Candidate(template, made, ((operand, source),), call, weight)
 
-    def _copies(self, cls: int, strides: Strides) -> Iterator[Candidate]:
-        made, source = Vertex(cls, contiguous(self.layouts.shapes[cls])), Vertex(cls, strides)
+    def _wanted_images(self, matches: Sequence[KernelMatch]) -> Iterator[Vertex]:
+        """Channels-last vertices of values that some library kernels read in this layout only."""
+        for match in matches:
+            for operand in match.template.reads_last:
+                cls = match.operands[match.template.operands.index(operand)]
+                shape = self.layouts.shapes[cls]
+                if len(shape) == 4 and not self.layouts.weight[cls]:
+                    _, c, h, w = shape
+                    yield Vertex(cls, canonical_strides((h * w * c, 1, w * c, c), shape))
+
+    def _copies(self, source: Vertex, made: Vertex) -> Iterator[Candidate]:
+        """Copies of a value from one layout to another."""
         for template in self.copies:
             operand = template.operands[0]
             call = Call({operand: self.layouts.operand(source)}, self.layouts.operand(made), {})

@@ -1,4 +1,4 @@
-"""The problem of choosing kernels: values in layouts as vertices, candidate kernels as hyperedges."""
+"""The problem of choosing kernels: vertices are values in a layout, hyperedges are candidate kernels."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ ViewStrides = Callable[[str, dict[str, Any], Operand], "Strides | None"]
 class NumberedHypergraph(NamedTuple):
     """A hypergraph of candidate kernels as integer ids.
 
-    `made`: output of each candidate; `needs`: inputs of each candidate in rising order, without values that are in
-    memory from the start. The outputs of a multi-output candidate form a bundle, with ids after those of the vertices.
+    `made`: output id of each candidate; `needs`: input ids of each candidate in rising order, without values that are
+    in memory from the start. The set of outputs of a multi-output candidate (a bundle) has an id of its own, after
+    those of the vertices.
     """
 
     vertices: dict[Vertex, int]
@@ -55,7 +56,8 @@ class Hypergraph:
     """The problem of choosing kernels.
 
     Vertices (values in layouts), candidate kernels (hyperedges from input to output vertices), and root vertices, which
-    a plan must produce.
+    a plan must produce. `view`: the e-graph whose e-classes are the values. `stats`: counts about how the candidates
+    were made, for the report.
     """
 
     view: EGraphView
@@ -66,12 +68,13 @@ class Hypergraph:
     types: Sequence[Type] = ()  # storage type of each class, if any differs from the view's types
 
     def type_of(self, cls: int) -> Type:
-        """The type of a class in memory."""
+        """Storage type (dtype and shape in memory) of an e-class."""
         return self.types[cls] if self.types else self.view.types[cls]
 
     @cached_property
     def numbered(self) -> NumberedHypergraph:
-        """The hypergraph as integer ids, assigned in candidate order, inputs before the output."""
+        """The hypergraph as integer ids, assigned in the order of the candidates, of each its inputs before its
+        output."""
         numbers: dict[Vertex, int] = {}
         known = numbers.get
         unneeded = {Vertex(c, s) for c, s in self.given.items()}
@@ -96,7 +99,7 @@ class Hypergraph:
 
     @cached_property
     def alike(self) -> list[int]:
-        """Group id per candidate, equal for candidates with equal inputs and outputs.
+        """For each candidate the id of its group: candidates with equal inputs and outputs have equal ids.
 
         Ids count in order of first occurrence.
         """
@@ -105,14 +108,15 @@ class Hypergraph:
 
     @cached_property
     def grouped(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Candidates in order of their groups (`alike`), and the place at which each group begins."""
+        """(Candidate indices sorted by group id (`alike`), index in that array at which each group begins)."""
         group = np.array(self.alike, np.int64)
         order = np.argsort(group, kind="stable")
         return order, np.flatnonzero(np.diff(group[order], prepend=-1))
 
     @cached_property
     def flat(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The candidates as arrays (made, off, kid): candidate i reads kid[off[i]:off[i+1]]; ids as in `numbered`."""
+        """The candidates as arrays (made, off, kid): candidate i writes made[i] and reads kid[off[i]:off[i+1]]; the ids
+        are numbers of vertices (`numbered`)."""
         needs = self.numbered.needs
         off = np.concatenate([[0], np.cumsum([len(n) for n in needs])]).astype(np.int64)
         kid = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))
@@ -120,12 +124,13 @@ class Hypergraph:
 
     @cached_property
     def views(self) -> list[int]:
-        """The candidates that are views."""
+        """Indices of the candidates that are views (aliases of their operand, without work)."""
         return [i for i, c in enumerate(self.candidates) if c.is_view]
 
     @cached_property
     def calls(self) -> tuple[list[int], list[int]]:
-        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a view).
+        """Distinct kernel calls, as (one candidate per call, index into that list for each candidate, -1 for a
+        candidate that only makes a view).
 
         Repeated layers make the same call many times.
         """
@@ -144,11 +149,12 @@ class Hypergraph:
 
 
 def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
-    """The chosen candidates (indices) without multi-output ones that contradict the value order.
+    """The candidates `chosen` (indices) without those multi-output ones that would close a cycle through other values.
 
-    All inputs of such a kernel must precede all its outputs, in the order given by the single-output kernels. A kernel
-    that makes a table read by every layer together with a value of the last layer would put all layers into one cycle,
-    for which no plan can be proved optimal.
+    Values are ordered by the single-output kernels, operands first. A multi-output kernel is kept if all its inputs
+    precede all its outputs in that order. The others are dropped because a kernel that computes, say, a table read by
+    every layer together with a value of the last layer would put all layers into one cycle, for which no plan can be
+    proved optimal.
     """
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
@@ -165,16 +171,14 @@ def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
     ]  # fmt: skip
 
 
-def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
-    """The chosen candidates (indices, rising) that some root may use and whose inputs the chosen ones can all
-    produce."""
-    numbered, needs = graph.numbered, graph.numbered.needs
-    size, count = len(numbered.vertices), len(needs)
+def _makers(numbered: NumberedHypergraph, chosen: Sequence[int]) -> list[list[int]]:
+    """For each vertex, the chosen candidates that write it and whose inputs the chosen ones can all produce."""
+    needs, size = numbered.needs, len(numbered.vertices)
     waiting: list[list[int]] = [[] for _ in range(size)]
-    makers: list[list[int]] = [[] for _ in range(size)]
     for i in chosen:
         for v in needs[i]:
             waiting[v].append(i)
+    makers: list[list[int]] = [[] for _ in range(size)]
     missing = [len(kids) for kids in needs]
     ready = [i for i in chosen if not missing[i]]
     while ready:
@@ -186,13 +190,21 @@ def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
                     if not missing[j]:
                         ready.append(j)
             makers[v].append(i)
-    wanted, seen, keep = list(numbered.roots), bytearray(size), bytearray(count)
+    return makers
+
+
+def reachable(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
+    """The candidates of `chosen` (indices, in rising order) that a plan for some root may contain and whose inputs can
+    all be produced by candidates of `chosen`."""
+    numbered = graph.numbered
+    makers = _makers(numbered, chosen)
+    wanted, seen, keep = list(numbered.roots), bytearray(len(numbered.vertices)), bytearray(len(numbered.needs))
     for v in wanted:
         seen[v] = 1
     while wanted:
         for i in makers[wanted.pop()]:
             keep[i] = 1
-            for v in needs[i]:
+            for v in numbered.needs[i]:
                 if not seen[v]:
                     seen[v] = 1
                     wanted.append(v)

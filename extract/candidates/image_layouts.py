@@ -1,9 +1,9 @@
 """Layouts in which generated kernels over images are considered: uniformly row-major or uniformly channels-last.
 
-A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model they took
-most of the time available for measuring. A good plan keeps all images in one layout and changes it where it must: at
-values that are in memory from the start, at library kernels or views that support one layout only, and at the outputs.
-A copy kernel between the two layouts is always available.
+A kernel with k image operands and one image result has 2 ** (k + 1) layout combinations; for a large model, all of them
+would take most of the time available for measuring. A good plan keeps all images in one layout and changes it where it
+must: at values that are in memory from the start, at library kernels or views that support one layout only, and at the
+outputs. A copy kernel between the two layouts is always available.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ IMAGE_OPS = frozenset(("conv", "max_pool", "avg_pool", "group_norm", "batch_norm
 
 
 def image_classes(view: EGraphView) -> frozenset[int]:
-    """Classes of a view that are images: operands and results of convolutions, poolings and channel norms.
-
-    Classes connected to these by elementwise ops are images, too.
-    """
+    """E-classes of an e-graph that are images: operands and results of convolutions, poolings and channel norms, and
+    the e-classes connected to these by elementwise ops."""
     rank = [t.rank for t in view.types]
     beside: dict[int, set[int]] = {}
     todo: list[int] = []
@@ -56,9 +54,10 @@ class ImageLayout(Enum):
 class KernelImageLayouts(NamedTuple):
     """Layouts that a kernel's image operands and result may have.
 
-    `allowed`: layout indices per operand. `images`: per operand, the index of each image layout (empty: not an image).
-    `image_result`: whether the result is an image. `writes`: layout of the result as the kernel writes it. `asked_for`:
-    whether the result is a root, which must be row-major.
+    `allowed`: for each operand the indices of its layouts (in the list of its e-class). `images`: for each operand the
+    index of each image layout (empty: not an image). `image_result`: whether the result is an image. `writes`: layout
+    of the result as the kernel writes it. `asked_for`: whether the result is a root (an output of the model), which
+    must be row-major.
     """
 
     allowed: Sequence[Sequence[int]]
@@ -69,9 +68,10 @@ class KernelImageLayouts(NamedTuple):
 
     @property
     def uniform(self) -> Iterator[list[list[int]]]:
-        """Choices of operand layouts, as allowed layout indices per operand; all image operands have one layout.
+        """Choices of operand layouts in which all image operands have the same one of the two layouts; each choice
+        lists the allowed layout indices of every operand.
 
-        An image result has the same layout, unless it is a root that the kernel writes row-major.
+        An image result must have that layout as well, unless it is a root that the kernel writes row-major.
         """
         for lies in ImageLayout:
             if (
@@ -86,9 +86,10 @@ class KernelImageLayouts(NamedTuple):
 
 
 def image_layout_indices(layouts: Sequence[Strides], turned: Strides | None) -> Mapping[ImageLayout, int]:
-    """Indices of the two image layouts among the layouts of a class; empty if the class has only one of them.
+    """Index of each of the two image layouts in `layouts`, the layouts of an e-class; empty if the e-class has only one
+    of them.
 
-    `turned`: channels-last strides of the class; None if it is never stored so.
+    `turned`: channels-last strides of the e-class; None if it is never stored so.
     """
     if turned is None or turned not in layouts[1:]:
         return {}

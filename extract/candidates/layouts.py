@@ -1,4 +1,4 @@
-"""Layouts in which the values of a view may be stored, found while candidates are matched."""
+"""Layouts in which the values of an e-graph may be stored, found while candidate kernels are matched."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ depend on the rest of the e-graph, so that a larger e-graph could lose kernels."
 
 
 class ClassLayouts:
-    """Layouts of the classes of a view, the row-major one first; vertices and operands in these layouts.
+    """Layouts (strides) in which each e-class of an e-graph may be stored, the row-major one first, with the vertices
+    and operands of the hypergraph in these layouts.
 
-    `by_class`: class -> strides of each layout known so far. `turned`: class -> layout other than row-major in which
-    generated kernels may write the class. `given`: row-major strides of classes that are in memory before any kernel
-    runs. `types`: storage types of the classes. `weight`: whether a class depends on weights only.
+    `by_class`: e-class -> strides of each layout known so far. `turned`: e-class -> layout other than row-major in
+    which generated kernels may write it. `given`: row-major strides of e-classes that are in memory before any kernel
+    runs. `types`: storage types of the e-classes. `weight`: whether an e-class depends on weights only.
     """
 
     def __init__(self, view: EGraphView, types: Sequence[Type], given: Collection[int]) -> None:
@@ -41,7 +42,7 @@ class ClassLayouts:
         self._kind_numbers: dict[tuple[Any, ...], int] = {}
 
     def operand(self, vertex: Vertex) -> Operand:
-        """The vertex as an operand (type and strides); cached."""
+        """The vertex (e-class in a layout) as an operand of a kernel (type and strides); cached."""
         found = self._operands.get(vertex)
         if found is None:
             found = self._operands[vertex] = Operand(self.types[vertex.cls], vertex.strides)
@@ -59,7 +60,8 @@ class ClassLayouts:
         self._kinds.pop(made.cls, None)
 
     def add_if_new(self, made: Vertex) -> bool:
-        """Record a layout that a kernel writes; True if it was unknown and MAX_LAYOUTS permits it."""
+        """Record the layout of the vertex `made`, which a kernel writes. Returns True if it was recorded; False if it
+        is known already or its e-class has MAX_LAYOUTS layouts."""
         layouts = self.of(made.cls)
         if made.strides in layouts or len(layouts) >= MAX_LAYOUTS:
             return False
@@ -73,11 +75,11 @@ class ClassLayouts:
         return found
 
     def row_major(self, cls: int) -> Vertex:
-        """The class's row-major vertex."""
+        """The vertex of an e-class in its row-major layout."""
         return self.vertices_of(cls)[0]
 
     def layout_id(self, vertex: Vertex) -> tuple[int, bool]:
-        """(id of the vertex's type and layout, whether the vertex is dense)."""
+        """(id of the vertex's dtype, shape and strides, whether the vertex is dense: row-major without gaps)."""
         found = self._layout_ids.get(vertex)
         if found is None:
             operand = self.operand(vertex)
@@ -88,8 +90,8 @@ class ClassLayouts:
         return found
 
     def kind(self, cls: int) -> int:
-        """Id of the properties of a class that affect its bindings as an operand: type, layouts, whether it is given or
-        a weight. Classes with equal properties have equal ids."""
+        """Id of the properties of an e-class that decide how kernels that read it are bound: type, layouts, whether it
+        is given (in memory before any kernel runs) or a weight. E-classes with equal properties have equal ids."""
         found = self._kinds.get(cls)
         if found is None:
             lies = tuple(self.of(cls)), self.turned.get(cls), cls in self.given
@@ -98,8 +100,8 @@ class ClassLayouts:
         return found
 
     def made_kind(self, cls: int) -> tuple[int, bool, bool]:
-        """(id of type and row-major layout, whether generated kernels may write another layout, whether it is a root)
-        of a class: the properties that affect its bindings as an output.
+        """Properties of an e-class that decide how kernels that write it are bound: (id of type and row-major layout,
+        whether generated kernels may write another layout, whether it is a root).
 
         Cached, since the layouts of outputs are known before any kernel is bound.
         """
@@ -110,7 +112,8 @@ class ClassLayouts:
         return found
 
     def inputs_of(self, operand: str, cls: int) -> list[tuple[str, Vertex]]:
-        """The class's vertices as inputs of an operand.
+        """For each layout of an e-class the pair (`operand`, vertex), as an input of a candidate whose operand has that
+        name.
 
         Candidates share these tuples, to keep the number of objects that the cyclic garbage collector traverses small.
         """
@@ -120,14 +123,14 @@ class ClassLayouts:
         return found
 
     def keep(self, classes: Collection[int]) -> None:
-        """Forget the layouts of all other classes."""
+        """Forget the layouts of all e-classes other than `classes`."""
         for cls in [c for c in self.by_class if c not in classes]:
             del self.by_class[cls]
             self._vertices.pop(cls, None)
 
 
 def canonical_strides(strides: Strides, shape: Sequence[int]) -> Strides:
-    """Canonical strides: axes of size 1 get the row-major stride, so that every dense value has exactly the row-major
-    strides."""
+    """The strides with those of axes of size 1 (which have no effect) replaced by the row-major ones, so that every
+    dense value has exactly the row-major strides."""
     row_major = contiguous(shape)
     return tuple(w if d == 1 else s for s, w, d in zip(strides, row_major, shape))

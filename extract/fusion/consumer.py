@@ -34,8 +34,8 @@ MAX_CONSUMER_LEAVES = 16  # operands of a group: biases and norms of each result
 class LaterValue(NamedTuple):
     """A value computed from a slice by its consumers.
 
-    `cls`: its class. `term`: the computation over leaves. `start`: the leaf that stands for the slice. `leaves`: class
-    of each leaf.
+    `cls`: its e-class. `term`: the computation over leaves. `start`: the leaf that stands for the slice. `leaves`:
+    e-class of each leaf.
     """
 
     cls: int
@@ -52,9 +52,10 @@ class LaterValue(NamedTuple):
 
 @dataclass(frozen=True)
 class ConsumerFusion:
-    """Consumer fusion groups of a view.
+    """Consumer fusion groups of an e-graph (`view`): kernels that compute a value also compute what follows from its
+    slices.
 
-    `together`: the multi-output fusion of the view, which provides the fusion groups that consumers are added to.
+    `together`: the multi-output fusion of the e-graph, which provides the fusion groups that consumers are added to.
     """
 
     together: MultiOutputFusion

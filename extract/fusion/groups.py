@@ -74,7 +74,11 @@ class _ClassGroups:
 
 @dataclass
 class FusionGroups:
-    """All fusion groups of a view. `given`: classes in memory before any kernel runs."""
+    """All fusion groups (terms that one generated kernel could compute) of an e-graph (`view`).
+
+    `given`: e-classes in memory before any kernel runs. `pricing`: costs by which the cheapest e-nodes are chosen.
+    `policies`: limits under which groups are grown, one after another.
+    """
 
     view: EGraphView
     given: frozenset[int]
@@ -99,14 +103,14 @@ class FusionGroups:
 
     @cached_property
     def facts(self) -> ViewFacts:
-        """Properties of the view's e-nodes and classes that do not depend on prices."""
+        """Properties of the e-graph's e-nodes and e-classes that do not depend on prices."""
         return ViewFacts(self.view, self.given)
 
     @cached_property
     def repeats(self) -> RepeatedSubgraphs:
-        """Classes of the view grouped by equal surroundings (colours), compared by the properties that fusion growth
-        considers.
-        """
+        """The repeated subgraphs of the e-graph `view`: e-classes grouped by colour refinement. Two e-classes are in
+        one group if they and their neighbours agree in every property on which the fusion groups there depend (type,
+        roots, weight-only values, e-classes in memory and others)."""
         view, roots = self.view, {*self.view.roots}
         marks = [
             (
@@ -138,17 +142,17 @@ class FusionGroups:
 
     @cached_property
     def stored_classes(self) -> set[int]:
-        """Classes that are in memory before any kernel runs: given ones, and casts of these."""
+        """E-classes that are in memory before any kernel runs: given ones, and casts of these."""
         return {c for c in range(self.view.n_classes) if self.stored(c)}
 
     @property
     def choice(self) -> list[int]:
-        """Cheapest e-node of each class, -1 for a class without a finite term."""
+        """Cheapest e-node of each e-class, -1 for an e-class without a finite term."""
         return self._costs[2]
 
     @property
     def costs(self) -> list[float]:
-        """Tree cost of each class."""
+        """Tree cost of each e-class: the cost of its cheapest term, in which shared parts are paid at each use."""
         return self._costs[1]
 
     def _cost(self, node: int) -> float:
@@ -156,13 +160,12 @@ class FusionGroups:
 
     @cached_property
     def uses(self) -> ChosenConsumers:
-        """Consumers and dominators of classes, over the cheapest e-node of each class."""
+        """Consumers and dominators of e-classes, over the cheapest e-node of each."""
         return ChosenConsumers(self.view, self.choice)
 
     def inside(self, node: int, products: int) -> set[int]:
-        """Classes that a fusion group starting at an e-node may contain, with at most `products` matrix products on a
-        path.
-        """
+        """E-classes that a fusion group starting at the e-node `node` may contain, with at most `products` matrix
+        products on a path."""
         key = node, products
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
@@ -181,7 +184,8 @@ class FusionGroups:
         return self._insides[key]
 
     def stored(self, cls: int) -> bool:
-        """Whether a class is in memory before any kernel runs: a given class, or a cast of one."""
+        """Whether an e-class is in memory before any kernel runs: a given one (input, state, weight), or a cast of
+        one."""
         node = self.choice[cls]
         return cls in self.given or (
             node >= 0 and self.view.op[node] == "cast" and self.facts.kids[node][0] in self.given
@@ -210,7 +214,8 @@ class FusionGroups:
         return {c: sorted(nodes, key=self._cost) for c, nodes in found.items()}
 
     def below(self, cls: int) -> set[int]:
-        """The classes from which a class is computed by reductions, elementwise operations and views."""
+        """The e-classes from which an e-class is computed by reductions, elementwise operations and views, through the
+        cheapest e-node of each."""
         if cls not in self._below:
             choice, todo, found = self.choice, [cls], set[int]()
             while todo:
@@ -222,7 +227,8 @@ class FusionGroups:
         return self._below[cls]
 
     def whole_attention(self, node: int) -> bool:
-        """Whether an e-node is a fused attention operation, or a view of a class made only by such operations."""
+        """Whether an e-node is a fused attention operation, or a view of an e-class that only such operations
+        compute."""
         found = self._attend.get(node)
         if found is None:
             entry = OPS[self.view.op[node]]
@@ -234,14 +240,14 @@ class FusionGroups:
         return found
 
     def admitted(self, policy: FusionPolicy) -> dict[tuple[int, int, bool, bool], list[int]]:
-        """Results of `admissible` for a policy so far, by its other arguments."""
+        """Cache of the results of `admissible` for a policy; the keys are its other arguments."""
         return self._admitted.setdefault(policy, {})
 
     def admissible(self, cls: int, policy: FusionPolicy, products: int, below: bool, lean: bool) -> list[int]:
-        """E-nodes of a class that a fusion group under a policy may inline, cheapest first.
+        """E-nodes of an e-class that a fusion group under a policy may inline, cheapest first.
 
-        `products`: number of matrix products on the path from the output. `below`: whether the class is computed for an
-        operand of a product. `lean`: whether statistics (reductions that are broadcast) are leaves.
+        `products`: number of matrix products on the path from the output. `below`: whether the e-class is computed for
+        an operand of a product. `lean`: whether statistics (reductions that are broadcast) are leaves.
         """
         return list(self._admissible(cls, policy, products, below, lean))
 
@@ -282,8 +288,8 @@ class FusionGroups:
         return found
 
     def tensor(self, node: int, args: tuple[Tensor, ...]) -> Tensor:
-        """An e-node as a tensor over other operands: its op with its attributes. Cached, since repeated layers share
-        attributes."""
+        """The tensor that applies the op of an e-node, with its attributes, to the operands `args`. Cached, since
+        repeated layers share attributes."""
         view = self.view
         if (leaf := view.tensors.get(node)) is not None:
             return leaf
@@ -294,7 +300,7 @@ class FusionGroups:
         return found
 
     def starts(self, cls: int) -> list[int]:
-        """E-nodes of a class at which fusion groups start: the few cheapest."""
+        """The few cheapest e-nodes of an e-class, at which its fusion groups start."""
         nodes = [n for n in self._by_class[cls] if self.facts.kinds[n] != "opaque"]
         if not nodes:
             return []
@@ -308,8 +314,8 @@ class FusionGroups:
         return kept[:MAX_START_NODES]
 
     def reachable(self) -> list[int]:
-        """Classes that the roots need through e-nodes of near-minimal cost, roots first. Left out are given classes,
-        index formulas, and classes that only these need."""
+        """E-classes that the roots need through e-nodes of near-minimal cost, roots first. Left out are given e-classes
+        (in memory before any kernel runs), index formulas, and e-classes that only these need."""
         order: dict[int, None] = {}
         stack = list(reversed(self.view.roots))
         while stack:
@@ -323,16 +329,19 @@ class FusionGroups:
 
     @property
     def grown(self) -> FusionGroups:
-        """Fusion groups of this view with equal parameters that were grown before; this object if there are none.
+        """The first `FusionGroups` object of this view with equal parameters, whose groups may be grown already; this
+        object if it is the first.
 
-        They are cached on the view, so that generators of one view share the grown groups.
+        It is cached on the view (the arrays of the e-graph), so that the generators of several backends share the grown
+        groups.
         """
         kept: dict[object, FusionGroups] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = self.given, self.policies, *map(frozenset, (self.settled, self.unstarted, self.unread))
         return kept.setdefault(key, self)
 
     def until(self, enough: Callable[[], bool]) -> Iterator[FusionGroup]:
-        """Grow and yield every fusion group once, until `enough` returns True."""
+        """Yields every fusion group once, growing further ones as they are asked for; ends early when `enough` returns
+        True."""
         for place in count():
             if place == len(self._yielded):
                 if enough() or (group := next(self._growing, None)) is None:

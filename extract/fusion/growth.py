@@ -17,14 +17,14 @@ MAX_GROUP_NODES, MAX_GROUP_LEAVES = 48, 10
 
 
 class GroupTooLarge(Exception):
-    """Raised when a fusion group exceeds MAX_GROUP_NODES, MAX_GROUP_LEAVES or `FusionGrowth.most_met`, or contains its
-    own output.
-    """
+    """Raised when a fusion group exceeds MAX_GROUP_NODES, MAX_GROUP_LEAVES or `FusionGrowth.most_met` (the limit on
+    values with outside consumers on a path), or contains its own output."""
 
 
 @dataclass(eq=False)
 class GroupNode:
-    """An e-node inside a fusion group; `parts` are its operands: inlined parts or leaf classes."""
+    """An e-node inside a fusion group; `parts` are its operands: a `GroupNode` where it is inlined, an e-class where it
+    is a leaf."""
 
     node: int
     parts: list[GroupNode | int]
@@ -32,7 +32,14 @@ class GroupNode:
 
 @dataclass
 class FusionGrowth:
-    """Growth of one fusion group from an output class, under a fusion policy: state of the search and result."""
+    """Growth of one fusion group from the output e-class `cls`, under a fusion policy: state of the search and result.
+
+    `leaves`: e-classes that the group reads, each with its placeholder in the term (None: not made yet). `done`: key of
+    a visited e-class -> its `GroupNode`, or the e-class itself if it is a leaf; a key is (e-class, values with outside
+    consumers on the path, products on the path, whether below a product, whether broadcast operands and reductions are
+    leaves). `open`: keys visited or being visited. `made`: terms of inlined e-nodes. `root`: the e-node of the output.
+    `nodes`: number of inlined e-nodes. `inside`: e-classes that the group may contain.
+    """
 
     groups: FusionGroups
     cls: int
@@ -55,7 +62,7 @@ class FusionGrowth:
         self.admitted = self.groups.admitted(self.policy)
 
     def grown(self, node: int) -> FusionGroup | None:
-        """The fusion group that starts with an e-node.
+        """The fusion group whose output is computed by the e-node `node`.
 
         None if it is too large, trivial, a duplicate or has fewer products than the policy asks for.
         """

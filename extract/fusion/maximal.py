@@ -45,8 +45,8 @@ class MaximalPart:
 
     Each value has `rows` elements, or `rows` * `depth` before a reduction of `depth` elements to one. `wide`: element
     counts of concatenations of such values. `extent`: (number of results, reduced length, stride in elements) that all
-    its reductions share. `after`: indices of parts that read it. `reads`: bitset of the e-classes that it reads among
-    those in memory before any kernel runs (inputs, weights).
+    its reductions share. `members`: its e-classes. `after`: indices of the parts that read this one. `reads`: bitset of
+    the e-classes that it reads among those in memory before any kernel runs (inputs, weights).
     """
 
     rows: int
@@ -58,7 +58,8 @@ class MaximalPart:
     reads: int = 0
 
     def sizes(self) -> set[int]:
-        """Element counts that values of the part may have."""
+        """Element counts that values of the part may have: those of results, of values before a reduction, and of
+        concatenations."""
         return {self.rows, self.rows * self.depth, *self.wide}
 
 
@@ -222,7 +223,8 @@ class MaximalPartition:
 
 @dataclass
 class MaximalFusion:
-    """Maximal fusion groups of a view's graph, over the cheapest e-node of each class; the largest parts first.
+    """Maximal fusion groups (as few kernels as possible) of an e-graph, over the cheapest e-node of each e-class; the
+    largest parts first.
 
     `rows`: whether reductions are fused. `unrolled`: short reductions are unrolled and fused with their operands, which
     may have up to MAX_SIZE_RATIO times as many elements as their results; only parts with a short reduction are
@@ -242,9 +244,10 @@ class MaximalFusion:
 
     @cached_property
     def values(self) -> MaximalFusionValues:
-        """The view's values, classified for maximal fusion.
+        """The e-graph's values, classified for maximal fusion.
 
-        Cached on the view while candidates are built, with their partition: generators of one view share both.
+        Cached on the view (the arrays of the e-graph) while candidates are built, with their partition: generators of
+        one view share both.
         """
         kept: dict[object, MaximalFusionValues] = self.view.__dict__.setdefault(GROUPS_CACHE_ATTRIBUTE, {})
         key = "maximal", self.groups.given, self.rows, self.unrolled
@@ -254,7 +257,8 @@ class MaximalFusion:
 
     @property
     def partition(self) -> MaximalPartition:
-        """The values assigned to parts; values of other kernels are parts of their own."""
+        """The values assigned to parts (one kernel each); a value that maximal fusion cannot compute is a part of its
+        own."""
         known: MaximalPartition | None = self.values.__dict__.get("partition")
         if known is None:
             known = self.values.__dict__["partition"] = MaximalPartition(self.values)
@@ -290,7 +294,7 @@ class MaximalFusion:
                 yield group
 
     def refused(self, group: MultiOutputGroup) -> None:
-        """Report that no kernel can hold a fusion group; its halves are yielded next."""
+        """Report that no kernel can compute `group`, one of the groups yielded; its two halves are yielded next."""
         self.todo += self.halves(self.known[group.classes])
 
     @cached_property
@@ -300,7 +304,7 @@ class MaximalFusion:
 
     @cached_property
     def settled(self) -> set[int]:
-        """Classes that large parts compute (`large`), recomputed ones included."""
+        """E-classes that large parts (`large`) compute, including values that each consumer recomputes."""
         found = {c for members in self.large for c in members}
         stack = [*found]
         while stack:
@@ -311,10 +315,8 @@ class MaximalFusion:
 
     @cached_property
     def unstarted(self) -> set[int]:
-        """Classes inside the large parts at which no ordinary fusion group starts.
-
-        All except the results of parts and of small pieces.
-        """
+        """E-classes inside the large parts at which no ordinary fusion group (groups.py) starts: all but the results of
+        the parts and of the small pieces into which they are cut."""
         pieces = [p for members in self.large for p in self.pieces(members, PIECE_WEIGHTS[-1])]
         cut = [r for p in pieces if len(r := self.results(p)) <= MAX_OPEN_RESULTS]
         made = {c for results in (*map(self.results, self.large), *cut) for c in results}
@@ -322,8 +324,8 @@ class MaximalFusion:
 
     @cached_property
     def unread(self) -> set[int]:
-        """Classes inside large parts that no ordinary fusion group reads: neither stored by a kernel nor views of
-        stored ones."""
+        """E-classes inside large parts that no ordinary fusion group (groups.py) reads: neither stored by a kernel nor
+        views of stored ones."""
         found = {c for members in self.large for c in members if c in self.unstarted}
         for c in self.values.order:
             if c in self.unstarted and self.values.recomputed.get(c):
@@ -332,7 +334,8 @@ class MaximalFusion:
         return found
 
     def weight(self, members: Iterable[int]) -> float:
-        """Approximate number of statements in a kernel that computes these values: composite operations count 3."""
+        """Approximate number of statements in a kernel that computes the values `members`: a composite operation counts
+        3, others 1."""
         return sum(3 if OPS[self.values.op(c)].composite else 1 for c in members)
 
     @cached_property
@@ -345,13 +348,15 @@ class MaximalFusion:
         return [c for c in members if c in self._model_values or not readers.get(c, set()) <= own]
 
     def pieces(self, members: list[int], size: int) -> list[list[int]]:
-        """Runs of about `size` consecutive values each, cut where the fewest values cross."""
+        """`members` cut into runs of about `size` statements each (`weight`), at places where the fewest elements
+        cross."""
         if self.weight(members) <= 1.5 * size:
             return [members]
         return [p for half in self.halves(members) for p in self.pieces(half, size)]
 
     def halves(self, members: list[int]) -> list[list[int]]:
-        """Values in two runs, before and after a cut near the middle at which the fewest elements cross."""
+        """`members` cut into two runs, near the middle, where the values that cross the cut have the fewest elements;
+        empty for fewer than two members."""
         if len(members) < 2:
             return []
         place = {c: n for n, c in enumerate(members)}
@@ -366,7 +371,8 @@ class MaximalFusion:
         return [members[: cut + 1], members[cut + 1 :]]
 
     def group(self, members: list[int]) -> MultiOutputGroup | None:
-        """Fusion group of some values over their operands; None if there are too many operands or results."""
+        """Fusion group that computes the values `members` (e-classes) from their operands; None if there are too many
+        operands or results."""
         own, view, values = {*members}, self.view, self.values
         made: dict[int, Tensor] = {}
         leaves: dict[Tensor, int] = {}
@@ -396,11 +402,11 @@ class MaximalFusion:
 
 
 def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> EGraphView:
-    """The view without rewritten e-nodes in the classes that large parts of maximal fusion compute.
+    """The e-graph `view` without rewritten e-nodes in the e-classes that large parts of maximal fusion compute.
 
-    `given`: classes in memory before any kernel runs. Such classes keep their cheapest e-node and those of the original
-    graph; classes are unchanged. Rewriting finds tens of thousands of forms of hundreds of additions and products, none
-    of which saves operations.
+    `given`: e-classes in memory before any kernel runs. E-classes in large parts keep their cheapest e-node and those
+    of the original graph. This saves time: rewriting finds tens of thousands of forms of hundreds of additions and
+    products, none of which saves operations.
     """
     whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:

@@ -6,7 +6,9 @@ inputs share their reads (a row's mean and mean of squares, two gates). (3) Slic
 (queries, keys and values of one GEMM) are stored in separate buffers, where a view of the whole would not be row-major.
 (4) Small GEMMs of a few rows over separate inputs, needed for the same value (a query and the keys of another
 sequence), share one launch. (5) Attention over keys and values into which a row is written (caches of a decode step)
-writes the rows itself.
+writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of: a group that
+named the products could ask for two that overlap (queries with values, and all three), of which a plan would compute
+some columns twice.
 
 Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
 save the most bytes first.
@@ -15,7 +17,7 @@ save the most bytes first.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple
@@ -47,9 +49,10 @@ POINTWISE_POLICIES = frozenset(r.name for r in with_packed(FUSION_POLICIES) if n
 
 @dataclass(frozen=True)
 class MultiOutputGroup:
-    """A multi-output fusion group: output classes as terms over shared leaves (term, class).
+    """A multi-output fusion group: output e-classes `classes` with their `terms`, over shared `leaves` as (input of the
+    terms, e-class) pairs.
 
-    `policy` is that of the first output's group.
+    `policy` is the name of the fusion policy of the first output's group.
     """
 
     classes: tuple[int, ...]
@@ -59,9 +62,8 @@ class MultiOutputGroup:
 
 
 class DerivedClass(NamedTuple):
-    """A class computed from another class and given values (in memory before any kernel runs) alone, by the e-nodes of
-    `path` in order.
-    """
+    """An e-class computed from another e-class, and otherwise only from values in memory before any kernel runs, by the
+    e-nodes of `path` in order."""
 
     cls: int
     path: tuple[int, ...] = ()
@@ -69,7 +71,7 @@ class DerivedClass(NamedTuple):
 
 @dataclass
 class MultiOutputFusion:
-    """All multi-output fusion groups that derive from the single-output fusion groups `found` of a view."""
+    """All multi-output fusion groups that derive from the single-output fusion groups `found` of an e-graph."""
 
     groups: FusionGroups
     found: Sequence[FusionGroup]
@@ -238,11 +240,12 @@ class MultiOutputFusion:
         writers: dict[int, list[FusionGroup]] = {}
         for r in self.found:
             if r.policy in ROW_POLICIES and _writes_row(r.term):
-                writers.setdefault(r.cls, []).append(r)
+                writers.setdefault(r.cls, []).append(self._over_slices(r))
         alike: dict[tuple[int, ...], dict[frozenset[int], MultiOutputGroup]] = {}
         for r in self.found if writers else ():
             written = [c for _, c in r.leaves if c in writers]
             if 0 < len(written) < MAX_OUTPUTS and r.term.entry.kind != "view" and _attends(r):
+                r = self._over_slices(r)
                 beside = partial(self._further_operands, {c for _, c in r.leaves})
                 chosen = [min(writers[c], key=beside) for c in written]
                 read = {c for one in (r, *chosen) for _, c in one.leaves} - {*written}
@@ -251,6 +254,24 @@ class MultiOutputFusion:
                     known[computed] = self._writing(r, chosen)
         for groups in alike.values():
             yield from sorted(groups.values(), key=self._operand_cost)[:MAX_WRITING_CHOICES]
+
+    def _over_slices(self, r: FusionGroup) -> FusionGroup:
+        """The group with slices of its operands that the model needs as operands, in place of what they are slices of.
+
+        A slice costs nothing, and any value that contains it will do.
+        """
+        slices = {leaf for leaf, c in r.leaves if c not in self.groups.given}
+        classes, parts = dict(r.inner), dict[Tensor, int]()
+        for t in topological([r.term]):
+            if t.op == "slice" and t.args[0] in slices:
+                slices.add(t)
+                if self._is_model_value(classes[t]):
+                    parts[t] = classes[t]
+        if not parts:
+            return r
+        read = {**dict(r.leaves), **parts}
+        above = topological([r.term], {id(t) for t in parts})
+        return replace(r, leaves=tuple({a: (a, read[a]) for t in above for a in t.args if a in read}.values()))
 
     def _operand_cost(self, group: MultiOutputGroup) -> float:
         """Tree cost of the operands of a group that are not in memory before any kernel runs."""
@@ -294,7 +315,7 @@ class MultiOutputFusion:
             yield from self.least(groups)
 
     def least(self, groups: list[MultiOutputGroup]) -> list[MultiOutputGroup]:
-        """The `MAX_SIDE_CHOICES` groups that read the fewest bytes, and the one with the cheapest operands.
+        """The `MAX_SIDE_CHOICES` groups of `groups` that read the fewest bytes, and the one with the cheapest operands.
 
         The latter is kept because the operands of the former may need a further kernel, for a norm or a statistic.
         """
@@ -304,7 +325,7 @@ class MultiOutputFusion:
         return [g for n, g in enumerate(kept) if n < MAX_SIDE_CHOICES or g is least]
 
     def slices(self, cls: int, axis: int) -> list[tuple[int, int, int]]:
-        """Disjoint slices of a class along an axis that the model needs, as (start, stop, class)."""
+        """Disjoint slices of an e-class along an axis that the model uses, as (start, stop, e-class of the slice)."""
         return _apart(self._slices_of(cls, axis))
 
     @cached_property
@@ -331,7 +352,8 @@ class MultiOutputFusion:
         return sorted(s for s in found.values() if self._is_model_value(s[2]) and self.shown(s[2]) is not None)
 
     def shown(self, cls: int) -> DerivedClass | None:
-        """Nearest class that the model needs among a class, its views, and its sum with a bias, as a derivation.
+        """How the nearest e-class that the model uses follows from `cls`: the first used one among `cls`, its views and
+        its sum with a bias.
 
         None if there is none within MAX_STEPS_FROM_SLICE e-nodes.
         """
@@ -344,10 +366,10 @@ class MultiOutputFusion:
         return None
 
     def derived_term(self, t: Tensor, cls: int, shown: DerivedClass, leaves: Mapping[int, Tensor]) -> Tensor:
-        """Term of the class that a derivation leads to.
+        """Term of the e-class that the derivation `shown` leads to.
 
-        `cls` and `t`: source class and its tensor; `shown`: the derivation; `leaves`: tensors of the other classes that
-        its steps read.
+        `cls` and `t`: the e-class where it begins and the tensor of that e-class; `leaves`: tensors of the other
+        e-classes that its steps read.
         """
         for node in shown.path:
             args = [t if k == cls else leaves[k] for k in self.view.kids(node).tolist()]
@@ -355,7 +377,8 @@ class MultiOutputFusion:
         return t
 
     def beside(self, cls: int, shown: DerivedClass) -> list[int]:
-        """Classes in memory before any kernel runs that a derivation reads besides its source."""
+        """E-classes that the derivation `shown` reads besides `cls`, where it begins; all are in memory before any
+        kernel runs."""
         made = {cls, *(int(self.view.cls[n]) for n in shown.path)}
         return [k for n in shown.path for k in self.view.kids(n).tolist() if k not in made]
 

@@ -15,16 +15,17 @@ MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers,
 class FusionPolicy:
     """Limits on the contents of a fusion group, and on the operands that stay in memory.
 
-    `products`: number of matrix products on a path from the output. `rows_above`: whether reductions between the output
-    and a product are inlined; `rows_below`: whether reductions at a product's operands, or without any product, are.
-    `pointwise_below`: whether elementwise operations at a product's operands are inlined.
-    `left_only`: operands of a product other than the first are leaves, because thread blocks for other rows read them
-    again. `rows_bare`: operands of multi-pass reductions are leaves. `spread_bare`: values broadcast over more elements
-    (statistics) are leaves, unless elementwise operations alone compute them; with it, `left_only` makes only the
-    statistics of those other operands leaves. `layers`: products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns
-    if another GEMM follows. `packed`: weights that are computed from fewer bytes (dequantized ones) are inlined, not
-    read as they would be folded at load. `rows_beside`: reductions on paths without a product are inlined, too, with
-    what they read up to products (a norm by which the product's result is divided).
+    `name` identifies the policy in the groups grown under it. `products`: number of matrix products on a path from the
+    output. `rows_above`: whether reductions between the output and a product are inlined; `rows_below`: whether
+    reductions at a product's operands, or without any product, are. `pointwise_below`: whether elementwise operations
+    at a product's operands are inlined. `left_only`: operands of a product other than the first are leaves, because
+    thread blocks for other rows read them again. `rows_bare`: operands of multi-pass reductions are leaves.
+    `spread_bare`: values broadcast over more elements (statistics) are leaves, unless elementwise operations alone
+    compute them; with it, `left_only` makes only the statistics of those other operands leaves. `layers`: products are
+    GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows. `packed`: weights that are computed from
+    fewer bytes (dequantized ones) are inlined, not read as they would be folded at load. `rows_beside`: reductions on
+    paths without a product are inlined, too, with what they read up to products (a norm by which the product's result
+    is divided).
     """
 
     name: str
@@ -68,11 +69,11 @@ def with_packed(policies: Iterable[FusionPolicy]) -> tuple[FusionPolicy, ...]:
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """A fusion group: an output class as a term over leaf classes.
+    """A fusion group: a term that one generated kernel computes, with its output e-class `cls`.
 
-    `leaves`: (input of the term, class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
-    class) of intermediate values. `statistics`: leaves that are broadcast over more elements and therefore read from
-    memory.
+    `leaves`: (input of the term, e-class), in order of first use. `policy`: name of the fusion policy. `inner`: (term,
+    e-class) of intermediate values. `statistics`: e-classes of leaves that are broadcast over more elements and
+    therefore read from memory.
     """
 
     cls: int
@@ -84,10 +85,10 @@ class FusionGroup:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """Classes that a kernel for the group writes."""
+        """E-classes that a kernel for the group writes."""
         return (self.cls,)
 
     @property
     def terms(self) -> tuple[Tensor, ...]:
-        """Term of each class that a kernel for the group writes."""
+        """Term of each e-class that a kernel for the group writes."""
         return (self.term,)

@@ -1,6 +1,7 @@
-"""Left operands of products as further results of the product's kernel: a residual stream and the product of its norm.
+"""Left operands of matrix products as further results of the product's kernel: a residual stream and the product of its
+norm.
 
-Every thread block of a matrix-vector product computes the whole left operand, and one block may store it, or a value
+Every thread block of a matrix-vector product computes the whole left operand anyway; one block may store it, or a value
 from which it is computed, along the product's reduction axis. Such a result has the product's rows and as many columns
 as the reduction has elements, whatever the number of the product's columns.
 """

@@ -1,4 +1,5 @@
-"""Instances of repeated blocks with equal surroundings: kernels found in one of them hold in the others.
+"""Instances of repeated blocks (repeated subgraphs) with equal surroundings: kernels found in one of them hold in the
+others.
 
 A glued view (egraph/view/glue.py) has the e-classes of a block once per instance. Two instances have equal contexts if
 `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish them. Fusion groups start only in the
@@ -10,7 +11,7 @@ are not copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,10 +25,11 @@ Owner = tuple[int, int]  # (instance, index of the class in the block's view)
 
 @dataclass(frozen=True, eq=False)
 class RepeatedBlocks:
-    """The instances of a view's blocks.
+    """Occurrences (instances) in an e-graph of the subgraphs that its model repeats (blocks).
 
-    `blocks[n]` is the block of instance n, `places[n]` its classes in the block's order (-1: not in the view).
-    `roots`: the view's root classes."""
+    `blocks[n]` is the block of instance n, `places[n]` its e-classes in the block's order (-1: not in the e-graph).
+    `roots`: the e-graph's root e-classes.
+    """
 
     blocks: Sequence[int]
     places: Sequence[Sequence[int]]
@@ -35,7 +37,7 @@ class RepeatedBlocks:
 
     @classmethod
     def of(cls, view: EGraphView) -> RepeatedBlocks:
-        """The instances of a view's blocks; computed once per view."""
+        """Constructor: the instances of the blocks (repeated subgraphs) of `view`; computed once per view."""
         found = view.__dict__.get(ATTRIBUTE)
         if found is None:
             places = [classes.tolist() for _, classes in view.instances]
@@ -45,7 +47,7 @@ class RepeatedBlocks:
 
     @cached_property
     def owners(self) -> dict[int, list[Owner]]:
-        """Class -> its occurrences, as (instance, position in the block's order)."""
+        """E-class -> its occurrences in instances, as (instance, position in the block's order)."""
         found: dict[int, list[Owner]] = {}
         for n, classes in enumerate(self.places):
             for x, c in enumerate(classes):
@@ -54,22 +56,31 @@ class RepeatedBlocks:
         return found
 
     @cached_property
-    def _shared(self) -> list[list[tuple[int, int]]]:
+    def shared(self) -> list[list[tuple[int, int]]]:
         """Per instance: (index, class) of the classes that other instances have, too."""
         several = {c for c, o in self.owners.items() if o[0][0] != o[-1][0]}
         return [[(x, c) for x, c in enumerate(classes) if c in several] for classes in self.places]
 
     @cached_property
+    def of_block(self) -> dict[int, list[int]]:
+        """Block -> its instances."""
+        found: dict[int, list[int]] = {}
+        for n, block in enumerate(self.blocks):
+            found.setdefault(block, []).append(n)
+        return found
+
+    @cached_property
     def contexts(self) -> list[int]:
-        """Per instance the id of its context (surroundings); equal ids for instances with equal contexts."""
+        """For each instance the id of its surroundings; instances that CONTEXT_RADIUS rounds of colour refinement do
+        not distinguish have equal ids."""
         colour = [hash(block) for block in self.blocks]
         for _ in range(CONTEXT_RADIUS):
             mixed = {
-                c: sum(hash((colour[n], x)) for n, x in self.owners[c]) for c in {c for s in self._shared for _, c in s}
+                c: sum(hash((colour[n], x)) for n, x in self.owners[c]) for c in {c for s in self.shared for _, c in s}
             }
             colour = [
                 hash((
-                    colour[n], tuple((x, mixed[c] - hash((colour[n], x))) for x, c in self._shared[n]),
+                    colour[n], tuple((x, mixed[c] - hash((colour[n], x))) for x, c in self.shared[n]),
                     tuple(x for x, c in enumerate(classes) if c in self.roots),
                 ))
                 for n, classes in enumerate(self.places)
@@ -78,7 +89,7 @@ class RepeatedBlocks:
 
     @cached_property
     def alike(self) -> dict[int, list[int]]:
-        """Id of a context (`contexts`) -> the instances in it, in order."""
+        """Id of surroundings (`contexts`) -> the instances that have them, in order."""
         found: dict[int, list[int]] = {}
         for n, context in enumerate(self.contexts):
             found.setdefault(context, []).append(n)
@@ -92,12 +103,13 @@ class RepeatedBlocks:
         return frozenset(those[0] for those in self.alike.values())
 
     def is_active(self, cls: int) -> bool:
-        """Whether fusion groups start at a class: it belongs to an active instance or to no instance."""
+        """Whether fusion groups start at an e-class: it belongs to an active instance (`active`) or to no instance."""
         owners = self.owners.get(cls)
         return owners is None or any(n in self.active for n, _ in owners)
 
     def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
-        """For each other instance with equal surroundings, the classes there that correspond to a kernel's classes.
+        """For each other instance with equal surroundings, the e-classes there that correspond to `classes`, in the
+        same order; instances in which some have no counterpart are left out.
 
         `classes`: those of a kernel found in an active instance, its first result first.
         """
@@ -126,7 +138,7 @@ class RepeatedBlocks:
         for _ in range(CONTEXT_RADIUS):
             following: list[int] = []
             for n in front:
-                for x, c in self._shared[n]:
+                for x, c in self.shared[n]:
                     for a, b in self._pairs(c, self.places[images[n]][x]):
                         if a not in images and self._join(to, a, b):
                             images[a] = b
@@ -160,3 +172,55 @@ class RepeatedBlocks:
             several |= {key} & found.keys()
             found[key] = n
         return {key: n for key, n in found.items() if key not in several}
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """E-classes of one view and those of another one that is glued from copies of the same blocks.
+
+    An instance corresponds to every instance of its block, and what makes its inputs to what makes the other's at the
+    same places of the same blocks. A kernel at corresponding e-classes need not hold: its terms are to be looked up
+    (egraph/view/term_lookup.py). `same`: e-classes of values of the model that have one in both views: of leaves, say.
+    """
+
+    source: RepeatedBlocks
+    target: RepeatedBlocks
+    same: Mapping[int, int]
+
+    @classmethod
+    def of(cls, source: EGraphView, target: EGraphView) -> Correspondence:
+        """The correspondence of two views."""
+        same = {c: target.classes[t] for t, c in source.classes.items() if t in target.classes}
+        return cls(RepeatedBlocks.of(source), RepeatedBlocks.of(target), same)
+
+    def copies(self, classes: Sequence[int]) -> Iterator[list[int]]:
+        """For each instance of the target, the e-classes that correspond to a kernel's `classes`, its first result
+        first, if all do."""
+        ours, theirs = self.source, self.target
+        for n in sorted({n for n, _ in ours.owners.get(classes[0], ())}):
+            for m in theirs.of_block.get(ours.blocks[n], ()):
+                to = self._map(n, m)
+                moved = [to.get(c, self.same.get(c, -1)) for c in classes]
+                if -1 not in moved:
+                    yield moved
+
+    @cached_property
+    def _maps(self) -> dict[tuple[int, int], dict[int, int]]:
+        return {}
+
+    def _map(self, n: int, m: int) -> dict[int, int]:
+        """E-classes of instance n and of those that make its inputs -> those of instance m and of those that make its
+        inputs."""
+        if (n, m) not in self._maps:
+            ours, theirs = self.source, self.target
+            to = self._maps[n, m] = dict(self._pairs(n, m))
+            for x, c in ours.shared[n]:
+                (a, at), (b, there) = ours.owners[c][0], theirs.owners[theirs.places[m][x]][0]
+                if a != n and at == there and ours.blocks[a] == theirs.blocks[b]:
+                    for ours_, theirs_ in self._pairs(a, b):
+                        to.setdefault(ours_, theirs_)
+        return self._maps[n, m]
+
+    def _pairs(self, n: int, m: int) -> Iterator[tuple[int, int]]:
+        """The e-classes of two instances of one block."""
+        yield from ((a, b) for a, b in zip(self.source.places[n], self.target.places[m], strict=True) if min(a, b) >= 0)

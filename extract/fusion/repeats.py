@@ -26,10 +26,10 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass
 class RepeatedSubgraphs:
-    """Classes of a view that occur in equal surroundings, recognized by colours.
+    """E-classes of an e-graph that occur in equal surroundings, recognized by colours.
 
-    `marks` holds properties of each class beside its e-nodes. The surroundings of `given` classes (in memory before any
-    kernel runs) are not compared: neither their e-nodes nor their readers.
+    `marks`: for each e-class further properties that equal ones must share. The surroundings of `given` e-classes (in
+    memory before any kernel runs) are not compared: neither their e-nodes nor their readers.
     """
 
     view: EGraphView
@@ -44,7 +44,8 @@ class RepeatedSubgraphs:
 
     @property
     def colours(self) -> list[int]:
-        """Colour of each class at COLOUR_RADIUS; equal for similar classes."""
+        """For each e-class its colour after COLOUR_RADIUS rounds of refinement: e-classes with equal surroundings have
+        equal colours."""
         return self._colours[1]
 
     @cached_property
@@ -94,7 +95,8 @@ class RepeatedSubgraphs:
         return self._kinds[node], *[colours[k] for k in self._kids[node]]
 
     def outline(self, nodes: Iterable[int]) -> list[OutlineStep]:
-        """Shape of a subgraph as steps over its e-nodes (from output to inputs), which `image` follows elsewhere."""
+        """Structure of the subgraph of the e-nodes `nodes` (from output to inputs), as steps that `image` follows
+        elsewhere."""
         colours, cls, found = self._colours[0], self.view.cls, list[OutlineStep]()
         for node in nodes:
             here, signature = int(cls[node]), self._signature(node, colours)
@@ -102,9 +104,9 @@ class RepeatedSubgraphs:
         return found
 
     def image(self, steps: Iterable[OutlineStep], cls: int, other: int) -> dict[int, int] | None:
-        """Map from the classes below `cls` to those below `other`, another occurrence of the same subgraph.
+        """Map from the e-classes below `cls` to those below `other`, another occurrence of the same subgraph.
 
-        `steps`: outline of the subgraph. None if the e-nodes below `other` do not correspond.
+        `steps`: structure of the subgraph (`outline`). None if the e-nodes below `other` do not correspond.
         """
         found, twins, kids = {cls: other}, self._twins, self._kids
         for here, signature, number, ours in steps:

@@ -16,8 +16,8 @@ MIN_UNROLLED_POSITIONS = 8  # least number of positions of one value for a progr
 
 
 def sequence_slice_classes(view: EGraphView, given: frozenset[int], types: Sequence[Type]) -> frozenset[int]:
-    """Classes that are one position along an axis of a value of `given`, of which at least `MIN_UNROLLED_POSITIONS`
-    positions are used. `given`: classes in memory before any kernel runs. `types`: storage type of each class.
+    """E-classes that are one position along an axis of a value of `given` (in memory before any kernel runs); only of
+    values of which at least `MIN_UNROLLED_POSITIONS` positions are used. `types`: storage type of each e-class.
 
     Includes slices with the axis removed, or cast to a dtype with the same storage dtype.
     """

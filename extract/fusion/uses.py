@@ -1,7 +1,7 @@
-"""Consumers and dominators of values, over the cheapest e-node of each class.
+"""Consumers and dominators of values, over the cheapest e-node of each e-class.
 
-A fused kernel should store an intermediate value only if another consumer needs it. The best plan is unknown when
-kernels are generated, so the cheapest e-node of each class stands for the class.
+A fused kernel should store an intermediate value only if another consumer needs it. When kernels are generated, the
+plan and so the consumers are not known yet; they are estimated by taking the cheapest e-node of each e-class.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from ...egraph.view.view import EGraphView
 
 
 class ChosenConsumers:
-    """Consumers and dominators among the classes reachable from a view's roots through one chosen e-node per class.
+    """Consumers and dominators among the e-classes reachable from an e-graph's roots through one chosen e-node per
+    e-class.
 
-    `choice[cls]` is the chosen e-node, -1 for none.
+    `choice[cls]` is the chosen e-node of e-class cls, -1 for none.
     """
 
     def __init__(self, view: EGraphView, choice: Sequence[int]) -> None:
@@ -25,7 +26,7 @@ class ChosenConsumers:
         self._off, self._kid = view.off.tolist(), view.kid.tolist()
 
     def kids(self, cls: int) -> list[int]:
-        """Child classes of the class's chosen e-node."""
+        """E-classes that the chosen e-node of an e-class reads; empty if it has none."""
         node = self.choice[cls]
         return self._kid[self._off[node] : self._off[node + 1]] if node >= 0 else []
 
@@ -34,7 +35,7 @@ class ChosenConsumers:
 
     @cached_property
     def order(self) -> list[int]:
-        """The reachable classes, operands before their consumers."""
+        """The reachable e-classes, operands before their consumers."""
         found: list[int] = []
         closed: dict[int, bool] = {}
         stack = list(reversed(self.view.roots))
@@ -52,7 +53,7 @@ class ChosenConsumers:
 
     @cached_property
     def readers(self) -> dict[int, set[int]]:
-        """The consumers of each class, views included; a root has the additional consumer -1."""
+        """The consumers of each e-class, views included; a root has the additional consumer -1."""
         found: dict[int, set[int]] = {cls: {-1} if cls in self.view.roots else set() for cls in self.order}
         for cls in self.order:
             for kid in self.kids(cls):
@@ -61,7 +62,7 @@ class ChosenConsumers:
 
     @cached_property
     def above(self) -> dict[int, int]:
-        """Immediate dominator of each class: the nearest class on all paths from the roots (-1: none)."""
+        """Immediate dominator of each e-class: the nearest e-class on all paths from the roots (-1: none)."""
         found = dict.fromkeys(self.view.roots, -1)
         depth = {-1: 0}
         for cls in reversed(self.order):
@@ -75,9 +76,9 @@ class ChosenConsumers:
 
     @cached_property
     def count(self) -> dict[int, int]:
-        """Number of consumers of each class; a root counts one more.
+        """Number of consumers of each e-class; a root counts one more.
 
-        Consumers of a view count as consumers of its source.
+        The consumers of a view count as consumers of the value that it shows.
         """
         found = {cls: int(cls in self.view.roots) for cls in self.order}
         for cls in reversed(self.order):
@@ -87,7 +88,8 @@ class ChosenConsumers:
         return found
 
     def beside(self, cls: int, other: int) -> bool:
-        """Whether `cls` has two or more consumers and a path of consumers from the roots that avoids `other`."""
+        """Whether `cls` has two or more consumers and is needed also on some path from the roots that does not pass
+        through `other`."""
         if self.count.get(cls, 0) < 2:
             return False
         while cls not in (-1, other):

@@ -1,6 +1,5 @@
-"""Classification of values for maximal fusion (fusion/maximal.py).
-
-Fusable values, reductions, and values that every consumer recomputes because that is cheaper than memory traffic.
+"""Classification of values for maximal fusion (fusion/maximal.py): values that can be fused, reductions, and values
+that every consumer recomputes because that is cheaper than memory traffic.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ class MaximalFusionValues:
 
     @cached_property
     def order(self) -> list[int]:
-        """Computed classes, operands first."""
+        """E-classes that an e-node computes, operands before their consumers."""
         r = self.groups
         return [c for c in r.uses.order if c not in r.given and r.uses.choice[c] >= 0]
 
     def op(self, cls: int) -> str:
-        """The operation of a class's cheapest e-node."""
+        """Name of the op of an e-class's cheapest e-node."""
         return str(self.groups.view.op[self.groups.uses.choice[cls]])
 
     def kids(self, cls: int) -> list[int]:
@@ -69,14 +68,15 @@ class MaximalFusionValues:
         return self.groups.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:
-        """Whether a kernel of maximal fusion can compute a class."""
+        """Whether a kernel of maximal fusion (`rows`, `unrolled`) can compute an e-class."""
         if self._sums(cls):
             return self.short(cls) if self.unrolled else self.rows
         op = self.op(cls)
         return (OPS[op].fusion_role == "cheap" and _reads_one_place(op)) or self._vector_product(cls) is not None
 
     def reduces(self, cls: int) -> bool:
-        """Whether a class is a reduction that its kernel computes along the reduction axis."""
+        """Whether an e-class is a reduction that its kernel computes as a loop along the reduction axis (not
+        unrolled)."""
         return self.rows and not self.unrolled and self._sums(cls)
 
     def _sums(self, cls: int) -> bool:
@@ -91,12 +91,12 @@ class MaximalFusionValues:
         return vector_product_extent(left, right)
 
     def short(self, cls: int) -> bool:
-        """Whether a class is a reduction over at most MAX_SHORT_REDUCTION elements."""
+        """Whether an e-class is a reduction over at most MAX_SHORT_REDUCTION elements."""
         return _is_row_reduction(self.op(cls)) and self.extent(cls)[1] <= MAX_SHORT_REDUCTION
 
     @cached_property
     def recomputed(self) -> dict[int, bool]:
-        """Class -> whether each consumer recomputes it at negligible cost, so that no kernel has to store it."""
+        """E-class -> whether each consumer recomputes it at negligible cost, so that no kernel has to store it."""
         found: dict[int, bool] = {}
         sliced: set[int] = set()  # computed as disjoint slices, each at its consumer
         parts: set[int] = set()  # concatenations, and values read only by these
@@ -154,9 +154,8 @@ class MaximalFusionValues:
 
     @cached_property
     def below(self) -> dict[int, int]:
-        """Class -> bitset of the classes in memory before any kernel runs, of more than one element, from which it is
-        computed.
-        """
+        """E-class -> bitset of the values with more than one element that are in memory before any kernel runs and from
+        which it is computed."""
         r = self.groups
         found = {c: 1 << n for n, c in enumerate(sorted(c for c in r.given if r.facts.elements(c) > 1))}
         for c in self.order:
@@ -166,7 +165,8 @@ class MaximalFusionValues:
         return found
 
     def sources(self, cls: int) -> Iterator[int]:
-        """Classes in memory or in parts that a class reads, directly or through recomputed classes."""
+        """Yields the e-classes that the value `cls` reads and that are not recomputed by it: values in memory or
+        results of fused parts, found through recomputed values."""
         seen: set[int] = set()
         stack = [*reversed(self.kids(cls))]
         while stack:
@@ -180,7 +180,8 @@ class MaximalFusionValues:
                 yield k
 
     def shown(self, root: int) -> int:
-        """Class that a root reads through recomputed views."""
+        """The e-class behind `root` where that is a view that consumers recompute: its operand, followed through
+        further such views."""
         while self.recomputed.get(root):
             kids = [k for k in self.kids(root) if k not in self.groups.facts.formulas]
             if len(kids) != 1:
@@ -189,7 +190,7 @@ class MaximalFusionValues:
         return root
 
     def concatenated_values(self, cls: int) -> set[int]:
-        """Values that a concatenation joins."""
+        """E-classes that the concatenation `cls` joins, found through nested concatenations and views of them."""
         found: set[int] = set()
         stack = [*self.kids(cls)]
         while stack:
@@ -201,7 +202,8 @@ class MaximalFusionValues:
         return found
 
     def extent(self, cls: int) -> tuple[int, int, int]:
-        """Extent of a reduction: (number of results, reduction length, stride between neighbouring elements)."""
+        """Extent of the reduction that computes an e-class: (number of results, reduction length, stride in elements
+        between neighbouring elements of the reduction)."""
         if (found := self._vector_product(cls)) is not None:
             return found
         view, node = self.groups.view, self.groups.uses.choice[cls]

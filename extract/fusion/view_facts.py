@@ -1,4 +1,5 @@
-"""Properties of a view's e-nodes and classes that decide how fusion groups grow, whatever kernels cost."""
+"""Properties of an e-graph's e-nodes and e-classes that decide how fusion groups grow and that do not depend on kernel
+times."""
 
 from __future__ import annotations
 
@@ -17,21 +18,21 @@ PACKED_RATIO = 0.9  # largest share of its bytes from which a weight is worth co
 
 @dataclass(frozen=True, eq=False)
 class ViewFacts:
-    """Properties of a view's e-nodes and classes, computed on first use. `given`: classes in memory before any kernel
-    runs."""
+    """Properties of a view's e-nodes and e-classes, computed on first use. `given`: e-classes in memory before any
+    kernel runs."""
 
     view: EGraphView
     given: frozenset[int]
 
     @cached_property
     def kids(self) -> list[list[int]]:
-        """Operand classes of each e-node."""
+        """Operand e-classes of each e-node."""
         off, kid = self.view.off.tolist(), self.view.kid.tolist()
         return [kid[off[n] : off[n + 1]] for n in range(len(self.view))]
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Fusion role of each e-node (`Op.fusion_role`)."""
+        """Fusion role of each e-node (`Op.fusion_role`, such as "cheap" or "product")."""
         roles = {op: OPS[op].fusion_role for op in {*self.view.op}}
         return [roles[op] for op in self.view.op]
 
@@ -42,7 +43,7 @@ class ViewFacts:
 
     @cached_property
     def owners(self) -> list[int]:
-        """Class of each e-node."""
+        """E-class of each e-node."""
         return list(self.view.cls.tolist())
 
     @cached_property
@@ -52,22 +53,19 @@ class ViewFacts:
 
     @cached_property
     def formulas(self) -> set[int]:
-        """Classes that are index formulas (constants and iota only), always computed inline."""
+        """E-classes that are index formulas (computed from constants and iota only) and are always computed inline."""
         return self._cheap_closure(set())
 
     @cached_property
     def inlined_classes(self) -> set[int]:
-        """Classes that are cheaper to compute inline than to read from memory.
-
-        Index formulas, and cheap functions of these and of single elements in memory (such as a mask of the positions
-        up to one).
-        """
+        """E-classes that are cheaper to compute inline than to read from memory: index formulas, and cheap functions of
+        these and of single elements in memory (such as a mask of the positions up to the current one)."""
         single = {c for c in self.given if self.elements(c) == 1}
         return self._cheap_closure(self.formulas | single, MAX_WINDOW_FLOPS) - single | self.formulas
 
     @cached_property
     def packed(self) -> dict[int, int]:
-        """Weight-only class -> e-node that computes the class from fewer bytes than it has: dequantizations, views of
+        """Weight-only e-class -> the e-node that computes it from fewer bytes than it has: dequantizations, views of
         these, and the values that they read. Empty without a dequantization of weights."""
         view, weight = self.view, self.view.weight
         if not any(op == "dequantize" and weight[view.cls[n]] for n, op in enumerate(view.op)):
@@ -88,9 +86,8 @@ class ViewFacts:
 
     @cached_property
     def elementwise_classes(self) -> set[int]:
-        """Classes computed by elementwise operations and views alone from classes in memory before any kernel runs
-        (given ones).
-        """
+        """E-classes computed by elementwise operations and views alone from e-classes in memory before any kernel
+        runs."""
         return self._cheap_closure(set(self.given))
 
     def _cheap_closure(self, known: set[int], dearest: float = inf) -> set[int]:
@@ -111,7 +108,7 @@ class ViewFacts:
         return found
 
     def elements(self, cls: int) -> int:
-        """Number of elements of a class."""
+        """Number of elements of an e-class."""
         return self._sizes[cls]
 
     def _reads_windows(self, node: int) -> bool:

@@ -1,4 +1,4 @@
-"""A plan in free sizes at given sizes."""
+"""Replaces the free sizes of plans by given numbers."""
 
 from __future__ import annotations
 

@@ -11,14 +11,15 @@ MERGE_SPANS_S = 0.05  # two spans of one name with a shorter pause between are m
 
 
 class Halted(Exception):
-    """Raised when a polled stop callback ended the computation before it had a result."""
+    """Raised when a polled `stop` callback returned True before the computation had a result."""
 
 
 @dataclass
 class Clock:
     """Wall-clock seconds by activity, in order of first use, and the time spans in which they were spent.
 
-    Spans are (start, end) of `time.monotonic`; spans less than MERGE_SPANS_S apart are merged.
+    Spans are (start, end) of `time.monotonic`; spans of one activity with less than MERGE_SPANS_S between them are
+    merged.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)

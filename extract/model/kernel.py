@@ -1,8 +1,10 @@
-"""Kernel templates declared by backends, kernel calls, and candidate kernels bound to e-classes.
+"""Kernel templates (kernels' patterns and code) declared by backends, kernel calls, and candidate kernels bound to
+e-classes.
 
 A *template* pairs a kernel's semantics (a pattern of the rule language) with a code template. A *candidate* is a
 template matched at an e-class: input vertices, output vertices, layouts. This module knows no particular backend. A
-generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it."""
+generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Call:
     """A kernel call as a code template sees it: operands, output, attributes, and the names in the emitted source.
 
     Sizes, strides and attributes may be expressions in free sizes; `tuned` then has the concrete shapes for which
-    weights are packed."""
+    weights are packed. `schedule`: values of the schedule parameters of a generated kernel. `constant`: names of the
+    operands that no earlier kernel of the program writes, so that they may be read before that kernel has ended.
+    """
 
     operands: Mapping[str, Operand]
     output: Operand
@@ -69,7 +73,8 @@ class Call:
         return (self.output, *self.more)
 
     def packed_for(self, operand: str) -> tuple[int, ...]:
-        """Shape of an operand for which weights are packed: the tuned one if its sizes are free, otherwise its own."""
+        """Shape of an operand for which weights are packed: the one in `tuned` if it is there (sizes are free), else
+        the operand's shape."""
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
@@ -156,7 +161,7 @@ class Template(Protocol):
 
     @property
     def combinations(self) -> int:
-        """Largest number of operand-layout combinations per match."""
+        """Largest number of combinations of operand layouts that are considered per match."""
         ...
 
     @property
@@ -184,6 +189,11 @@ class Template(Protocol):
         """Digest that identifies the kernel in keys of stored measurements; independent of shapes."""
         ...
 
+    @property
+    def reads_last(self) -> tuple[str, ...]:
+        """Operands that must be channels-last images."""
+        ...
+
     def reused_by(self, output: int) -> tuple[str, ...]:
         """Operands whose buffer the output with this index may reuse."""
         ...
@@ -193,14 +203,15 @@ class Template(Protocol):
         ...
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """Source of an expression, run once at load, that brings a weight into the form in which the kernel reads it.
+        """Source of an expression, run once at load, that converts a weight to the layout that the kernel reads.
 
-        `operand`: name of the kernel's operand. `weight`: source text of the weight as given.
+        `operand`: name of the kernel's operand. `weight`: source text of the weight in its original layout.
         """
         ...
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (else it returns a fresh array)."""
+        """Whether the code stores its result in an output buffer that the program allocates (`out=`); otherwise it
+        returns a new array."""
         ...
 
     def alike(self, call: Call) -> Hashable | None:
@@ -211,20 +222,24 @@ class Template(Protocol):
         ...
 
     def job_fields(self) -> dict[str, Any]:
-        """JSON fields of a tuning job that regenerate the kernel from its pattern; empty for a library kernel."""
+        """JSON fields of a tuning job (a request to measure the kernel in another process) that regenerate the kernel
+        from its pattern; empty for a library kernel."""
         ...
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """The kernel and call at generic sizes from which a kernel for every size was made; None for other kernels."""
+        """The kernel and call at generic sizes (primes that stand for free sizes during the search) from which a kernel
+        for every size was made; None for other kernels."""
         ...
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
-        """The kernel and call under which the cost store has the time of a call at concrete sizes."""
+        """The (kernel, call) under which the cost store has the time of a call at concrete sizes; the kernel itself
+        unless it was made for every size."""
         ...
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """(least, largest) of each size, per form of the code of a call in free sizes; empty if one form serves all."""
+        """(least, largest) of each free size, for each of the sources between which a call chooses at run time by its
+        sizes; empty if there is a single source for all sizes."""
         ...
 
     def conditions_of(self, call: Call) -> Sequence[str]:
@@ -233,7 +248,7 @@ class Template(Protocol):
 
 
 class Device(Protocol):
-    """Processor with its memory, in which the kernels of a backend work. Devices of equal name share memory."""
+    """Processor with its memory, on which the kernels of a backend run. Devices of equal name share memory."""
 
     @property
     def name(self) -> str:
@@ -249,7 +264,7 @@ class Device(Protocol):
 
     @property
     def any_size(self) -> bool:
-        """Whether programs may have free sizes."""
+        """Whether programs for the device may have free sizes (one program for all values of a dimension)."""
         ...
 
 
@@ -259,13 +274,13 @@ Generation = tuple["Template", tuple[int, ...], tuple[int, ...]]
 
 class Backend(Protocol):
     """A set of kernels for one device. Several backends may share one device (NumPy and Torch share "cpu"). This
-    protocol has what matching and extraction need; `backends.contract.Target` adds members for emission and measuring,
-    and `BackendBase` the defaults.
+    protocol has the members that matching and extraction use; `backends.contract.Target` adds members for emission and
+    measuring, and `BackendBase` the defaults.
     """
 
     @property
     def name(self) -> str:
-        """Unique name, recorded in templates and in keys of measurements."""
+        """Unique name, recorded in templates (kernels' patterns and code) and in keys of measurements."""
         ...
 
     @property
@@ -275,7 +290,8 @@ class Backend(Protocol):
 
     @property
     def helpers(self) -> Mapping[str, str]:
-        """Source of imports and helper functions that templates name in `setup`."""
+        """Name -> source text of the imports and helper functions that templates (kernels' patterns and code) ask for
+        by name in `setup`."""
         ...
 
     @property
@@ -285,12 +301,12 @@ class Backend(Protocol):
 
     @property
     def generates(self) -> bool:
-        """Whether `generated` yields kernels."""
+        """Whether the backend generates kernels for fusion groups (`generated` yields any)."""
         ...
 
     @property
     def several(self) -> bool:
-        """Whether `generated` yields kernels with several outputs."""
+        """Whether the backend generates kernels with several outputs."""
         ...
 
     def unavailable(self) -> str:
@@ -302,9 +318,8 @@ class Backend(Protocol):
         ...
 
     def opened(self, lowerings: Any = None) -> Backend:
-        """The backend with mutable state of one optimization (lowered kernels).
-
-        The backend itself if it has no such state.
+        """A copy of the backend with the mutable state of one optimization (lowered kernels); the backend itself if it
+        has no such state.
 
         `lowerings`: the state that the backends of one optimization share (generate.lowerings.Lowerings); None: a
         new one.
@@ -316,13 +331,15 @@ class Backend(Protocol):
     ) -> Iterator[Generation]:
         """The kernels that the backend generates for fusion groups of a view; none for a library.
 
-        `given`: classes that are in memory. `types`: storage type of each class. No further groups are grown once
-        `enough()` returns True.
+        `given`: e-classes that are in memory before any kernel runs. `types`: storage type of each e-class. No further
+        groups are grown once `enough()` returns True.
         """
         ...
 
     def prepare(self, asked: Sequence[tuple[Template, Call]]) -> Iterator[None]:
-        """Lower calls of generated templates before `Template.applies` needs the result; yields after each template."""
+        """Lower generated templates (kernels' patterns and code) for calls (to the kernel IR), before
+        `Template.applies` needs the result. An iterator, to be exhausted or abandoned; it yields after each template.
+        """
         ...
 
 
@@ -336,9 +353,10 @@ class Vertex(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A kernel template bound to vertices.
+    """A kernel template bound to vertices (e-classes in a layout).
 
-    Reads `inputs` (operand -> vertex), writes `output` and, for several outputs, `more`.
+    Reads `inputs` (operand -> vertex), writes `output` and, for several outputs, `more`. `call`: the call with the
+    types and strides of these vertices.
 
     Weight operands need no producing kernel: they are in memory from load time on. Views (an alias of their one input,
     no work) have family "view".
@@ -358,5 +376,5 @@ class Candidate:
 
     @property
     def is_view(self) -> bool:
-        """Whether the candidate is an alias of its input."""
+        """Whether the candidate is an alias of its input, without work."""
         return self.template.family == "view"

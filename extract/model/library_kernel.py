@@ -33,16 +33,19 @@ OUTPUT_SEPARATOR = ";"  # between the terms of a pattern, one term per output
 class KernelBase:
     """Data and derived members that all kernel templates have.
 
-    `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. A kernel with several
-    outputs has one term per output, separated by semicolons; its code writes into `out`, `out1`, … `family` groups
-    kernels in reports and cost models; views (aliases of their one operand) have the family "view". `prep` maps
-    operands that must be weight-only to an expression over `{w}` (the weight) evaluated once at load; the code then
-    receives its value (a packed or transposed layout) instead of the weight. `inplace` lists operands whose buffer
-    `out` may reuse, `beside` those of each further output. `dense` lists operands that must be contiguous ("*": all).
-    `setup` names imports or helper definitions (keys of the backend's `helpers`) that the source must contain. `exact`:
-    bitwise equal to the interpreter. `loss` is the relative error from rounding operands to fewer digits than they have
-    in memory: the kernel is a candidate only where the tolerance allows that. `rate`: approximate ratio of its
-    arithmetic throughput to the usual throughput of its operands' dtype.
+    `pattern` (rule language) is the kernel's semantics; its tensor variables are the operands. `when` lists guard
+    conditions in the same language, which must hold for a match. A kernel with several outputs has one term per output,
+    separated by semicolons; its code writes into `out`, `out1`, … `family` groups kernels in reports and cost models;
+    views (aliases of their one operand) have the family "view". `prep` maps operands that must be weight-only to an
+    expression over `{w}` (the weight) evaluated once at load; the code then receives its value (a packed or transposed
+    layout) instead of the weight. `inplace` lists operands whose buffer `out` may reuse, `beside` those of each further
+    output. `dense` lists operands that must be contiguous ("*": all), `reads_last` those that must be channels-last
+    images: a copy of a row-major value to that layout is a candidate. `setup` names imports or helper definitions (keys
+    of the backend's `helpers`) that the source must contain. `exact`: bitwise equal to the interpreter. `version` is
+    part of the identity under which measurements are stored: another one makes the kernel unmeasured. `loss` is the
+    relative error from rounding operands to fewer digits than they have in memory: the kernel is a candidate only where
+    the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual throughput of its
+    operands' dtype.
     """
 
     name: str
@@ -54,6 +57,7 @@ class KernelBase:
     inplace: tuple[str, ...] = field(default=(), kw_only=True)
     beside: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
     dense: tuple[str, ...] = field(default=(), kw_only=True)
+    reads_last: tuple[str, ...] = field(default=(), kw_only=True)
     setup: tuple[str, ...] = field(default=(), kw_only=True)
     exact: bool = field(default=False, kw_only=True)
     version: str = field(default="1", kw_only=True)
@@ -62,22 +66,24 @@ class KernelBase:
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """The kernel and call at generic sizes from which a kernel for every size was made (`Template.lifted_from`)."""
+        """The kernel at generic sizes from which a kernel for every size was made (`Template.lifted_from`): none
+        (None), as only generated kernels are made for every size."""
         return None
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:
         """The kernel and call under which the cost store has the time of a call at concrete sizes.
 
-        See `Template.measured_as`.
+        By default they are this kernel and `call` themselves.
         """
         return self, call  # type: ignore[return-value]  # every kernel is a Template
 
     def bounds_of(self, call: Call) -> Sequence[Mapping[str, tuple[int, int]]]:
-        """No bounds: one form serves all sizes (`Template.bounds_of`)."""
+        """Ranges of sizes for which a call has separate sources (`Template.bounds_of`): none, since a library kernel
+        has one source for all sizes."""
         return ()
 
     def conditions_of(self, call: Call) -> Sequence[str]:
-        """No conditions on sizes (`Template.conditions_of`)."""
+        """Conditions on free sizes under which a call is valid (`Template.conditions_of`): none by default."""
         return ()
 
     def reused_by(self, output: int) -> tuple[str, ...]:
@@ -101,18 +107,19 @@ class KernelBase:
 
     @property
     def code_identity(self) -> str:
-        """Declared identity of the code, a part of `identity`."""
+        """Declared identity of the code (text that stands for it in keys of measurements), a part of `identity`."""
         raise NotImplementedError
 
     @cached_property
     def identity(self) -> str:
-        """Digest of name, pattern, guards, declared identity of the code and of weight preparation, and version."""
+        """Digest (hexadecimal) of name, pattern, guards, version, and the declared identities of the code and of weight
+        preparation."""
         prep = sorted((k, code_identity(v)) for k, v in self.prep.items())
         text = repr((self.name, self.pattern, self.when, self.code_identity, prep, self.version))
         return blake2b(text.encode(), digest_size=12).hexdigest()
 
     def write_prep(self, operand: str, weight: str, call: Call) -> str:
-        """The expression that prepares one weight operand at load (`Template.write_prep`)."""
+        """Source of the expression that converts the weight of one operand at load (`Template.write_prep`)."""
         code = self.prep[operand]
         return code(call) if callable(code) else code.format(w=weight, **{k: repr(v) for k, v in call.attrs.items()})
 
@@ -122,15 +129,16 @@ class LibraryKernel(KernelBase):
     """A kernel whose code a backend declares.
 
     `code` is the call: a format string over operand names, attribute names and `out`, or a function of a `Call` that
-    returns the text. Code that mentions `{out}` writes into a given buffer; other code is an expression whose value is
-    a fresh array without aliases. `applies(call)` is a final check of shapes, dtypes and layouts. `layout(call)`
-    returns the strides of the output where they are not row-major (such as channels-last). `flops(call)` is the
-    arithmetic, where the e-nodes' own count is wrong. `scratch(call)` returns the size in bytes of the workspace: the
-    code gets it as `{scratch}`, an uninitialized byte array that other kernels reuse after the call. `source(call)`
-    returns definitions (name -> text) that the call needs. `space(call)` lists the candidate schedules, the best guess
-    first; `call.schedule` is one of them, or another one for which `fits(call)` (legality) holds. `moves(schedule)`
-    gives the neighbours of a schedule, legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule).
-    `warp_specialized(schedule)`: whether warps of the kernel have different roles.
+    returns the text. Code that mentions `{out}` stores its result in the buffer of that name, which the program
+    allocates; other code is an expression whose value is a new array without aliases. `applies(call)` is a final check
+    of shapes, dtypes and layouts. `layout(call)` returns the strides of the output where they are not row-major (such
+    as channels-last). `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `scratch(call)` returns
+    the size in bytes of the workspace: the code gets it as `{scratch}`, an uninitialized byte array that other kernels
+    reuse after the call. `source(call)` returns definitions (name -> text) that the call needs. `space(call)` lists the
+    candidate schedules (tuning parameters), the best guess first; `call.schedule` is one of them, or another one for
+    which `fits(call)` (legality) holds. `moves(schedule)` gives the neighbours of a schedule, legal or not: (parameter,
+    whether it grows (1) or shrinks (-1), schedule). `warp_specialized(schedule)`: whether warps of the kernel have
+    different roles.
     """
 
     code: Code
@@ -146,7 +154,8 @@ class LibraryKernel(KernelBase):
 
     @property
     def roots(self) -> Sequence[Tensor]:
-        """No terms: a library kernel is found by its name."""
+        """The terms that a generated kernel computes (`Template.roots`): none, as a library kernel is found by its
+        name."""
         return ()
 
     @property
@@ -169,23 +178,26 @@ class LibraryKernel(KernelBase):
         return _written(self.code, call)
 
     def writes_out(self, call: Call) -> bool:
-        """Whether the code writes into a given buffer (`Template.writes_out`)."""
+        """Whether the code stores its result in an output buffer that the program allocates (`{out}`), instead of
+        returning a new array (`Template.writes_out`)."""
         if isinstance(self.code, str):
             return "{out}" in self.code
         return mentions_out(self.code, self.operands, call)
 
     def alike(self, call: Call) -> Hashable | None:
-        """Deduplication key for tuning; it is unique to the call, since library kernels share no schedules."""
+        """Key of kernels that likely share the best schedule; unique to the call, since library kernels share no
+        schedules."""
         return self.identity, id(call)
 
     def job_fields(self) -> dict[str, Any]:
-        """No fields: a tuning job finds a library kernel by its name."""
+        """JSON fields of a tuning job (a request to measure in another process) that regenerate the kernel: none, as a
+        library kernel is found by its name."""
         return {}
 
 
 def mentions_out(code: Callable[[Call], str], operands: Iterable[str], call: Call) -> bool:
-    """Whether the source that `code` returns for a call names an output (`out`, ...), and so writes into a given
-    buffer.
+    """Whether the source that the function `code` returns for a call names an output buffer (`out`, ...), so that the
+    kernel stores its results there instead of returning new arrays.
 
     `operands`: names of the kernel's operands.
     """
@@ -204,14 +216,15 @@ def identify(code: Callable[[Call], str], identity: str) -> Callable[[Call], str
 
 
 def identified(identity: str) -> Callable[[Callable[[Call], str]], Callable[[Call], str]]:
-    """Decorator form of `identify`."""
+    """Decorator that attaches the text `identity`, which represents the decorated function in stored keys, to it
+    (`identify`)."""
     return lambda code: identify(code, identity)
 
 
 def code_identity(code: Code) -> str:
-    """The declared identity of a code template: a format string is its own identity.
+    """The declared identity of a kernel's code: a format string itself; of a function the text attached by `identify`.
 
-    Raises UsageError for a function that declares none (`identify`).
+    Raises UsageError for a function without one.
     """
     if isinstance(code, str):
         return code

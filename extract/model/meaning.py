@@ -18,9 +18,10 @@ COMPUTE_DTYPE = "float32"
 
 
 def output_terms(template: Template, call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
-    """Semantics of a kernel call: one term per output, the template's pattern over leaves named like the operands.
+    """Semantics of a kernel call: one term per output, made from the pattern of `template`, over leaves named like the
+    operands.
 
-    `leaf`: builder of the leaves. If storage dtypes of operands differ from the compute dtype
+    `leaf`: function that makes the leaves. If storage dtypes of operands differ from the compute dtype
     (model/storage_dtypes.py), all floats are unified: they become float32, and casts between them disappear. Raises
     ShapeError if the operands do not fit the pattern.
     """
@@ -28,7 +29,8 @@ def output_terms(template: Template, call: Call, leaf: Callable[..., Tensor] = p
 
 
 def pattern_terms(patterns: Sequence[Term], call: Call, leaf: Callable[..., Tensor] = param) -> list[Tensor]:
-    """Semantics of a kernel call with given parsed patterns; see `output_terms`."""
+    """Semantics of a kernel call whose outputs have the parsed patterns `patterns`: one term per output, over leaves
+    that `leaf` makes, named like the operands (`output_terms`)."""
     types = {name: o.type for name, o in call.operands.items()}
     try:
         return [build(term, _leaves(types, leaf), call.attrs) for term in patterns]

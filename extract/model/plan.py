@@ -19,8 +19,9 @@ from .pricing import Priced
 class Value:
     """One value of a plan, with its storage type and origin.
 
-    `origin`: input, state, weight, kernel, or view (an alias of `base`). `carried`: the compute dtype in the graph, if
-    the storage dtype differs (model/storage_dtypes.py).
+    `id`: index into `Plan.values`. `origin`: input, state, weight, kernel, or view (an alias of the value `base`; -1
+    for the others). `strides` are in elements. `carried`: the compute dtype in the graph, if the storage dtype differs
+    (model/storage_dtypes.py).
     """
 
     id: int
@@ -36,7 +37,8 @@ class Value:
 class Step:
     """One kernel call or view of a plan.
 
-    `inputs` maps the template's operands to value ids; `more` are outputs beyond the first.
+    `inputs` maps the template's operands to value ids; `output` is the id of the first output, `more` are those of the
+    others. `cost`: the price of the call, with its origin.
     """
 
     template: Template
@@ -63,9 +65,11 @@ class Plan:
     """An executable plan of a graph: a list of steps, in order, over values.
 
     `weights` maps each weight value to the expression over params and constants evaluated at load. `outputs` and
-    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs. The shapes, strides and
-    attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at every size. `launching`: how
-    the kernels of a program on a GPU follow each other (backends/program/launching.py)."""
+    `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs, `lower_bound` (µs) a
+    bound that no plan of the same candidates and prices can be below. `stats`: numbers about the search, for reports.
+    The shapes, strides and attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at
+    every size. `launching`: how the kernels of a program on a GPU follow each other (backends/program/launching.py).
+    """
 
     graph: Graph
     values: tuple[Value, ...]

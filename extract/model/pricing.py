@@ -12,11 +12,9 @@ from .kernel import Call, Candidate, Template
 
 @dataclass(frozen=True)
 class Priced:
-    """A candidate's price in µs.
-
-    The value used, its prediction interval (low, high), its source, and the schedule it refers to. `shipped`: measured
-    only elsewhere, by a row that came with the package.
-    """
+    """A candidate's price in µs: the value used, its prediction interval (low, high), its source, and the schedule
+    (tuning parameters) that the price is for. `shipped`: not measured on this machine; it comes from a row of the cost
+    store that was installed with the package."""
 
     us: float
     low: float
@@ -27,15 +25,17 @@ class Priced:
 
     @property
     def origin(self) -> str:
-        """The source as reports name it: "shipped" for a shipped measurement."""
+        """The source as reports name it: `source`, or "shipped" for a measurement that was installed with the
+        package."""
         return "shipped" if self.shipped else self.source
 
 
 class Measurer(Protocol):
     """Protocol of processes that time candidates; a failed measurement is recorded as a failure and priced infinite.
 
-    `ahead`: whether measuring may begin before the rewritten graph is known, and continues while plans are solved for.
-    `keeps`: whether kernels in flight when the time is up are kept for the next call; set by the caller.
+    `ahead`: whether measuring may begin before the rewritten graph is known, and may continue while the solver runs.
+    `keeps`, set by the caller: whether kernels that are being measured at the deadline are kept for the next call of
+    `measure`.
     """
 
     keeps: bool
@@ -58,14 +58,9 @@ class Measurer(Protocol):
         """(name, clock) of each measuring process, for the timeline."""
         ...
 
-    def compile(
-        self, wanted: Iterable[tuple[Template, Call]], seconds: float = ..., programs: Iterable[str] = ()
-    ) -> bool:  # fmt: skip
-        """Compile kernels and programs before they are needed, for at most `seconds`; returns whether all were
-        compiled.
-
-        `wanted`: the kernels' calls. `programs`: source texts.
-        """
+    def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = ...) -> bool:
+        """Compile kernels (with their calls) before they are needed, for at most `seconds`; returns whether all were
+        compiled."""
         ...
 
     def start(self) -> None:
@@ -77,8 +72,8 @@ class Measurer(Protocol):
         ...
 
     def rest(self) -> None:
-        """End the measurements in flight and make their rows durable; afterwards another search may use the
-        measurer."""
+        """End the measurements in flight and write their results to the cost store; afterwards another search may use
+        the measurer."""
         ...
 
     def close(self) -> None:
@@ -89,13 +84,13 @@ class Measurer(Protocol):
         self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float] | None = None, look: bool = False,
         later: Iterable[tuple[Candidate, bool]] = (), leave: bool = False,
     ) -> Sequence[Candidate]:  # fmt: skip
-        """Measure candidates and store the results; returns when the rows are durable.
+        """Measure candidates and store the results; returns when they are on disk.
 
-        With `leave`, returns as soon as few measurements are in flight: these candidates are returned and continue
-        beside the next call's. The iterable may end early, when the time is up. `worth` gives the cost cutoff of a
-        candidate in µs, above which further measuring is useless; it falls while others are measured. With `look`, each
-        runs in a few schedules only. `later`: (candidate, `look`) pairs that may be requested next, for preparation in
-        advance.
+        With `leave`, returns as soon as few measurements are in flight: their candidates are returned and continue
+        during the next call; otherwise the result is empty. The iterable may end early, when the time is up. `worth`
+        gives the cost cutoff of a candidate in µs, above which further measuring is useless; it falls while others are
+        measured. With `look`, each runs in a few schedules only. `later`: (candidate, `look`) pairs that may be
+        requested next, for preparation in advance.
         """
         ...
 
@@ -104,8 +99,8 @@ class Measurer(Protocol):
         ...
 
     def further(self, candidate: Candidate) -> bool:
-        """Permit more schedules for a candidate whose search ended at the usual number; returns whether there are
-        more."""
+        """Permit more schedules for a candidate whose schedule search ended at the usual number; returns whether there
+        are more."""
         ...
 
 
@@ -117,7 +112,8 @@ class Pricer(Protocol):
         ...
 
     def on_record(self, candidate: Candidate) -> bool:
-        """Whether a kernel's measurement is known without looking its key up in the store."""
+        """Whether the cost store may have a measurement of the candidate's kernel, decided without computing the
+        kernel's key."""
         ...
 
     @property
@@ -128,10 +124,11 @@ class Pricer(Protocol):
 
 
 class PricerBase:
-    """Defaults of `Pricer`: prices need no preparation."""
+    """Defaults of `Pricer`: keys need no preparation, and every kernel may have a measurement."""
 
     prepare: Callable[[Iterable[Candidate]], None] | None = None
 
     def on_record(self, candidate: Candidate) -> bool:
-        """Whether a kernel's measurement is known without looking its key up in the store (`Pricer.on_record`)."""
+        """Whether the cost store may have a measurement of the candidate's kernel (`Pricer.on_record`): always by
+        default."""
         return True

@@ -1,7 +1,7 @@
 """Kernel calls in free (symbolic) sizes.
 
-Lifting a call at generic sizes, binding it to concrete sizes, and checking whether a kernel's code differs only in its
-numbers.
+A call at generic sizes is lifted to free sizes, a call in free sizes is bound to concrete ones, and a kernel's source
+at two choices of sizes is compared: it holds at all sizes if only numbers differ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Sizes = Mapping[str, Dim]
 
 # ---------------------------------------------------------------- to a choice of sizes
 def bound_value(value: Any, sizes: Sizes) -> Any:
-    """The value with sizes substituted in expressions and tuples; other values are returned unchanged."""
+    """The value with `sizes` (name -> number) substituted in dimension expressions, also inside tuples; other values
+    are returned unchanged."""
     if isinstance(value, tuple):
         return tuple([bound_value(v, sizes) for v in value])
     return bind(value, sizes) if isinstance(value, DimExpr) else value
@@ -52,7 +53,7 @@ def bound_call(call: Call, sizes: Sizes) -> Call:
 
 
 def bound_terms(terms: Sequence[Tensor], sizes: Sizes) -> list[Tensor]:
-    """Terms over weights with free sizes substituted."""
+    """The terms with `sizes` (name -> number) substituted for free sizes in their attributes."""
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         return make(node.op, args, {k: bound_value(v, sizes) for k, v in node.attrs}, data=node.data)
@@ -105,9 +106,8 @@ def _lifted_operand(numbers: Numbers, o: Operand) -> Operand:
 
 
 def holds_at_all_sizes(template: Template, call: Call, elsewhere: Iterable[Mapping[str, int]]) -> bool:
-    """Whether a kernel applies at all sizes of `elsewhere`, and its code for each equals its code in free sizes, with
-    the sizes substituted.
-    """
+    """Whether one source of a kernel serves all sizes: it applies at each of the sizes `elsewhere` (name -> number),
+    and its code there equals its code in free sizes with these sizes substituted."""
     if template.source is not None or template.space is not None:
         return False  # generated for specific sizes
     names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}

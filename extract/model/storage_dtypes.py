@@ -19,9 +19,9 @@ MOVES = ("view", "layout", "index")
 
 
 def narrow_types(view: EGraphView) -> list[Type]:
-    """The storage type of each class: the model's 16-bit dtype for float32 values with rows longer than one element.
+    """The storage type of each e-class: the model's 16-bit dtype for float32 values with rows longer than one element.
 
-    Classes of `positions(view)` stay float32. Without a 16-bit leaf, the view's own types.
+    E-classes of `positions(view)` stay float32. If no leaf has a 16-bit dtype, the view's types unchanged.
     """
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
@@ -41,10 +41,10 @@ def narrow_types(view: EGraphView) -> list[Type]:
 
 
 def positions(view: EGraphView) -> set[int]:
-    """Classes that stay float32: operands of ops with `wide_operands` (sin, cos, floor) and of casts to integers, and
-    the values they are computed from. Only operands that are leaves, or computed from leaves elementwise and by moving
-    elements, count: positions times frequencies, but not activations, which the original model rounds as well.
-    """
+    """E-classes that are stored as float32: operands of ops with `wide_operands` (sin, cos, floor) and of casts to
+    integers, and the values they are computed from. Only operands that are leaves, or computed from leaves elementwise
+    and by moving elements, count: positions times frequencies, but not activations, which the original model rounds as
+    well."""
     wanted = {int(k) for i in range(len(view)) if _magnifies(view, i) for k in view.kids(i)}
     if not wanted:
         return set()

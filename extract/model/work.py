@@ -13,7 +13,7 @@ from .meaning import output_terms
 
 
 def node_flops(node: Tensor) -> float:
-    """Flops of one node: those of the op table, by node (`Op.work`) or by element."""
+    """Flops of one node, from its op's entry: per node (`Op.work`), or per element of its result."""
     if node.entry.work is not None:
         return node.entry.work(node)
     if node.entry.kind in ("view", "leaf"):
@@ -31,9 +31,9 @@ def graph_flops(roots: list[Tensor]) -> float:
 def call_work(template: Template, call: Call) -> tuple[float, float]:
     """Work of one kernel call as (flops, bytes): each operand is read once and each output written once.
 
-    Gathers read only the gathered elements, and scatters into an operand write only the updates; the operand is read
-    if another output is computed from the scatter. Flops are scaled to
-    the rate of the operands' dtype (`Template.rate`).
+    Gathers read only the gathered elements, and scatters into an operand write only the updates; the operand is read if
+    another output is computed from the scatter. Flops are divided by `Template.rate`, the kernel's arithmetic
+    throughput relative to the usual one of its operands' dtype.
     """
     if template.family == "copy":
         return 0.0, 2.0 * call.output.type.nbytes
@@ -63,7 +63,9 @@ def written_into(roots: Sequence[Tensor]) -> dict[int, str]:
 
 
 def is_read(roots: Sequence[Tensor], n: int) -> bool:
-    """Whether an output that is written into an operand is also read, by the kernel that writes it."""
+    """Whether output `n`, which the kernel writes into an operand, is also read by the same kernel (for a further
+    output).
+    """
     return any(a is roots[n] for t in topological(list(roots)) for a in t.args)
 
 

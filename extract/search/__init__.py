@@ -2,5 +2,6 @@
 
 In: a hypergraph, prices, a measurer.
 Out: the chosen kernels and their plan.
-Imports: egraph.ir, egraph.simplify, egraph.view, errors, extract.candidates, extract.model, extract.solve, wording.
+Imports: egraph.ir, egraph.simplify, egraph.view, errors, extract.candidates, extract.fusion, extract.model,
+extract.solve, wording.
 """

@@ -22,10 +22,11 @@ from .search import Choice
 def alternatives(
     choice: Choice, count: int, *, max_gap: float = 0.2, seconds: float = 10.0, diversity: float = 0.0
 ) -> Iterator[Choice]:
-    """Distinct complete choices in rising estimated cost, the best first, within the choice's budgets; an iterator.
+    """Yields distinct choices of kernels from the hypergraph of `choice`, in rising estimated cost, the cheapest first,
+    within its budgets.
 
     At most `count`, none more expensive than (1 + `max_gap`) times the first, found within `seconds`. `diversity`:
-    least share of a choice's kernels (without views) that any single earlier choice lacks.
+    least share of a choice's kernels (without views) that are not in any one earlier choice.
     """
     rows = EncodedHypergraph(choice.hypergraph, [p.us for p in choice.prices], choice.budgets, every=diversity > 0)
     kernels = [i >= 0 and not choice.hypergraph.candidates[i].is_view for i in rows.candidate]
@@ -40,11 +41,12 @@ MAX_EXCLUDED_KERNELS = 12  # number of kernels of a choice, by time, that are ex
 
 
 def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> Iterator[Choice]:
-    """Choices without some kernels of a given choice, best-first; an iterator that begins with the choice itself.
+    """Yields the given choice, then choices that avoid some of its kernels, best first.
 
-    Then come the cheapest choices found without one of its kernels, by falling time; then without a further kernel of
-    the cheapest variant, and so on. A kernel is a template called on operands of certain types and strides, at any
-    position. Costs mostly rise, up to (1 + max_gap) times the first. Within the choice's budgets; ends after `seconds`.
+    First come the cheapest choices found without one of its kernels, the kernel with the longest time first; then
+    without a further kernel of the cheapest variant, and so on. A kernel means a template (a kernel's pattern and code)
+    called on operands of certain types and strides, at every place in the plan. Costs mostly rise, up to (1 +
+    `max_gap`) times the first. Within the choice's budgets; ends after `seconds`.
     """
     until = time.monotonic() + seconds
     candidates, limit = choice.hypergraph.candidates, choice.cost * (1 + max_gap)
@@ -106,12 +108,12 @@ LAUNCH_US = (
 def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> list[Choice]:
     """Choices to be timed as whole programs: the given one, then at most `count` - 1 others.
 
-    The others may be faster although their kernels' times add up to more (by a share of `max_gap` at most). They use
-    different kernels and, apart from those of the choice, only measured ones: first the plans that are optimal if each
-    launch costs some µs more, then `variants` of the choice. Ends after `seconds`.
+    The others cost at most (1 + `max_gap`) times the given one, use other kernels, and no unmeasured kernels beyond
+    those of the given one: first the plans that are optimal if each launch costs some µs more, then `variants` of the
+    choice. Ends after `seconds`.
 
-    The time of a program is not the sum of its kernels' times: launches have gaps, which overlap with kernels or not,
-    and a kernel finds its operands in the cache or not.
+    They may be faster, because the time of a program is not the sum of its kernels' times: gaps between launches may or
+    may not overlap with kernels, and operands may or may not be in the cache.
     """
     until, own = time.monotonic() + seconds, set(choice.chosen)
     candidates = choice.hypergraph.candidates

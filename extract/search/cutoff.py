@@ -40,12 +40,11 @@ class CandidateIndex:
 
 
 class CostCutoff:
-    """Cost cutoffs in µs of candidates, which fall while others are measured.
+    """Cost cutoffs of candidates in µs (a slower kernel is in no best plan), which fall while others are measured.
 
-    Calling the object returns a candidate's cutoff.
-
-    `register` adds a measurement in flight. `ended`: whether measuring is over. `limited`: plans have budgets, which
-    may need a slow kernel, so cutoffs are infinite. `index`: index of the hypergraph, if it exists already.
+    Calling the object returns a candidate's cutoff. `register` adds a measurement in flight. `ended`: whether measuring
+    is over. `limited`: plans have budgets, which may need a slow kernel, so cutoffs are infinite. `index`: index of the
+    hypergraph, if it exists already.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class CostCutoff:
         self._tree_costs: list[float] | None = None
 
     def register(self, candidate: Candidate) -> None:
-        """Register that a candidate is being measured."""
+        """Register that a candidate is being measured, so that its result lowers the cutoffs of others."""
         self._in_flight.append(candidate)
 
     def __call__(self, candidate: Candidate) -> float:
@@ -96,10 +95,10 @@ class CostCutoff:
 
 
 def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:
-    """Least tree cost of each vertex and bundle from the values that are in memory from the start (Knuth's
-    generalisation of Dijkstra's algorithm).
+    """Least tree cost of each vertex and bundle (outputs of one kernel) from the values that are in memory from the
+    start, by Knuth's generalisation of Dijkstra's algorithm; inf if they cannot be computed.
 
-    Inf if there is no derivation.
+    `cost`: of each candidate; inf leaves it out.
     """
     numbered = hypergraph.numbered
     made, needs = numbered.made, numbered.needs

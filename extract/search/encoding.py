@@ -1,4 +1,4 @@
-"""The extraction problem of a kernel hypergraph."""
+"""Conversion of a hypergraph of candidate kernels to the arrays of an extraction problem, and of its solutions back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..solve.problem import Extraction, FloatArray, Problem
 
 
 class EncodedHypergraph:
-    """A kernel hypergraph as a plain extraction problem.
+    """A kernel hypergraph as a plain extraction problem (`problem`).
 
-    One class per vertex, and one per bundle of outputs of a multi-output kernel, which its vertices read at no cost. Of
-    candidates with equal inputs and outputs only the cheapest is kept; with budgets, the Pareto-optimal ones; with
+    One class per vertex, and one per bundle (the outputs of a multi-output kernel), which its vertices read at no cost.
+    Of candidates with equal inputs and outputs only the cheapest is kept; with budgets, the Pareto-optimal ones; with
     `every`, the cheapest of each template name.
     """
 
@@ -64,7 +64,7 @@ class EncodedHypergraph:
         )
 
     def ordered(self, extraction: Extraction) -> list[int]:
-        """Candidates that an extraction chose, producers before consumers."""
+        """Indices of the candidates that an extraction chose, producers before consumers."""
         order: list[int] = []
         done: set[int] = set()
         choice = extraction.choice

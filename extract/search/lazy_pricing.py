@@ -1,10 +1,9 @@
-"""Lazy pricing: prices of a hypergraph's candidates.
+"""Lazy pricing of a hypergraph's candidates: prices of generated kernels are looked up while library kernels are
+measured.
 
-The prices of generated kernels are computed while others are measured.
-
-The price lookup key of a kernel covers everything that its time depends on; for the thousands of generated kernels of a
-whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not: library
-kernels are priced immediately, and generated kernels cost infinity until their keys exist.
+The lookup key of a kernel's price covers everything that its time depends on; for the thousands of generated kernels of
+a whole model the keys take seconds. Generated kernels must be compiled before they run, library kernels need not:
+library kernels are priced immediately, and generated kernels cost infinity until their keys exist.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _VIEW, _NOT_PRICED = Priced(VIEW_US, VIEW_US, VIEW_US, "measured"), Priced(math.
 
 
 class LazyPrices:
-    """Prices of the candidates of a hypergraph; each call asks the pricer again.
+    """Prices of the candidates of a hypergraph; each call of the object asks the pricer again.
 
-    With `later`, candidates without any measurement that need a compiler are left out until they are ready
+    With `later`, candidates that need a compiler and have no measurement cost infinity until their prices are ready
     (`start_background`), if the pricer supports it and there are at least MIN_LAZY_CALLS.
     """
 

@@ -46,12 +46,13 @@ class MeasurementRequest:
 
 @dataclass
 class MeasurementState:
-    """Measurement state of the calls of a hypergraph's candidates.
+    """Measurement state of the kernel calls of a hypergraph's candidates.
 
-    `requested`: calls measured, or asked for at least once. `looked`: only a first look, untried schedules are left.
-    `tuned`: tuned to the usual length, untried schedules are left. `in_flight`: call -> (candidate, whether for a first
-    look) while the measurer works on it. `schedules`: approximate number of schedules requested so far, by first looks
-    (True) and by tuning (False). `measurer` None: nothing is measured.
+    `requested`: calls measured, or asked for at least once. `looked`: measured in a few schedules only (first look), so
+    that untried schedules are left. `tuned`: tuned to the usual length, untried schedules are left. `in_flight`: call
+    -> (candidate, whether for a first look) while the measurer works on it. `schedules`: approximate number of
+    schedules requested so far, by first looks (True) and by tuning (False). `measurer` None: nothing is measured.
+    `index`: the candidates by call and by output.
     """
 
     hypergraph: Hypergraph
@@ -67,10 +68,8 @@ class MeasurementState:
         self.index = CandidateIndex(self.hypergraph)
 
     def optimistic_us(self, prices: Sequence[Priced]) -> list[float]:
-        """Optimistic price of each candidate in µs.
-
-        The low end of the interval until a first look, then the time expected after tuning.
-        """
+        """Optimistic price of each candidate in µs: the low end of its prediction interval until it is measured, then
+        the time expected after tuning."""
         return per_call(
             self.hypergraph, prices, lambda c, p: p.low if self.is_open(c, p) else p.us * self.expected_share(c)
         )
@@ -83,7 +82,7 @@ class MeasurementState:
         return SHARE_AFTER_MORE_TUNING if token in self.tuned else 1.0
 
     def is_final(self, index: int, price: Priced) -> bool:
-        """Whether a candidate is measured and not expected to become faster."""
+        """Whether the candidate with this index is measured and not expected to become faster by tuning."""
         return price.source == "measured" and self.expected_share(self.hypergraph.candidates[index]) == 1.0
 
     def is_open(self, candidate: Candidate, price: Priced) -> bool:
@@ -102,9 +101,9 @@ class MeasurementState:
         return price.source != "measured" or price.low < MIN_CERTAINTY * price.us
 
     def forget_unanswered(self, prices: Sequence[Priced]) -> bool:
-        """Let candidates that the deadline left unmeasured be requested again.
+        """Mark the calls that were requested, but not measured before the deadline, as not requested.
 
-        Returns True if requests were made and none was answered.
+        Returns True if there were requests and none of them was measured.
         """
         calls = ((self.hypergraph.candidates[i], prices[i]) for i in self.hypergraph.calls[0])
         any_requested = bool(self.requested)
@@ -116,8 +115,9 @@ class MeasurementState:
     ) -> None:  # fmt: skip
         """Measure the candidates `wanted` until the deadline; with `first_look`, in a few schedules only.
 
-        `cutoff`: above its µs a candidate is not measured further. `later`: what may be asked for next. With
-        `leave`, the slowest measurements, of this and of earlier calls, stay in flight while there is other work.
+        `cutoff`: above its µs a candidate is not measured further. `later`: candidates that may be asked for next, as
+        (candidate, whether a first look). With `leave`, the slowest measurements, of this and of earlier calls, stay in
+        flight while there is other work.
         """
         assert self.measurer is not None
         for candidate, _ in self.in_flight.values():
@@ -149,7 +149,8 @@ class MeasurementState:
 
 
 def per_call(hypergraph: Hypergraph, prices: Sequence[Priced], function: Callable[[Candidate, Priced], T]) -> list[T]:
-    """Values `function(candidate, price)` of all candidates; evaluated once for equal calls, and once for all views."""
+    """The value `function(candidate, price)` of every candidate; evaluated once for equal kernel calls, and once for
+    all views."""
     candidates, (calls, which) = hypergraph.candidates, hypergraph.calls
     views = islice((i for i, k in enumerate(which) if k < 0), 1)
     found = [function(candidates[i], prices[i]) for i in chain(calls, views)]

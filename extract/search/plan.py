@@ -15,7 +15,7 @@ from .search import Choice
 
 
 def plan_of(choice: Choice, graph: Graph) -> Plan:
-    """The executable plan of a choice. `graph` is the model whose outputs and updates are the roots of the view."""
+    """The executable plan of a choice. `graph` is the model whose outputs and updates are the roots of the e-graph."""
     return _PlanBuilder(choice, graph).build()
 
 
@@ -89,7 +89,7 @@ class _PlanBuilder:
 
 
 class WeightTerms:
-    """The smallest expression over params and constants of each weight-only e-class."""
+    """Expressions of weight-only e-classes over params and constants, the smallest for each."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view = view

@@ -1,10 +1,11 @@
-"""Solves of a search: its optimistic, pessimistic and compiler-free plans, each within the remaining time."""
+"""The solver calls of a search: its optimistic, pessimistic and compiler-free plans, each within the remaining time."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -32,6 +33,8 @@ MIN_SOLVE_S = 0.25
 SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them
 PESSIMISTIC_SHARE = 0.1  # share of the time that pessimistic solves may take
 MAX_STARTING_S = 8.0  # seconds, at most, that a search waits for the measuring processes to start
+# a plan of the model's short form is carried over by a solve in which all other kernels cost this much more
+OTHERS_FACTOR = 10.0
 CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
 # Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
 # and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
@@ -83,9 +86,8 @@ class PlanSolver:
         return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
 
     def leaves_no_round(self, seconds: float) -> bool:
-        """Whether no further round is worth starting: after `seconds` of solving, the time for measuring would be over
-        (`ended`).
-        """
+        """Whether a further round of solving and measuring is not worth starting: after `seconds` of solving, the time
+        for measuring would be over (`ended`)."""
         if self.deterministic:
             return False
         elapsed = time.monotonic() - self.start + seconds
@@ -112,7 +114,7 @@ class PlanSolver:
 
         Warm-started from the plan `known`; found within `limit` seconds.
 
-        NoPlanError if none exists or none was found in time.
+        Raises NoPlanError if none exists or none was found in time.
         """
         # measuring that follows a shorter solve tells more than a longer solve
         hasty = not self.deterministic and (not self.nested or limit < self.limits[-1])
@@ -136,17 +138,28 @@ class PlanSolver:
                 structures=self.structures,
             )
 
+    def start_from(self, carried: Collection[int], costs: Sequence[float]) -> None:
+        """Let the first plans start from a plan of as many of the candidates `carried` as possible.
+
+        Where they leave something out, it has the kernels that are the cheapest at `costs`.
+        """
+        own = {*carried}
+        dearer = [c if i in own else OTHERS_FACTOR * c for i, c in enumerate(costs)]
+        with suppress(NoPlanError):  # the solve that follows reports it
+            self.chosen, _ = self.solve(dearer, self._short, ())
+            self.pessimistic = self.chosen
+
     def solve_optimistic(self, costs: Sequence[float], limit: float) -> Extraction:
-        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`, errors: as for
-        `solve`."""
+        """Set `chosen` to the cheapest plan at optimistic costs, return its extraction. `limit`: seconds. Raises
+        NoPlanError if no plan exists or none was found in time."""
         self.chosen, found = self.solve(costs, limit, self.chosen)
         return found
 
     def solve_without_compiler(self, prices: Sequence[Priced]) -> list[int]:
         """Set and return `pessimistic`: the cheapest plan of kernels that are measured or need no compiler.
 
-        Empty if there is none, or if no candidate waits for a compiler. Its times are soon known, everything else is
-        compared with it, and it is the fallback if the time is short.
+        Empty if there is none, or if no candidate needs a compiler. Such a plan can be measured at once: other plans
+        are compared with it, and it is the fallback if time is short.
         """
         waits = per_call(self.hypergraph, prices, lambda c, p: c.template.space is not None and p.source != "measured")
         if not any(waits):
@@ -159,16 +172,18 @@ class PlanSolver:
         return self.pessimistic
 
     def solve_likely(self, prices: Sequence[Priced]) -> list[int]:
-        """The cheapest plan at expected kernel times; empty if none was found in time."""
+        """The cheapest plan at the expected times of all kernels (neither optimistic nor pessimistic), as candidate
+        indices; empty if none was found in time."""
         try:
             return self.solve([p.us for p in prices], QUICK_SOLVE_S, self.chosen)[0]
         except NoPlanError:
             return []
 
     def solve_pessimistic(self, prices: Sequence[Priced]) -> bool:
-        """Update `pessimistic`; returns False if it was not updated.
+        """Set `pessimistic` to the plan that would be returned if nothing more were measured; returns False if it was
+        left unchanged.
 
-        That is if such solves have taken more than their share of the time, or found no plan.
+        That is so if these solves have taken more than their share of the time, or if no plan was found.
         """
         began = time.monotonic()
         if self.pessimistic_s > PESSIMISTIC_SHARE * (began - self.start):
@@ -186,9 +201,9 @@ class PlanSolver:
     ) -> Extraction:  # fmt: skip
         """Set `chosen` to the plan to return, the cheapest at pessimistic costs, and return its extraction.
 
-        With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan. The extraction's
-        lower bound is at most that of `optimistic`, so that it also bounds plans whose unmeasured kernels turn out
-        fast.
+        `optimistic`: the last extraction at optimistic costs. The result's lower bound is at most that of `optimistic`,
+        so that it also bounds plans whose unmeasured kernels turn out fast. `limit`: seconds. With `settled`,
+        unmeasured kernels outside the last plan are excluded, if that leaves a plan.
         """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
@@ -202,12 +217,13 @@ class PlanSolver:
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 
     def pessimistic_costs(self, prices: Sequence[Priced]) -> list[float]:
-        """Pessimistic cost of each candidate in µs, if nothing more is measured."""
+        """Cost of each candidate in µs if nothing more is measured (`pessimistic_us`)."""
         return per_call(self.hypergraph, prices, pessimistic_us)
 
 
 def pessimistic_us(candidate: Candidate, price: Priced) -> float:
-    """Pessimistic time in µs of a candidate used unmeasured; the measured time of others."""
+    """Time in µs to be expected at worst of a candidate that is used unmeasured; of a measured one its measured
+    time."""
     if price.source == "measured":
         return price.us
     if candidate.is_view or candidate.template.space is None:

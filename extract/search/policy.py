@@ -1,9 +1,10 @@
 """Acquisition policy: which kernels a search measures next.
 
-Each round has two plans. The *optimistic* plan is the cheapest if unmeasured kernels take as little as they may; it
-says what could become the best. The *pessimistic* plan is the cheapest if they take as much as they may; it would be
-returned if the search ended now. A kernel's *stake* is the number of µs of a plan that its measurement may change: the
-predicted time of an unmeasured kernel, the possible gain of an alternative or of more tuning.
+Each round has two plans. The *optimistic* plan is the cheapest with unmeasured kernels at the lower ends of their price
+intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper
+ends; it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may
+change a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more
+tuning.
 
 The next request, in this order:
 
@@ -105,14 +106,15 @@ class AcquisitionPolicy:
             return MeasurementRequest(rest, later=later).preceded_by(sure)
         if not first and optimistic.first_look and (tuned := self.tuned_before_looks(prices)):
             later = [*((candidates[i], True) for i in optimistic.now), *optimistic.later]
-            return MeasurementRequest(tuned, False, later)
+            return MeasurementRequest(tuned, first_look=False, later=later)
         return optimistic
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the cheapest plan without compiled kernels, then rival library kernels.
+        """Unmeasured candidates of the cheapest plan without compiled kernels, then library kernels that replace
+        several kernels of that plan.
 
-        Rivals replace several kernels of that plan at once: unmeasured ones are priced at bounds, by which two kernels
-        may seem cheaper than one.
+        The latter are included because unmeasured kernels are priced at lower bounds, at which two kernels may seem
+        cheaper than the one that replaces them.
         """
         plan = self.plans.solve_without_compiler(prices)
         sure = self.unmeasured(plan, prices)
@@ -149,8 +151,8 @@ class AcquisitionPolicy:
         return [i for i in self.unmeasured(self.plans.solve_likely(prices), prices, LARGE_STAKE) if i in known]
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
-        """Unmeasured candidates of a plan with at least `min_share` of its predicted time each, most expensive
-        first."""
+        """Unmeasured candidates of a plan, most expensive first; only those that take at least `min_share` of the
+        plan's predicted time."""
         plan = list(plan)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
         open_ = (i for i in plan if self.state.is_open(candidates[i], prices[i]))
@@ -158,9 +160,8 @@ class AcquisitionPolicy:
         return [i for i in stakes if stakes[i] >= min_share * total]
 
     def optimistic_request(self, plan: Sequence[int], prices: Sequence[Priced]) -> MeasurementRequest:
-        """The request to measure for the optimistic plan (cheapest at the lower ends of all prices), given by the
-        indices of its candidates; empty if no measurement could change that plan.
-        """
+        """The measurement request for the optimistic plan (cheapest at the lower ends of all prices), which `plan`
+        gives by the indices of its candidates; empty if no measurement could change that plan."""
         if self.state.measurer is None:
             return MeasurementRequest(first_look=False)
         candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
@@ -231,8 +232,8 @@ class AcquisitionPolicy:
         """Kernels of the pessimistic plan to tune before further first looks: those with the largest possible gains,
         and alternatives.
 
-        Empty if tuning had its share of the schedules. The shares of tuning and of first looks are proportional to
-        their possible gains.
+        Empty if tuning has had its share of the schedules tried so far. The shares of tuning and of first looks are
+        proportional to their possible gains.
         """
         plan = self.plans.pessimistic
         total = sum(prices[i].us for i in plan)
@@ -252,7 +253,7 @@ class AcquisitionPolicy:
     def fits_into(self, plan: Iterable[int]) -> Callable[[int], bool]:
         """Predicate: whether a candidate could replace another one in a plan, with the rest of the plan unchanged.
 
-        Its inputs must be values of the plan or views of them. Otherwise its time tells nothing: the last of three
+        Its inputs must be values of the plan or views of them. Otherwise its time cannot be compared: the last of three
         kernels that together replace one kernel is faster than that kernel, but belongs to a plan with all three.
         """
         needs, free = self.hypergraph.numbered.needs, [math.inf] * len(self.hypergraph.candidates)

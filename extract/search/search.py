@@ -10,7 +10,7 @@ short time."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ...errors import NoPlanError
@@ -32,7 +32,12 @@ MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
 
 @dataclass
 class Choice:
-    """A solved hypergraph: the chosen candidates in execution order, their prices and the solver's result."""
+    """A solved hypergraph: the chosen candidates in execution order, the prices of all candidates, and the solver's
+    result.
+
+    `rounds`: number of rounds of solving and measuring. `seconds`: time of the search by activity. `budgets`: limits
+    that the plan satisfies.
+    """
 
     hypergraph: Hypergraph
     chosen: list[int]  # indices into hypergraph.candidates
@@ -83,6 +88,7 @@ def search(
     progress: Callable[[str], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
+    carried: Collection[int] = (),
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
@@ -91,8 +97,9 @@ def search(
     most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
     as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
     begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
-    incumbent. `doubt`: unmeasured kernels count at their upper estimates although there is no measurer. `clock`:
-    records the seconds per phase.
+    incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
+    intervals. `clock`: records the seconds per phase. `carried`: candidates of a good plan, from which the first solves
+    start.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -104,7 +111,7 @@ def search(
     plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     if measurer is not None and least:
         plans.least, plans.starting = least, lambda: not measurer.ready
-    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress)
+    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress, carried)
     while run.round():
         pass
     if measurer is not None or doubt:
@@ -122,7 +129,7 @@ def measure_ahead(
     Returns the number of calls measured.
 
     Ends after `seconds` or when `stop` returns True. `progress` is called at the start of each round's measuring.
-    NoPlanError as for `search`.
+    Raises NoPlanError as `search` does.
     """
     quick = quick_solve_seconds(hypergraph, MAX_AHEAD_SOLVE_S)
     plans = PlanSolver(hypergraph, (), seconds, (quick, quick), False, stop, clock, nested=False)
@@ -144,6 +151,7 @@ class _SearchRun:
     plans: PlanSolver
     clock: Clock
     progress: Callable[[str], None] | None
+    carried: Collection[int] = ()  # see `search`
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
     solve_s: float = 0.0  # seconds of the last round's optimistic solve
@@ -171,6 +179,8 @@ class _SearchRun:
         self.rounds += 1
         prices = self.update_prices()
         optimistic_us, began = state.optimistic_us(prices), time.monotonic()
+        if self.rounds == 1 and self.carried:
+            plans.start_from(self.carried, optimistic_us)
         try:
             self.found, request = self.policy.optimistic_round(prices, optimistic_us)
         except NoPlanError:

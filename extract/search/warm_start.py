@@ -1,9 +1,11 @@
-"""Warm start from nested smaller problems, so that a larger e-graph never costs quality.
+"""Warm start from nested smaller problems, so that a larger e-graph never leads to a worse plan.
 
-A larger problem that is not solved to optimality may end dearer than a smaller one that was. Each e-class records the
-saturation round of its creation; the kernels over classes of the first rounds form nested problems, each of which
-contains everything fewer rounds would have given (and the wider limits of more effort). If the whole problem is not
-proved, these are solved in turn, each from the best plan of those before, and the whole problem last."""
+A large problem that is not solved to optimality may end with a worse plan than a smaller one that is. Each e-class
+records the saturation round of its creation; the kernels over e-classes of the first n rounds form a problem that
+contains all plans of an e-graph saturated for n rounds. If the whole problem is not solved to proven optimality, such
+nested problems are solved in rising order of n, each warm-started from the best plan so far, and the whole problem
+last.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ Solve = Callable[..., Extraction]
 
 
 def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen: Sequence[int]) -> IntArray:
-    """Choice array of a problem for given candidates, or for equivalent ones that the problem has instead; -1 for
-    none."""
+    """Choice array (node per class, -1: none) of the extraction problem `rows` for the candidates `chosen`. A candidate
+    that the problem does not contain is replaced by the one with the same inputs and outputs that it contains."""
     problem = rows.problem
     alike, cls = hypergraph.alike, problem.cls.tolist()
     row = {alike[c]: n for n, c in enumerate(rows.candidate) if c >= 0}
@@ -46,7 +48,7 @@ def choice_of_candidates(rows: EncodedHypergraph, hypergraph: Hypergraph, chosen
 
 
 def candidate_rounds(hypergraph: Hypergraph) -> list[int]:
-    """Per candidate the first round in which all its inputs and outputs exist."""
+    """For each candidate the first saturation round after which all e-classes that it reads and writes exist."""
     of = hypergraph.view.age
     if of is None:
         return [0] * len(hypergraph.candidates)
@@ -70,13 +72,16 @@ def warm_solve(
     seconds: float, deterministic: bool = False, known: Sequence[int] = (), nested: bool = True,
     hasty: bool = False,
 ) -> tuple[EncodedHypergraph, Extraction]:  # fmt: skip
-    """Solve a problem in `seconds`, warm-started from the candidates `known`.
+    """Build an extraction problem with `make` and solve it by the function `solve`, starting from the plan `known`.
 
-    Returns (problem, cheapest extraction found).
+    Returns (problem, cheapest extraction found); it costs at most as much as `known` (indices of candidates; empty: no
+    plan).
 
-    If `known` is empty, `nested` is set and the first solve proves no optimum, smaller problems are solved too, in less
-    than `seconds` more. The result is never dearer than `known`, nor than any smaller problem solved on the way. `make`
-    builds the problem from the candidates' prices (inf: left out), `cost` in µs. `deterministic`, `hasty`: see `solve`.
+    `cost`: µs of each candidate; `make` builds the problem from such costs and leaves out those that are inf.
+    `seconds`: time limit of the first solve. If `known` is empty, `nested` is set and that solve proves no optimum,
+    smaller problems (e-classes of the first saturation rounds) are solved as well, and the whole one again from the
+    best of their plans, in less than `seconds` more. `deterministic`: reproducible, limited by counted work instead of
+    time. `hasty`: the first solve of a large problem ends after a beam search.
     """
     rows = make(cost)
     hint = choice_of_candidates(rows, hypergraph, known) if known else None

@@ -1,4 +1,5 @@
-"""Budgets of a plan: upper limits on sums over its kernels, in addition to the minimized time."""
+"""Budgets of a plan: upper limits on sums over its kernels (bytes, rounding errors), in addition to the minimized
+time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ Uses = Callable[[Sequence[Candidate]], Sequence[float]]
 
 @dataclass(frozen=True)
 class Budget:
-    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`.
+    """Limit on a plan: the `use` of the chosen kernels (>= 0, in the unit of `most`) sums to at most `most`. `name`: of
+    the limited quantity, for messages.
 
     `use` is evaluated again before every solve, so that new measurements count. Infinity allows every plan. Raises
     UsageError if `most` is negative or NaN.
@@ -31,7 +33,8 @@ class Budget:
             raise UsageError(f"a limit must be a number from 0 on, not {self.most}", where=f"{self.name} limit")
 
     def limit(self, of: Sequence[float], candidates: Sequence[int]) -> Limit:
-        """The budget as a `Limit` of a problem whose node i is candidate `candidates[i]` (-1: no kernel).
+        """The budget as a `Limit` (side constraint) of a problem whose node i is candidate `candidates[i]` (-1: no
+        kernel).
 
         `of`: use of each candidate.
         """
@@ -42,9 +45,9 @@ class Budget:
 def memory_budget(most: float, weights: bool = False) -> Budget:
     """Budget of `most` bytes for all values written by kernels and their workspaces, each counted once; views count 0.
 
-    The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order; buffer reuse is
-    not credited. `weights`: the weights that a kernel reads count as well, as they are stored (packed or expanded);
-    those that several kernels read count for each.
+    The sum is an upper bound (up to alignment) on the memory of a plan's values in any execution order, since it
+    ignores that buffers are reused. `weights`: also count the weights that each kernel reads, in the size in which they
+    are stored (packed or expanded); weights that several kernels read count once per kernel.
     """
     return Budget("memory", most, lambda found: [0.0 if c.is_view else _bytes(c, weights) for c in found])
 
@@ -67,16 +70,17 @@ def error_budget(most: float, known: Uses) -> Budget:
 def rounding_budget(most: float, known: Uses) -> Budget:
     """Error budget in quadrature: sqrt(sum(error²)) of a plan's kernels is at most `most` (relative, > 0).
 
-    `known` gives the relative error of each candidate. Rounding errors seldom have one sign, so this root is near the
-    error of the whole plan, up to one factor that a run of the plan reveals.
+    `known` gives the relative error of each candidate. Rounding errors rarely all have the same sign, so that this root
+    is roughly proportional to the error of the whole plan; the factor is found by running the plan.
     """
     return Budget("rounding", 1.0, lambda found: [(e / most) ** 2 for e in known(found)])
 
 
 def undominated(group: Sequence[int], cost: Sequence[float], uses: Sequence[Sequence[float]]) -> list[int]:
-    """Pareto-optimal candidates of a group with equal inputs and outputs.
+    """Pareto-optimal candidates of a group with equal inputs and outputs: for each of the others, one of these is at
+    least as good in cost and in the use of every budget.
 
-    No other candidate is as good in cost and in every budget. `uses`: per budget, the use of each candidate.
+    `group`: candidate indices. `cost`: µs of each candidate. `uses`: per budget, the use of each candidate.
     """
     kept: list[int] = []
     for i in sorted(group, key=lambda i: (cost[i], *[of[i] for of in uses])):

@@ -15,7 +15,7 @@ from .problem import IntArray, ProblemRows
 
 @dataclass(frozen=True)
 class Component:
-    """One independent component of a problem, and where equal components occur in the problem.
+    """One independent component of a problem, and the places where components equal to it occur in the problem.
 
     `copies[i][r]`: row of the problem that is row r in occurrence i. `key`: canonical form of `rows`; components with
     equal keys are the same problem, row by row.

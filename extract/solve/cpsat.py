@@ -42,8 +42,9 @@ MAX_INTEGER_TOTAL = 1e15
 class SolverAnswer:
     """Result of a solver.
 
-    `chosen`: rows, children first (None: no solution). `cost`: of these rows. `lower`: valid lower bound. `proven`:
-    whether the search was exhaustive.
+    `chosen`: rows (ways to compute a class), children first (None: no solution). `cost`: sum of the costs of these
+    rows. `lower`: valid lower bound. `proven`: whether the search was exhaustive. `stats`: the solver's own numbers,
+    among them its `status` by name.
     """
 
     chosen: list[int] | None
@@ -58,9 +59,8 @@ MAX_CONSTRAINT_SUM = 1e18
 
 
 class Encoding:
-    """The CP-SAT model of a problem: variables, constraints and levels, without an objective.
-
-    Also the base of k-best.
+    """The CP-SAT model of a problem: variables, constraints and levels, without an objective; k-best extraction uses
+    it, too.
     """
 
     def __init__(self, rows: ProblemRows, *, implications: bool = True) -> None:
@@ -108,7 +108,7 @@ class Encoding:
                 m.add(sum(both) <= self.y[k])
 
     def hint(self, chosen: Sequence[int]) -> None:
-        """Warm start: hint a solution (rows, children first) to the solver."""
+        """Gives the solver a solution `chosen` (rows, children first) to start from."""
         m, rows = self.model, self.rows
         m.clear_hints()
         taken = set(chosen)
@@ -128,7 +128,8 @@ class Encoding:
                 m.add_hint(self.level[c], depth[c])
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the total use of the chosen rows to at most `most`.
+        """Constrain the sum of `use` (one number per row) over the chosen rows (ways to compute a class) to at most
+        `most`.
 
         Uses are floored to fine integer units: no allowed solution is lost, but a found one may exceed the limit by
         rounding; callers check.
@@ -144,7 +145,8 @@ class Encoding:
         self.model.add(sum(x * u for x, u in terms) <= math.floor(most * (1 + LIMIT_ROUNDING / 2) * scale))
 
     def minimize(self, upper: float) -> float:
-        """Set the solver's objective: the sum of the chosen rows' costs; rows that cost more than `upper` are excluded.
+        """Set the solver's objective: the sum of the chosen rows' costs; rows (ways to compute a class) that cost more
+        than `upper` are excluded.
 
         Returns the integer objective units per unit of cost. Costs are rounded down, so lower bounds stay valid.
         """
@@ -171,7 +173,7 @@ class Encoding:
 
 
 def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
-    """Scale of the integer objective: (objective units per cost unit, whether all costs are then integers).
+    """Scale of the integer objective: (objective units per cost unit, whether every cost is an integer number of them).
 
     The least power of ten that makes all costs integers, if a small one does; otherwise the power of ten that scales
     `upper` to about OBJECTIVE_UNITS.
@@ -188,10 +190,8 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
-    """A CP-SAT solver configured for extraction.
-
-    `seconds`: time limit, in CP-SAT's deterministic units with `deterministic`.
-    """
+    """Makes a CP-SAT solver configured for extraction, with `workers` threads. `seconds`: time limit, in CP-SAT's
+    deterministic units with `deterministic`."""
     from ortools.sat.python import cp_model
 
     found = cp_model.CpSolver()
@@ -249,10 +249,11 @@ def solve_cpsat(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Answer of CP-SAT to minimizing the DAG cost over `rows` within `seconds`, from a solution `start`.
+    """Answer of CP-SAT, with `workers` threads, to minimizing the DAG cost over `rows` within `seconds`, from a
+    solution `start` (rows, children first; None: no solution is known).
 
-    `start`: rows, children first. With `deterministic`, the limit is in CP-SAT's repeatable time units. `limits`: (use
-    of each row, upper limit of the sum over the chosen rows).
+    With `deterministic`, the limit is in CP-SAT's repeatable time units. `stop`: polled; True ends the search.
+    `limits`: (use of each row, upper limit of the sum over the chosen rows).
     """
     from ortools.sat.python import cp_model
 

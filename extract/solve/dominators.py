@@ -39,7 +39,7 @@ def items_of(rows: ProblemRows) -> Items:
 
 
 def class_graph(items: Items) -> list[set[int]]:
-    """Child classes of each class over all its rows."""
+    """For each class its child classes, over all its rows (ways to compute a class)."""
     return [set().union(*[i.kids for i in row]) if row else set() for row in items]
 
 
@@ -48,8 +48,9 @@ def must_sets(items: Items, order: list[list[int]], expired: Callable[[], bool] 
 
     0 for classes without a derivation.
 
-    Greatest fixpoint, computed in one pass over the components `order` (classes of each, children first), with
-    iteration inside each component. None if `expired` (polled) returns True: unfinished sets are too large.
+    The greatest fixpoint, computed in one pass over `order` (strongly connected components as lists of classes,
+    children first), with iteration inside each component. None if `expired` (polled) returns True, because unfinished
+    sets contain classes that do not belong to them.
     """
     must = [0] * len(items)
     return must if _fixpoint(items, order, must, lambda c: 1 << c, expired) else None
@@ -60,8 +61,9 @@ def always_on(
 ) -> set[int]:
     """Classes in every acyclic derivation of some root: the union of the roots' must sets.
 
-    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: as for `must_sets`. When `expired`
-    returns True, those found so far, roots included.
+    Computed for WINDOW_CLASSES classes at a time, so that memory is linear. `order`: strongly connected components as
+    lists of classes, children first. If `expired` (polled) returns True, the result has only the classes found so far,
+    roots included.
     """
     roots = [c for c in roots if items[c]]
     found = set(roots)
@@ -141,10 +143,11 @@ def _settle(member: list[int], items: Items, must: list[int], bit: Bit, expired:
 
 
 def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
-    """Implications of the must sets as pairs (c, x): every acyclic derivation of c contains x.
+    """Implications of the must sets as pairs (c, x): every acyclic derivation of class c contains class x.
 
-    Transitively reduced, without direct children. Roots are omitted as targets (they are always on). Empty if the must
-    sets are very large (MAX_IMPLICATIONS): the implications only strengthen an integer program.
+    Pairs that follow from others are left out, and so are those where x is a child of c or a root (roots are chosen in
+    any case). Empty if the must sets are very large (MAX_IMPLICATIONS); nothing is lost then but speed, since the
+    implications only strengthen an integer program.
     """
     items = items_of(rows)
     must = must_sets(items, strongly_connected_components(class_graph(items))[1])
@@ -171,7 +174,8 @@ def must_implications(rows: ProblemRows) -> list[tuple[int, int]]:
 
 
 def rows_by_child(rows: ProblemRows) -> dict[tuple[int, int], list[int]]:
-    """(class c, child class k) -> indices of the rows of c that have the child k, for every pair that occurs."""
+    """(class c, child class k) -> indices of the rows (ways to compute a class) of c that have the child k, for every
+    pair that occurs."""
     pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, (c, kids) in enumerate(zip(rows.cls, rows.kids)):
         for k in kids:

@@ -2,10 +2,10 @@
 
 Classes are resolved in an order with few open classes (needed and not yet resolved) at any time. The classes of a
 strongly connected component are resolved together; a root is resolved only when its children are open anyway (it is
-needed in any case, so it can wait at no cost). A label is a set of needed classes. The order is cut where few
-classes are open. Inside a piece between two cuts, the labels depend only on the piece and on its entering labels, so
-equal layers are searched once. Costs are integers in units far finer than any tolerance: rounding of floats would make
-equal layers differ."""
+needed in any case, so it can wait at no cost). A label (state of the search) is a set of needed classes, with the least
+cost to reach it. The order is cut where few classes are open. The labels inside a piece between two cuts depend only on
+the piece and on the labels at its beginning, so that equal layers are searched once. Costs are integers in units far
+finer than any tolerance: rounding of floats would make equal layers differ."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ MIN_LABELS_TO_FILTER = 24
 
 
 class FrontierDP:
-    """Frontier DP of a problem. `fits`: whether order and memory are narrow enough. `upper`: cost of a known
-    solution."""
+    """Frontier DP of a problem. `fits`: whether few enough classes are open at each place of the order for a search
+    that proves optimality to fit into memory. `upper`: cost of a known solution."""
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
         self.rows, self.upper = rows, upper
@@ -132,7 +132,7 @@ class FrontierDP:
         self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None,
         drops: bool = True,
     ) -> LabelSearchResult:  # fmt: skip
-        """The cheapest rows found; they are optimal if no label was dropped.
+        """The cheapest rows (ways to compute a class) found; they are optimal if no label was dropped.
 
         Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
         (time.perf_counter()) is over: then the search continues as a beam search with BEAM_WIDTH labels a bucket, or

@@ -19,11 +19,12 @@ Labels = dict[int, int]  # needed classes -> units
 
 @dataclass(eq=False)
 class FrontierPiece:
-    """Subproblem between two cuts of the resolution order, with local bit numbers.
+    """Subproblem between two cuts of the order in which classes are resolved, with local bit numbers.
 
-    Bits 0..after-1 are the classes open at its end, the following bits its own classes, in reverse order of resolution.
-    `rows[b]`: (cost, classes read as bits) of each row of the class with bit b. `groups[b]`: mask of the component of
-    b. `roots`: mask of own classes that are always needed.
+    Bits 0..after-1 are the classes open (needed, not resolved) at its end, the following bits its own classes, in
+    reverse order of resolution. `rows[b]`: (cost, classes read as bits) of each row (a way to compute a class) of the
+    class with bit b. `groups[b]`: mask of the strongly connected component of b. `roots`: mask of own classes that are
+    always needed.
     """
 
     after: int
@@ -33,7 +34,8 @@ class FrontierPiece:
     _moves: dict[int, list[Move] | None] = field(default_factory=dict)
 
     def moves(self, needed: int) -> list[Move]:
-        """Pareto-optimal ways to derive given needed classes of one component.
+        """Pareto-optimal ways to derive the classes in the mask `needed`, which belong to one strongly connected
+        component.
 
         Raises OverflowError if there are more than MAX_DERIVATIONS.
         """
@@ -101,14 +103,15 @@ def _acyclic(reads: dict[int, int]) -> bool:
 
 @dataclass
 class PieceLabels:
-    """Result of searching a piece: the labels at its end, and the buckets for tracing back."""
+    """Result of searching a piece of the frontier DP: `leave` are the labels (sets of needed classes) at its end,
+    `buckets` the labels on the way, for tracing back."""
 
     leave: Labels
     buckets: list[dict[int, Label]]
 
     def trace(self, mask: int) -> tuple[int, list[tuple[int, int]]]:
-        """Derivation of a label at the piece's end: (label at its beginning, (bit, row index) pairs chosen on the
-        way)."""
+        """Derivation of the label `mask` at the piece's end: (label at its beginning, (bit, row index) pairs chosen on
+        the way)."""
         chosen: list[tuple[int, int]] = []
         _, before, move = self.buckets[0][mask]
         while move is not None:

@@ -1,7 +1,8 @@
 """Greedy extractions without proof: initial incumbents of every exact solver.
 
-All take `ProblemRows`, at other costs of rows if `cost` is given, and return one row per class (-1: no finite term);
-the caller collects what the roots reach (`ProblemRows.walk`)."""
+All take `ProblemRows`, at other costs of rows (ways to compute a class) if `cost` is given, and return one row per
+class (-1: no finite term); the caller collects what the roots reach (`ProblemRows.walk`).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +27,14 @@ the limit is per row: enough for shallow graphs, soon exceeded on others."""
 
 
 def bottom_up(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[int]:
-    """Row of least tree cost in each class; -1 for classes without a finite term. `cost`: of rows, if not their own."""
+    """Row (a way to compute a class) of least tree cost in each class; -1 for classes without a finite term. `cost`:
+    costs of the rows, if not `rows.cost`."""
     return tree_costs(rows, cost)[1]
 
 
 def tree_costs(rows: ProblemRows, cost: Sequence[float] | None = None) -> tuple[list[float], list[int]]:
-    """Least tree cost of each class and the row that attains it, by Knuth's generalisation of Dijkstra's algorithm.
+    """Least tree cost of each class and the row (a way to compute a class) that attains it, by Knuth's generalisation
+    of Dijkstra's algorithm.
 
     O(size log size).
     """
@@ -65,9 +68,11 @@ def tree_costs(rows: ProblemRows, cost: Sequence[float] | None = None) -> tuple[
 
 
 def path_bounds(rows: ProblemRows, cost: Sequence[float] | None = None) -> list[float]:
-    """Lower bound per class: the minimum over its rows of own cost plus the largest child bound.
+    """Lower bound per class: the minimum over its rows (ways to compute a class) of own cost plus the largest child
+    bound.
 
-    inf for classes without a finite term."""
+    inf for classes without a finite term.
+    """
     price = rows.cost if cost is None else cost
     bound = [np.inf] * rows.n_classes
     left = [len(k) for k in rows.kids]
@@ -116,7 +121,8 @@ class _Weights:
 def one_pass(
     rows: ProblemRows, cost: Sequence[float] | None = None, expired: Callable[[], bool] = lambda: False
 ) -> list[int] | None:
-    """Row of each class by greedy DAG cost: classes are finalised in order of DAG cost. -1: no finite term.
+    """Row (a way to compute a class) of each class by greedy DAG cost: classes are finalised in order of DAG cost. -1:
+    no finite term.
 
     Each row is costed once, from bitset differences of its children.
 
@@ -184,8 +190,8 @@ def queued(
     budget: int = SET_UPDATES,
     expired: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Row of each class by greedy DAG cost, with a work queue and re-evaluation (the idea of "faster greedy DAG" in
-    extraction-gym). -1: no finite term.
+    """Row (a way to compute a class) of each class by greedy DAG cost, with a work queue and re-evaluation (the idea of
+    "faster greedy DAG" in extraction-gym). -1: no finite term.
 
     Stops after `budget` set elements were touched, or when `expired` (polled every 1024 rows) returns True; the partial
     result is still valid.
@@ -231,8 +237,8 @@ def queued(
 
 
 def discounted(rows: ProblemRows, chosen: Collection[int]) -> list[float]:
-    """Costs of rows at which those of a solution are free: a greedy with these costs repairs or refines the
-    solution."""
+    """Costs of all rows (ways to compute a class), with those of the solution `chosen` set to 0: a greedy extraction at
+    these costs repairs or refines the solution."""
     price = list(rows.cost)
     for row in chosen:
         price[row] = 0.0
@@ -247,10 +253,11 @@ def best_greedy(
     given_only: bool = False,
     expired: Callable[[], bool] = lambda: False,
 ) -> tuple[float, list[int], str]:
-    """The cheapest of greedy extractions and of `extra` choices, as (cost, rows children first, method's name).
+    """The cheapest of several greedy extractions and of the choices `extra`, as (cost, rows children first, method's
+    name).
 
-    `quick`: tree cost only. `given_only`: of `extra` alone, if one of them is a solution. (inf, [], "") if a root has
-    no finite term.
+    `quick`: of the greedy methods only the one by tree cost. `given_only`: only `extra` if one of them is a solution.
+    `expired`: polled; True cuts the slower methods short. Returns (inf, [], "") if a root has no finite term.
     """
     candidates: list[tuple[str, Sequence[int] | None]] = [("hint", choice) for choice in extra]
     if given_only and (best := _cheapest(rows, candidates))[1]:

@@ -36,7 +36,7 @@ Cut = dict[int, float]  # variable -> coefficient of the constraint: sum <= 0
 class Relaxation:
     """Linear relaxation of an extraction problem in HiGHS, with its cutting planes.
 
-    Variables 0..n_classes-1 are classes; the rows of classes with several rows follow.
+    Variables 0..n_classes-1 are classes; the rows (ways to compute a class) of classes with several rows follow.
     """
 
     def __init__(self, rows: ProblemRows, upper: float) -> None:
@@ -96,10 +96,8 @@ class Relaxation:
                     self.add(_sum([*self.taken(c, k), *self.taken(k, c)], [head]))
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the total use of the chosen rows to at most `most`, up to rounding and HiGHS's tolerance.
-
-        Callers check the result.
-        """
+        """Constrain the sum of `use` (one number per row) over the chosen rows (ways to compute a class) to at most
+        `most`, up to rounding and HiGHS's tolerance; callers check the result."""
         top = most * (1 + LIMIT_ROUNDING)
         row = self.model.add_linear_constraint(ub=1.0 + LIMIT_ROUNDING)
         for x, u in zip(self.x, use):
@@ -111,7 +109,8 @@ class Relaxation:
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
         """Cutting plane that excludes a cycle of an integer solution, given as classes, each a child of the one before.
 
-        Sum of its edges <= number of its classes in the solution, not counting the class with the fewest rows.
+        Sum of its edges <= number of its classes in the solution, not counting the class with the fewest rows (ways to
+        compute a class).
         """
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]
@@ -120,8 +119,8 @@ class Relaxation:
     def separate(self, value: Sequence[float]) -> list[Cut]:
         """Cycle cuts that a fractional point violates, by shortest paths.
 
-        `value`: the point, by variable. The edge from class c to child k weighs y_c minus the share of its rows that
-        read k; a cycle through class j that weighs less than y_j violates the cut without y_j.
+        `value`: the point, by variable. The edge from class c to child k weighs y_c minus the share of its rows (ways
+        to compute a class) that read k; a cycle through class j that weighs less than y_j violates the cut without y_j.
         """
         arcs: dict[int, list[tuple[int, float]]] = {}
         for c, k in self.reads:
@@ -142,7 +141,8 @@ class Relaxation:
         return cuts
 
     def solve(self, seconds: float, hint: Sequence[int] | None = None) -> Any:
-        """One call of HiGHS, with a time limit in seconds and an optional warm start (rows): MathOpt's result."""
+        """Call HiGHS once, for at most `seconds`, with an optional warm start `hint` (chosen rows); returns MathOpt's
+        result."""
         from ortools.math_opt.python import mathopt
 
         limits = mathopt.SolveParameters(
@@ -193,7 +193,8 @@ class Relaxation:
         return value
 
     def rounded(self, value: Sequence[float]) -> list[list[int]]:
-        """Greedy integer solutions near a fractional one, each as the chosen row of every class (-1: none).
+        """Greedy integer solutions near a fractional one, each as the chosen row (a way to compute a class) of every
+        class (-1: none).
 
         `value`: the fractional solution, by variable. A row whose variable is x costs (1 - x) times its cost.
         """
@@ -201,7 +202,7 @@ class Relaxation:
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
-        """Make the row variables integer; the class variables are then integer, too."""
+        """Make the variables of rows (ways to compute a class) integer; the class variables are then integer, too."""
         for v in set(self.x):
             self.vars[v].integer = True
 
@@ -215,7 +216,8 @@ def solve_highs(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Answer of HiGHS to minimizing the DAG cost over `rows`, from a solution `start` (rows, children first).
+    """Answer of HiGHS to minimizing the DAG cost over `rows` within `seconds`, from a solution `start` (rows, children
+    first).
 
     Ends after the root relaxation if its bound is below `root_ratio` times the cost. `limits`: (use of each row, upper
     limit of the sum over the chosen rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no

@@ -2,7 +2,8 @@
 
 One integer program is solved repeatedly. Each solution found is excluded by a constraint that requires at least
 `min_distance` other choices, and by one that requires a share of other kernels. Further constraints exclude classes
-that no chosen row reads, so two solutions of the program are never the same extraction."""
+that no chosen row (a way to compute a class) reads, so two solutions of the program are never the same extraction.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +53,17 @@ def k_best(
     deterministic: bool = False,
     stop: Callable[[], bool] | None = None,
 ) -> Iterator[Extraction]:
-    """At most `count` distinct extractions in rising cost, none more expensive than (1 + max_gap) times the first.
+    """Yields at most `count` distinct extractions in rising cost, none more expensive than (1 + `max_gap`) times the
+    first.
 
-    An iterator.
-
-    `min_distance`: number of classes whose choice must differ from every earlier extraction (an unused class counts).
-    `diversity`: minimum difference from every earlier extraction, in 0..1, as a share of the nodes flagged by `kernels`
-    (bool, one entry per node; by default the nodes with nonzero cost). All extractions satisfy the problem's limits.
-    `proven_rank` of a result: no extraction allowed by these constraints was missed; `lower_bound` bounds all remaining
-    ones. Ends early when the cost window is exhausted or `time_limit` seconds (in total, without the caller's own time)
-    are used. `workers`, `deterministic`: as for `solve`. Raises what `solve` raises, and UsageError for counts below 1,
-    a negative window or a diversity outside 0..1.
+    `min_distance`: number of classes whose choice must differ from every earlier extraction (a class that only one of
+    them uses counts). `diversity`: minimum difference from every earlier extraction, in 0..1, as a share of the nodes
+    flagged by `kernels` (bool, one entry per node; by default the nodes with nonzero cost). All extractions satisfy the
+    problem's limits. `proven_rank` of a result: no extraction allowed by these constraints was missed; `lower_bound`
+    bounds all remaining ones. Ends early when the cost window is exhausted or `time_limit` seconds (in total, without
+    the caller's own time) are used. `workers`: CP-SAT workers. `deterministic`: equal inputs give equal answers.
+    `stop`: polled; True ends the search. Raises the errors that `solve.solve` raises, and UsageError for counts below
+    1, a negative window or a diversity outside 0..1.
     """
     if count < 1 or min_distance < 1 or not max_gap >= 0 or not 0 <= diversity <= 1:
         raise UsageError(

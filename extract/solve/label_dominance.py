@@ -19,10 +19,11 @@ they are compared one by one, without packing the others."""
 
 
 def undominated(bucket: dict[int, Label], most: int) -> dict[int, Label]:
-    """Labels that are not dominated: no other label is at most as expensive and needs a subset.
+    """Labels of a bucket that are not dominated: no other label is at most as expensive and needs a subset of its
+    classes.
 
-    Only the `most` cheapest of them where that is at most MAX_DOMINATING_LABELS; all labels where they differ in more
-    than 64 bits.
+    Only the `most` cheapest of them, if `most` is at most MAX_DOMINATING_LABELS. All labels (no check) if they differ
+    in more than 64 bits.
     """
     varies = reduce(or_, bucket) ^ reduce(and_, bucket)
     if varies.bit_count() > 64:

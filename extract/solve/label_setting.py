@@ -39,7 +39,8 @@ class LabelSearchResult:
     """Result of a label-setting search.
 
     `chosen`: rows (None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower bound. `exact`: whether
-    the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`). `labels`: number expanded.
+    the rows (ways to compute a class) are proven optimal (or, without rows, that nothing is cheaper than `upper`).
+    `labels`: number expanded.
     """
 
     chosen: list[int] | None
@@ -53,7 +54,7 @@ def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[lis
     """Topological order of classes, as (position of each class, whether every row's children have lower positions).
 
     In cyclic problems the classes of one component are ordered as in `prefer` (a solution, children first), then by
-    index; rows that contradict the order are lost, so nothing is proven.
+    index; rows (ways to compute a class) that contradict the order are lost, so nothing is proven.
     """
     graph: list[list[int]] = [[] for _ in range(rows.n_classes)]
     for c, kids in zip(rows.cls, rows.kids):
@@ -101,7 +102,8 @@ def _as_early_as_possible(rows: ProblemRows, graph: list[list[int]], order: list
 class LabelSetting:
     """Label-setting search of a problem, with any beam width.
 
-    `acyclic`: whether every row's children precede its class in the order, so that no row had to be left out.
+    `acyclic`: whether every row's children precede its class in the order, so that no row (a way to compute a class)
+    had to be left out.
     """
 
     def __init__(self, rows: ProblemRows, prefer: list[int] | None = None) -> None:
@@ -117,12 +119,12 @@ class LabelSetting:
 
     @property
     def set_bytes(self) -> int:
-        """Estimated bytes per label."""
+        """Estimated memory of a label (set of needed classes) in bytes."""
         return len(self.moves) // 8 + LABEL_OVERHEAD_BYTES
 
     @cached_property
     def relaxed(self) -> RelaxedBounds:
-        """Lower bounds on the remaining cost of labels."""
+        """Lower bounds on the remaining cost of labels (sets of needed classes)."""
         return RelaxedBounds(self.moves, self.start)
 
     @cached_property
@@ -139,7 +141,8 @@ class LabelSetting:
         deadline: float = math.inf,
         stop: Callable[[], bool] | None = None,
     ) -> LabelSearchResult:
-        """Search with at most `width` labels per step (None: all). Labels that cannot beat `upper` are dropped soundly.
+        """Search with at most `width` labels (sets of needed classes) per step (None: all). Labels that cannot lead to
+        a cost below `upper` are dropped, which loses no better solution.
 
         The result has no solution and only the relaxation's bound if more than `max_labels` are expanded, labels take
         more than MAX_LABEL_BYTES bytes, `deadline` (time.perf_counter()) passes or `stop` returns True.
@@ -233,7 +236,7 @@ class RelaxedBounds:
             self._solve(states)
 
     def of(self, need: int) -> float:
-        """Lower bound on the cost of completing a label."""
+        """Lower bound on the cost of completing the label `need` (bitset of the classes that are still needed)."""
         state = last_bits(need, self.depth)
         while state:
             found = self.table.get(state)
@@ -273,7 +276,7 @@ class RelaxedBounds:
 
 
 def last_bits(mask: int, count: int) -> int:
-    """The `count` highest set bits of the mask."""
+    """`mask` with only its `count` highest set bits."""
     extra = mask.bit_count() - count
     if extra <= count:  # usually one or two too many: clear the lowest
         for _ in range(extra):
@@ -308,7 +311,7 @@ class BeamRanking:
             self.share[v] = min(sums, default=math.inf)
 
     def due(self, need: int, v: int) -> float:
-        """Estimated cost of completing the label `need`, whose last class is v."""
+        """Estimated cost of completing the label `need` (bitset of needed classes), whose last class is `v`."""
         total = 0.0
         for k in bits_of(need):
             readers = self.readers[k]
@@ -327,7 +330,7 @@ def _strongest(bucket: Bucket, width: int, shares: BeamRanking, relaxed: Relaxed
 
 
 def bits_of(mask: int) -> list[int]:
-    """Positions of the set bits, lowest first."""
+    """Positions of the set bits of `mask`, lowest first."""
     found = []
     while mask:
         low = mask & -mask

@@ -1,7 +1,7 @@
-"""Leaves of a solve: components after presolve, and the exact search of them.
+"""Exact search of leaves: the components of a problem that remain after presolve.
 
-A leaf gets the frontier DP and label setting, then HiGHS and CP-SAT; a leaf that is too large for integer programs gets
-local search alternating with exact solutions of its most promising rows.
+Each leaf is searched by the frontier DP and label setting, then by HiGHS and CP-SAT; a leaf that is too large for
+integer programs by local search, alternating with exact solutions of its most promising rows (ways to compute a class).
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ FRONTIER_DP_LEAF_SHARE = 0.4
 
 @dataclass
 class Leaf:
-    """A component after presolve: rows, best known solution, lower bound, and the method that found or proved it."""
+    """A component after presolve: its rows (ways to compute a class), the best known solution `chosen` (rows, children
+    first) with its `cost`, a lower bound `lower` of any solution's cost, and the `method` that found or proved it.
+    `proven`: whether no solution is cheaper."""
 
     rows: ProblemRows
     cost: float
@@ -66,7 +68,8 @@ class Leaf:
     proven: bool = False
 
     def take(self, answer: SolverAnswer, method: str) -> None:
-        """Keep a solver's answer where it improves the incumbent or the bound."""
+        """Replace the best known solution or the lower bound by that of a solver's answer where it is better, and note
+        `method`."""
         if answer.chosen is not None and answer.cost < self.cost:
             self.cost, self.chosen, self.method = answer.cost, answer.chosen, method
         if answer.proven or answer.lower > self.lower:
@@ -77,11 +80,13 @@ class Leaf:
 
 @dataclass
 class LeafSearch:
-    """Exact search of leaves by a method (`solve.METHODS`) up to an optimality gap.
+    """Exact search of leaves (components after presolve) by a method (`solve.METHODS`), until the optimality gap is at
+    most `gap`.
 
-    `workers`: of CP-SAT. `solve`: extraction of a problem within given seconds from a choice array as a hint, for parts
-    of too large leaves; None if no parts are taken. `unproved`: rows of the smallest component that the frontier DP did
-    not prove.
+    `clock`: the remaining time. `workers`: number of CP-SAT's threads. `solve`: function that extracts from a problem
+    within given seconds, with a choice array as a warm start; used for parts of leaves that are too large (None: no
+    parts are solved). `unproved`: number of rows (ways to compute a class) of the smallest component that the frontier
+    DP did not solve to proven optimality.
     """
 
     clock: SolveClock
@@ -92,9 +97,9 @@ class LeafSearch:
     unproved: int = sys.maxsize
 
     def run(self, leaves: Collection[Leaf]) -> None:
-        """Exact search of the distinct leaves, small ones first.
+        """Search the distinct leaves, small ones first, and store results in them.
 
-        Each gets a share of the remaining time, and unused time goes to the leaves still open.
+        Each gets a share of the remaining time; time left over goes to the leaves that are not proved optimal.
         """
         for again in (False, True):
             todo = sorted((leaf for leaf in leaves if not self._done(leaf)), key=lambda leaf: len(leaf.rows))

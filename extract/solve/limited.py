@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from .cpsat import SolverAnswer, solve_cpsat
 from .greedy import bottom_up, one_pass
 from .highs import solve_highs
 from .local_search import local_search, promising_rows
-from .presolve import PresolvedRows, detach, presolve
+from .presolve import detach, presolve
+from .presolver import PresolvedRows
 from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
 
 Flags = npt.NDArray[np.bool_]
@@ -50,7 +51,7 @@ def within_limits(problem: Problem, choice: Sequence[int] | IntArray) -> bool:
 
 @dataclass(frozen=True)
 class LimitedReduction:
-    """A problem after reductions that keep every solution up to a cost.
+    """A problem after reductions that keep every solution up to a certain cost.
 
     `limits`: the side constraints (`Limit`) as (use of each row of the reduced problem, maximum total use).
     """
@@ -64,7 +65,7 @@ class LimitedReduction:
         """Reduction of a problem that keeps all extractions of cost <= `upper`.
 
         A node that counts towards a limit (`Limit.use` > 0), or that is flagged in `pinned` (bool[n_nodes]), keeps a
-        row of its own in the reduced problem, unless none of these extractions contains it.
+        row (a way to compute a class) of its own in the reduced problem, unless none of these extractions contains it.
         """
         light = detach(problem.rows)
         assert light is not None  # some solution exists
@@ -83,12 +84,13 @@ class LimitedReduction:
         return cls(problem, reduced, [(limit.use[rows].tolist(), limit.most) for limit in problem.limits])
 
     def rows_of(self, choice: IntArray) -> list[int]:
-        """The rows of the reduced problem that a choice contains."""
+        """The rows (ways to compute a class) of the reduced problem that a choice contains."""
         taken = {int(i) for i in choice if i >= 0}
         return [r for r, at in enumerate(self.reduced.origin) if self.problem.live[at] in taken]
 
     def choice_of(self, rows: Sequence[int]) -> IntArray:
-        """The choice of the given rows of the reduced problem, restricted to classes reachable from the roots."""
+        """The choice of the given rows (ways to compute a class) of the reduced problem, restricted to classes
+        reachable from the roots."""
         choice = self.problem.choice_of(self.reduced.restore(rows))
         used = reachable(self.problem, choice)
         choice[:] = -1
@@ -111,9 +113,10 @@ def solve_limited(
 ) -> Extraction:
     """The cheapest extraction found that satisfies the problem's limits. `unlimited` is the answer without limits.
 
-    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. Other
-    arguments as for `solve`.
-    Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
+    With more than `exact_rows` rows (0: no exact search) only a part goes to the `solvers`, in their order. `seconds`:
+    time limit. `gap`: relative difference of cost and bound that counts as optimal. `workers`: CP-SAT workers.
+    `deterministic`: equal inputs give equal answers. `hint`: choice array to start from. `stop`: polled; True ends the
+    search. Raises ExtractionError if the limits are infeasible, or no feasible extraction was found in time.
     """
     began = time.perf_counter()
     if within_limits(problem, unlimited.choice):
@@ -124,45 +127,77 @@ def solve_limited(
             return 0.0
         return seconds if deterministic else began + seconds - time.perf_counter()
 
-    best = _cheapest(problem, _hinted(problem, hint) + _greedies(problem, lambda: left() <= 0.5 * seconds))
-    cost = evaluate(problem, best) if best is not None else math.inf
-    stats: dict[str, Any] = {**unlimited.stats, "skipped": SKIPPED, "limited_greedy": cost}
-    lower, used = unlimited.lower_bound, list[str]()
-    kept = LimitedReduction.of(problem, cost)
+    found = Incumbent(problem, unlimited.lower_bound)
+    found.offer(_cheapest(problem, _hinted(problem, hint) + _greedies(problem, lambda: left() <= 0.5 * seconds)))
+    stats: dict[str, Any] = {**unlimited.stats, "skipped": SKIPPED, "limited_greedy": found.cost}
+    kept = LimitedReduction.of(problem, found.cost)
     rows = kept.reduced.rows
     whole = len(rows) <= exact_rows
     if len(rows) <= SMALL_ROWS or deterministic:  # HiGHS has no deterministic time limit
         solvers = solvers[-1:]
     for name in solvers if exact_rows else ():
-        if left() <= 0 or (best is not None and relative_gap(cost, lower) <= gap):
+        if left() <= 0 or found.within(gap):
             break
         share = HIGHS_SHARE if name != solvers[-1] else 1.0
-        answer = _solved(name, kept, best, whole, share * left(), workers, deterministic, stop)
-        if answer.stats.get("status") == "INFEASIBLE" and best is None and whole:
+        answer = _solved(name, kept, found.choice, whole, share * left(), workers, deterministic, stop)
+        if answer.stats.get("status") == "INFEASIBLE" and found.choice is None and whole:
             raise _impossible(problem)
-        if answer.chosen is not None:
-            found = kept.choice_of(answer.chosen)
-            if within_limits(problem, found) and evaluate(problem, found) < cost:
-                best, cost = found, evaluate(problem, found)
-                used.append(name)
-        if whole and (answer.chosen is not None or answer.proven or answer.lower > 0):
-            bound = min(kept.reduced.constant + answer.lower, cost)
-            if bound > lower:
-                lower = bound
-                used.append(name)
-    method = (
-        " + ".join(["presolve", *dict.fromkeys(used)]) + " under limits" if used else "greedy at prices of the limits"
-    )
-    if best is None:
+        found.take(answer, kept, whole, name)
+    if found.choice is None:
         raise ExtractionError(
             "no extraction that satisfies the limits was found in time",
             where=", ".join(limit.name for limit in problem.limits),
             hint="give it more time, or relax the limits",
         )
-    lower = min(lower, cost)
-    return Extraction(
-        best, cost, lower, relative_gap(cost, lower) <= gap, unlimited.seconds + time.perf_counter() - began, method, stats
-    )  # fmt: skip
+    took = unlimited.seconds + time.perf_counter() - began
+    lower = min(found.lower, found.cost)
+    return Extraction(found.choice, found.cost, lower, found.within(gap), took, found.method, stats)
+
+
+@dataclass
+class Incumbent:
+    """The cheapest choice within a problem's limits that was found so far, and the best lower bound of the cost.
+
+    `used`: names of the solvers that improved one of them.
+    """
+
+    problem: Problem
+    lower: float
+    choice: IntArray | None = None
+    cost: float = math.inf
+    used: list[str] = field(default_factory=list)
+
+    def offer(self, choice: IntArray | None) -> bool:
+        """Keep a choice within the limits if it is cheaper; returns whether it is. None: no choice."""
+        cost = math.inf if choice is None else evaluate(self.problem, choice)
+        if cost >= self.cost:
+            return False
+        self.choice, self.cost = choice, cost
+        return True
+
+    def within(self, gap: float) -> bool:
+        """Whether a choice is known whose cost is proven to exceed the optimum by at most `gap`, relative."""
+        return self.choice is not None and relative_gap(self.cost, min(self.lower, self.cost)) <= gap
+
+    def take(self, answer: SolverAnswer, kept: LimitedReduction, whole: bool, name: str) -> None:
+        """Use the answer of the solver `name`; `whole`: it saw all rows (ways to compute a class), so that its bound
+        holds."""
+        if answer.chosen is not None:
+            choice = kept.choice_of(answer.chosen)
+            if within_limits(self.problem, choice) and self.offer(choice):
+                self.used.append(name)
+        if whole and (answer.chosen is not None or answer.proven or answer.lower > 0):
+            bound = min(kept.reduced.constant + answer.lower, self.cost)
+            if bound > self.lower:
+                self.lower = bound
+                self.used.append(name)
+
+    @property
+    def method(self) -> str:
+        """Text that names the solvers that gave the result."""
+        if not self.used:
+            return "greedy at prices of the limits"
+        return " + ".join(["presolve", *dict.fromkeys(self.used)]) + " under limits"
 
 
 def _solved(

@@ -1,7 +1,8 @@
 """Local search over an extraction, for problems too large for a proof and as a better incumbent before proofs.
 
-A move gives one class of the solution another row. Its cost change is exact: classes that only the old row needed are
-released, classes that the new row lacks are added along default derivations (of least tree cost, with used rows free).
+A move gives one class of the solution another row (a way to compute a class). Its cost change is computed, not
+estimated: classes that only the old row needed are released, classes that the new row lacks are added along default
+derivations (of least tree cost, with used rows free).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ LEAST_GAIN = 1e-12
 def local_search(
     rows: ProblemRows, chosen: Sequence[int], expired: Callable[[], bool] = lambda: False, least: float = 0.0
 ) -> list[int]:
-    """A solution no dearer than `chosen`, by local search; both are rows, children first.
+    """A solution no dearer than `chosen`, by local search; both are rows (ways to compute a class), children first.
 
     Makes at most MAX_SWEEPS passes; ends after a pass that gained less than a share `least` of the cost, or when
     `expired` (polled) returns True.
@@ -50,9 +51,11 @@ def local_search(
 
 
 def promising_rows(rows: ProblemRows, chosen: Sequence[int], most: int) -> list[int]:
-    """Rows worth offering to an exact solver, in row order: those of a solution `chosen`, and at most `most` others.
+    """Rows (ways to compute a class) worth offering to an exact solver, in row order: those of the solution `chosen`,
+    and at most `most` others.
 
-    The others have the least cost excess over the best row of their class, at prices at which the solution is free.
+    The others are those whose tree cost exceeds that of the best row of their class by the least, where the rows of the
+    solution cost nothing.
     """
     price = discounted(rows, chosen)
     best, _ = tree_costs(rows, price)

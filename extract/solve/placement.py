@@ -1,7 +1,7 @@
 """Device placement as an extraction problem: classes are (class, device) pairs, copies between devices are nodes.
 
-A value may be computed on several devices, or computed on one and copied: whichever sum is cheapest. Extractions are
-acyclic, so each chain of copies starts at a kernel.
+A value may be computed on several devices, or computed on one and copied to others; the solver finds the cheapest sum.
+Extractions are acyclic, so each chain of copies starts at a kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ Copy = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Placement:
-    """Problem of placing values on devices: its classes (class, device) have the index `class * devices + device`.
+    """Extraction problem extended by the choice of a device for every value.
 
-    `made[i]` describes node i: (node of the original problem, device) for a kernel, (class of the original problem,
-    source device, target device) for a copy. Devices are indices into `devices`.
+    For each class c of the original problem (without devices) and each device d, `problem` has a class with index `c *
+    len(devices) + d`: the value of c in the memory of d. `made[i]` says what its node i stands for: (node of the
+    original problem, device) for a kernel that runs there, (class of the original problem, source device, target
+    device) for a copy. A device is an index into `devices`, the list of names.
     """
 
     problem: Problem
@@ -32,12 +34,13 @@ class Placement:
     made: tuple[tuple[int, int] | Copy, ...]
 
     def kernels(self, extraction: Extraction) -> list[tuple[int, str]]:
-        """(original node, device) of every kernel of an extraction."""
+        """(node of the problem without devices, name of the device) of every kernel that an extraction chose."""
         chosen = [self.made[int(i)] for i in extraction.choice if i >= 0]
         return [(m[0], self.devices[m[1]]) for m in chosen if len(m) == 2]
 
     def copies(self, extraction: Extraction) -> list[tuple[int, str, str]]:
-        """(original class, source, target) of every copy of an extraction."""
+        """(class of the problem without devices, name of the source device, of the target device) of every copy that an
+        extraction chose."""
         chosen = [self.made[int(i)] for i in extraction.choice if i >= 0]
         return [(m[0], self.devices[m[1]], self.devices[m[2]]) for m in chosen if len(m) == 3]
 

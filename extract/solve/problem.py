@@ -49,14 +49,15 @@ class ProblemRows:
         return len(self.cls)
 
     def at(self, cost: list[float]) -> ProblemRows:
-        """Rows with the structure of these and the costs `cost`; lists and indices are shared."""
+        """Rows (ways to compute a class) with the structure of these and the costs `cost`; lists and indices are
+        shared."""
         found = ProblemRows(self.cls, self.kids, cost, self.n_classes, self.roots)
         found.__dict__.update(members=self.members, parents=self.parents)
         return found
 
     @cached_property
     def members(self) -> list[list[int]]:
-        """Rows of each class, in row order."""
+        """Rows (ways to compute a class) of each class, in row order."""
         found: list[list[int]] = [[] for _ in range(self.n_classes)]
         for row, c in enumerate(self.cls):
             found[c].append(row)
@@ -64,7 +65,7 @@ class ProblemRows:
 
     @cached_property
     def parents(self) -> list[list[int]]:
-        """Rows that have each class as a child, in row order."""
+        """Rows (ways to compute a class) that have each class as a child, in row order."""
         found: list[list[int]] = [[] for _ in range(self.n_classes)]
         for row, kids in enumerate(self.kids):
             for k in kids:
@@ -72,7 +73,7 @@ class ProblemRows:
         return found
 
     def walk(self, choice: Sequence[int]) -> list[int] | None:
-        """Rows chosen in the classes reachable from the roots, children first.
+        """Rows (ways to compute a class) chosen in the classes reachable from the roots, children first.
 
         None if the choice is incomplete or cyclic.
 
@@ -104,18 +105,17 @@ class ProblemRows:
         return order
 
     def total(self, chosen: Iterable[int]) -> float:
-        """Sum of the costs of the given rows, rounded once (math.fsum)."""
+        """Sum of the costs of the rows (ways to compute a class) `chosen`, rounded once (math.fsum)."""
         return math.fsum([self.cost[row] for row in chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """Side constraint: the `use` of the chosen nodes, each counted once, sums to at most `most`.
+    """Side constraint on an extraction, called `name` in messages: the `use` of the chosen nodes, each counted once,
+    sums to at most `most`.
 
-    `use`: float64[n] >= 0, one entry per node.
-
-    Both have the same unit. Examples: an error budget (errors add up to first order), and memory as the total bytes of
-    all values written, which bounds the peak of every execution order.
+    `use`: float64[n] >= 0, one entry per node, in the unit of `most`. Examples: an error budget (errors add up to first
+    order), and memory as the total bytes of all values written, which bounds the peak of every execution order.
     """
 
     name: str
@@ -180,9 +180,10 @@ class Problem:
         rank: Sequence[int] | None = None,
         limits: Sequence[Limit] = (),
     ) -> Problem:
-        """Problem from (class, child classes, cost) triples `nodes`; other arguments as the fields.
+        """Makes a problem from (class, child classes, cost) triples `nodes`; the other arguments are the fields of the
+        same name.
 
-        `n_classes`: by default the largest class index plus one.
+        `n_classes`: by default the number of `class_ids`, or without them the largest class index plus one.
         """
         owners: list[int] = []
         kids: list[int] = []
@@ -246,7 +247,8 @@ class Problem:
         )
 
     def choice_of(self, chosen: Iterable[int]) -> IntArray:
-        """Choice array of given rows: node per class, int32[n_classes], -1 for classes without a row."""
+        """Choice array of the rows (ways to compute a class) `chosen`: node per class, int32[n_classes], -1 for classes
+        without a row."""
         choice = np.full(self.n_classes, -1, np.int32)
         live = self.live
         nodes = np.fromiter((live[row] for row in chosen), np.int32)

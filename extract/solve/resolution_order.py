@@ -20,7 +20,11 @@ MAX_ORDER_COMPARISONS = 500_000
 
 @dataclass
 class ResolutionOrder:
-    """Order in which components of a problem are resolved, and the open classes (without roots) after each."""
+    """Order in which the strongly connected components of a problem are resolved.
+
+    `groups`: classes of each component, in that order. `open`: for each component, the classes (without roots) that are
+    needed but not resolved after it.
+    """
 
     groups: list[list[int]]
     open: list[list[int]]

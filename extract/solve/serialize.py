@@ -37,9 +37,10 @@ VALUE_BYTES, OBJECT_BYTES = 72, 400
 
 
 def read_egraph(path: str | Path, *, memory: int = 0) -> Problem:
-    """Read a `.json` or `.json.gz` e-graph; roots, ids and costs as in the file (a missing cost is 1).
+    """Read an e-graph from a `.json` or `.json.gz` file; roots, ids and costs as in the file (a missing cost is 1).
 
-    Raises ExtractionError, with file and position, for any other content. `memory`: see `read_document`.
+    Raises ExtractionError, with file and position, for any other content. `memory`: limit in bytes on the parsed
+    objects (0: `memory_for` the file).
     """
     return parse_egraph(read_document(path, memory=memory), where=str(path))
 
@@ -146,7 +147,7 @@ def parsed_bytes(data: bytes) -> int:
 def read_document(path: str | Path, *, memory: int = 0) -> Any:
     """The parsed JSON of a plain or gzipped file; raises ExtractionError if it is defective.
 
-    The objects may take `memory` bytes (0: `memory_for` the file): larger content is refused before parsing.
+    The parsed objects may take `memory` bytes (0: `memory_for` the file): larger content is refused before parsing.
     """
     path = named_path(path)
     where = str(path)

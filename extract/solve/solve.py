@@ -1,9 +1,9 @@
 """Extraction of any e-graph: a solver portfolio behind one function, with a proven lower bound and hard time limits.
 
-Greedies and local search; cheap reductions; independent components, identical ones once; per component greedies, full
-presolve and another split; per leaf frontier search, HiGHS and CP-SAT, or for too large leaves local search alternating
-with exact solutions of their most promising part; finally the parts are combined and re-evaluated on the original
-e-graph."""
+The steps: greedy extractions and local search give an incumbent; cheap reductions; the split into independent
+components, of which identical ones are solved once; for each component greedy extractions, full presolve and another
+split; for each of these leaves the frontier DP, HiGHS and CP-SAT, or, if it is too large, local search alternating with
+exact solutions of its most promising part. Finally the parts are combined and evaluated on the original e-graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from .label_setting import LabelSearchResult
 from .leaf_search import Leaf, LeafSearch
 from .limited import solve_limited
 from .local_search import local_search
-from .presolve import PresolvedRows, presolve
+from .presolve import presolve
+from .presolver import PresolvedRows
 from .problem import COST_TIE, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
 from .solve_clock import SolveClock
 from .structures import Structures
@@ -88,16 +89,17 @@ def solve(
 ) -> Extraction:
     """The cheapest extraction found within `time_limit` seconds, with a lower bound on all extractions.
 
+    The problem's limits are satisfied (see `limited.py`; not supported by the method "frontier").
+
     method: "auto", or one solver for what presolve leaves ("greedy" skips presolve and proves almost nothing).
     gap: relative difference of cost and bound that counts as optimal.
     workers: CP-SAT workers, at least 8 are used.
     deterministic: equal inputs give equal answers; limits are then counted work, which `time_limit` scales.
     hint: a choice array as a warm start; ignored if it is not a valid extraction.
-    stop: polled; True ends the search early with the incumbent. The problem's limits are satisfied (see `limited`; not
-    supported by "frontier").
-    hasty: a large problem without limits ends with the beams of the frontier DP: for solutions whose costs are about to
-    change.
-    structures: keeps what does not depend on costs for the next solve of the same e-graph.
+    stop: polled; True ends the search early with the incumbent.
+    hasty: a large problem without limits ends after the beam search of the frontier DP (for costs that will change).
+    structures: cache of the steps that do not depend on costs, for the next solve of the same e-graph.
+
     Raises ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method.
     """
     if method not in METHODS:

@@ -1,4 +1,4 @@
-"""Time that is left for a solve."""
+"""Time that is left for solving one extraction problem."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ less time left."""
 
 @dataclass
 class SolveClock:
-    """Time limit of a solve in seconds, and the measured pace of a pass over the rows.
+    """Time limit of a solve in seconds, and the measured seconds per row (a way to compute a class) of a pass over the
+    problem.
 
-    `deterministic`: the clock is ignored, and limits are counted work. `stop`: polled; True ends the search.
+    `deterministic`: the clock is ignored, and limits are counted work. `stop`: polled; True ends the search. `began`:
+    `time.perf_counter()` at the start.
     """
 
     time_limit: float
@@ -44,11 +46,12 @@ class SolveClock:
         return self.left <= 0
 
     def lacks_time_for(self, rows: Sized) -> Callable[[], bool]:
-        """A predicate: whether too little time is left for a whole step over the rows."""
+        """A predicate, to be polled: whether less time is left than a step that passes over the rows (ways to compute a
+        class) several times needs."""
         need = STEP_PASSES * self.pace * len(rows)
         return lambda: self.left <= need
 
     @property
     def build_seconds(self) -> float:
-        """Estimated seconds per row of building CP-SAT's program."""
+        """Estimated seconds per row (a way to compute a class) of building CP-SAT's program."""
         return max(BUILD_SECONDS, BUILD_PASSES * self.pace)

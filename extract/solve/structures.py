@@ -1,7 +1,7 @@
 """Cost-independent steps of solving, kept between solves of one e-graph at changing costs.
 
-A search with measurements solves the same rows again and again. The lists of a problem, the index of its rows by class
-and by child, and the first reduction (`detach`) depend on classes, children and roots alone.
+A search with measurements solves the same rows (ways to compute a class) again and again. The lists of a problem, the
+index of its rows by class and by child, and the first reduction (`detach`) depend on classes, children and roots alone.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import blake2b
 
-from .presolve import PresolvedRows, detach
+from .presolve import detach
+from .presolver import PresolvedRows
 from .problem import Problem, ProblemRows
 
 MOST = 4  # structures kept: those of optimistic, pessimistic and compiler-free plans differ by rows of infinite cost
 
 
 class Structures:
-    """The last `MOST` structures of problems, each with its rows and its first reduction. Not thread-safe."""
+    """Cache of the last `MOST` structures of problems (classes, children and roots without costs), each with its rows
+    (ways to compute a class) and its first reduction. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[ProblemRows, PresolvedRows | None]] = OrderedDict()
         self._key = b""
 
     def rows(self, problem: Problem) -> ProblemRows:
-        """The rows of a problem (`Problem.rows`), which share the lists of an earlier problem of the same structure."""
+        """The rows (ways to compute a class) of a problem (`Problem.rows`), which share the lists of an earlier problem
+        of the same structure."""
         self._key = _structure_of(problem)
         known = self._kept.get(self._key)
         if known is None:
@@ -37,7 +40,8 @@ class Structures:
         return known[0].at([cost[i] for i in problem.live])
 
     def detached(self, rows: ProblemRows, expired: Callable[[], bool]) -> PresolvedRows | None:
-        """The reduction `detach` of the rows that `Structures.rows` returned last; computed once per structure."""
+        """The reduction `presolve.detach` of the rows (ways to compute a class) that `Structures.rows` returned last;
+        computed once per structure. None if a root has no finite term. `expired`: polled; True ends it early."""
         first, known = self._kept[self._key]
         if known is None:
             known = detach(rows, expired)

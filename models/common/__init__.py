@@ -1,6 +1,6 @@
 """Operator semantics shared by several importers: einsum, sampling, identities, sizes.
 
-In: builder arguments.
+In: tensor expressions and attributes of an operator.
 Out: graph nodes.
 Imports: backends.runtime, egraph.ir, errors, processes.
 """

@@ -1,4 +1,6 @@
-"""NumPy and PyTorch under one set of names, for an encoder that is written once and runs on the host and on a GPU."""
+"""Array functions of NumPy and PyTorch under common names, so that the encoder of quantized weights is written once
+for the host and for a GPU.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ class NumPyLibrary:
     names: Any = np  # functions that have the same name and meaning in both libraries
 
     def cast(self, x: Any, dtype: str) -> Any:
-        """The array in a dtype, rounded to the nearest number, ties to even."""
+        """The array `x` in a dtype, rounded to the nearest number, ties to even."""
         return x.astype(dtypes.numpy_dtype(dtype), copy=False)
 
     def bits(self, x: Any) -> Any:
-        """The array as signed integers of the same width, over the same memory."""
+        """The array `x` as signed integers of the same width, over the same memory."""
         return x.view(f"i{x.dtype.itemsize}")
 
     def of_bits(self, x: Any, dtype: str) -> Any:
-        """The array as numbers of a dtype of the same width, over the same memory."""
+        """The inverse of `bits`: the integers `x` as numbers of a dtype of the same width, over the same memory."""
         return x.view(dtypes.numpy_dtype(dtype))
 
     def float8(self, x: Any) -> Any:
@@ -33,11 +35,11 @@ class NumPyLibrary:
         return x.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
 
     def constant(self, values: Any, like: Any) -> Any:
-        """A float32 array of one axis with the given values, on the device of `like`."""
+        """A float32 array of one axis with the given values (for tensors: on the device of `like`)."""
         return np.asarray(values, np.float32)
 
     def taken(self, x: Any, index: Any) -> Any:
-        """The elements at an index [..., 1] along the last axis."""
+        """The elements of `x` at the positions `index` [..., 1] along the last axis, [..., 1]."""
         return np.take_along_axis(x, index, -1)
 
     def contiguous(self, x: Any) -> Any:
@@ -84,7 +86,8 @@ class TorchLibrary:
         return torch.from_numpy(np.atleast_1d(np.asarray(values, np.float32)).copy()).to(like.device)
 
     def taken(self, x: Any, index: Any) -> Any:
-        """The elements at an index [..., 1] along the last axis (`NumPyLibrary.taken`)."""
+        """The elements of `x` at the positions `index` [..., 1] along the last axis, [..., 1]
+        (`NumPyLibrary.taken`)."""
         return x.gather(-1, index)
 
     def contiguous(self, x: Any) -> Any:

@@ -11,7 +11,7 @@ from ...errors import ShapeError
 
 
 def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
-    """Einstein sum of `operands`, contracted pairwise from left to right by matrix products.
+    """Einstein sum of `operands` by NumPy's `equation`, contracted pairwise from left to right by matrix products.
 
     Labels absent from the result are summed. Without `->` the result has the labels that occur once, sorted. Raises
     ShapeError if labels and shapes do not match.

@@ -28,7 +28,7 @@ LARGE = 8.0  # threshold: larger arguments use a formula without intermediate ov
 
 
 def keep_zero_sign(x: Tensor, y: Tensor) -> Tensor:
-    """Return y with the sign of x, -0.0 where x is. Used for odd functions, which are computed on |x|."""
+    """Return f(x) for an odd function f, given y = f(|x|): y * sign(x), but x itself where x is 0.0 or -0.0."""
     return t.where(t.ne(x, 0.0), t.mul(y, t.sign(x)), x)
 
 
@@ -72,8 +72,8 @@ def asinh(x: Tensor) -> Tensor:
 def acosh(x: Tensor) -> Tensor:
     """Return log(x + sqrt(x**2 - 1)); NaN below 1.
 
-    The square root is split as sqrt(x - 1) * sqrt(x + 1): for x < -1 each factor's root is NaN, the product's root is
-    not.
+    The square root is computed as sqrt(x - 1) * sqrt(x + 1): for x < -1 each factor's root is NaN, but the root of the
+    product is a number.
     """
     d = t.minimum(x, LARGE) - 1.0
     near = t.log1p(d + t.sqrt(d) * t.sqrt(d + 2.0))
@@ -122,7 +122,7 @@ def whole_quotient(x: Tensor, y: Tensor) -> Tensor:
 
 
 def whole_remainder(x: Tensor, y: Tensor) -> Tensor:
-    """Return the remainder of `whole_quotient`, with the sign of x.
+    """Return the remainder of the division `whole_quotient` (x / y rounded towards zero), with the sign of x.
 
     No absolute value is taken: that of the least integer overflows.
     """

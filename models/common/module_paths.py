@@ -13,15 +13,15 @@ LONGEST = 200  # characters of a path
 
 
 class ModulePaths:
-    """Paths of the tensors that a loader makes, node by node of its source; a tensor keeps its first path."""
+    """Module paths ("layers.0.mlp") of the tensors that a loader makes, recorded node by node of its source; a tensor
+    keeps its first path."""
 
     def __init__(self) -> None:
         self._found: dict[Tensor, str] = {}
 
     def add(self, results: Any, operands: Any, path: str) -> None:
-        """Record `path` for the tensors that compute `results` from `operands` (these excluded); "" for an unknown
-        module.
-        """
+        """Record `path` for the tensors between `operands` (excluded) and `results`, which one node of the source
+        computes; "" for an unknown module."""
         given, todo = set(_tensors(operands)), list(_tensors(results))
         while todo:
             t = todo.pop()
@@ -30,7 +30,7 @@ class ModulePaths:
                 todo += t.args
 
     def of(self, graph: Graph) -> dict[Tensor, str]:
-        """The paths of a graph's operations that have one."""
+        """The recorded path of each operation of a graph that has one."""
         return {n: path for n in graph.nodes() if (path := self._found.get(n, ""))}
 
 
@@ -62,7 +62,8 @@ def path_of_onnx(name: str, metadata: Iterable[Any]) -> str:
 
 
 def joined(parts: Sequence[str]) -> str:
-    """The parts of a path, joined by dots; without parts that repeat the ones before: /layers/layers.0/ is layers.0."""
+    """The parts of a path, joined by dots. A part that repeats the path so far replaces it: /layers/layers.0/ becomes
+    layers.0."""
     path = ""
     for part in parts:
         path = part if part == path or part.startswith(f"{path}.") or not path else f"{path}.{part}"

@@ -37,8 +37,8 @@ class LazyPart:
 class PackedWeight:
     """A quantized weight [shape] of `dtype`, as stored parts and the expression of the matrix over them.
 
-    `build` makes the expression from one leaf for each part; weights of equal `form` have equal expressions. A lazy
-    array source: `load` gives the expanded weight.
+    `build` makes the expression from one leaf for each part; weights with equal `form` have equal expressions. An
+    `ArraySource`: `load` gives the expanded weight.
     """
 
     shape: tuple[int, ...]
@@ -48,15 +48,15 @@ class PackedWeight:
     build: Callable[[Mapping[str, Tensor]], Tensor]
 
     def params(self, name: str) -> dict[str, Data]:
-        """The params `NAME.PART` with their data."""
+        """The stored arrays by the names of their params: `NAME.PART` -> data."""
         return {f"{name}.{part}": data for part, data in self.parts.items()}
 
     def tensor(self, name: str) -> Tensor:
-        """The expression of the weight over its params."""
+        """The expression of the weight `name` over its params `NAME.PART`."""
         return self.build({p: param(f"{name}.{p}", d.shape, dtypes.name_of(d.dtype)) for p, d in self.parts.items()})
 
     def load(self) -> Array:
-        """The weight with its numbers expanded from their codes."""
+        """Expand the weight from its codes, scales and zero points; returns the array."""
         return evaluate([self.tensor("w")], {}, params=self.params("w"))[0].astype(
             dtypes.numpy_dtype(self.dtype), copy=False
         )
@@ -72,7 +72,8 @@ class PackedWeight:
         )
 
     def stacked(self, weights: Sequence[PackedWeight], stack: Callable[[tuple[Data, ...]], Data]) -> PackedWeight:
-        """Several weights of this kind as one with a leading axis; `stack` joins the data of a part."""
+        """Several weights of equal `kind` as one with a leading axis; `stack` joins the data of one part of all of
+        them."""
         parts = {n: stack(tuple(w.parts[n] for w in weights)) for n in self.parts}
         return replace(self, shape=(len(weights), *self.shape), parts=parts)
 

@@ -1,8 +1,8 @@
 """Quantization of weight matrices [rows, K]: packed numbers, scales, and the expression of the dequantized matrix.
 
-Forms: `int8` and `int4` (symmetric whole numbers, one scale for each row and group along K), `fp8` (e4m3, one scale a
-row), `mxfp4` (e2m1, a power of two for 32 numbers). Two numbers of 4 bits share a byte, in units of up to 16 bytes: the
-first half of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
+Encodings (`FORMS`): `int8` and `int4` (symmetric integers, one scale for each row and group along K), `fp8` (e4m3, one
+scale a row), `mxfp4` (e2m1, a power of two as scale for 32 numbers). Two numbers of 4 bits share a byte, in units of up
+to 16 bytes: the first half of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def check_form(form: str) -> str:
-    """The form itself if it is one of `FORMS`; raises UsageError for any other text."""
+    """`form`, unchanged, if it is the name of an encoding (one of `FORMS`); raises UsageError for any other text."""
     if form not in FORMS:
-        raise UsageError(f"quantize={form!r} is no form of quantized weights", hint=f"one of {', '.join(FORMS)}")
+        raise UsageError(f"quantize={form!r} is no encoding of quantized weights", hint=f"one of {', '.join(FORMS)}")
     return form
 
 
 def group_of(form: str, size: int) -> int:
-    """Group size: numbers along K that share a scale, the largest usual size that divides K, or all of K.
+    """Group size of the encoding `form`: numbers along K (an axis of `size` numbers) that share a scale, the largest
+    usual size that divides K, or all of K.
 
     Raises UnsupportedError for mxfp4 if `size` is not a multiple of 32.
     """
@@ -69,8 +70,8 @@ A = TypeVar("A")
 
 
 def packed(codes: A, axis: int = -1) -> A:
-    """Codes 0..15 (uint8, an array or tensor) packed along an axis in units of `block_of` bytes; uint8, half as
-    long."""
+    """Pack codes 0..15 (uint8, an array or tensor) along an axis, two a byte, in units of `block_of` bytes; uint8, half
+    as long."""
     return cast("A", _packed(codes, axis))
 
 
@@ -84,7 +85,8 @@ def _packed(codes: Any, axis: int) -> Any:
 
 
 def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:
-    """A weight matrix [rows, K] as {"q": codes, "scale": scales [rows, groups] of `dtype`}, or only the `wanted` parts.
+    """Encode a weight matrix [rows, K] in `form`; returns {"q": codes, "scale": scales [rows, groups] of `dtype`}, or
+    only the `wanted` parts.
 
     q: int8 [rows, K] (int8), uint8 [rows, K] (fp8) or uint8 [rows, K / 2] (int4, mxfp4). Blocks of rows are encoded in
     several threads. Raises UsageError for weights that are not finite.
@@ -101,8 +103,8 @@ def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", 
 def encoded_on(
     weight: Array, form: str, dtype: str, by_rows: bool, device: str, wanted: Sequence[str] = ("q", "scale")
 ) -> dict[str, Any]:  # fmt: skip
-    """A weight matrix encoded on a Torch device: tensors on the device, by the names and with the bits of the arrays of
-    `encoded`.
+    """Encode a weight matrix on a Torch device; takes the same `form`, `dtype` and `wanted` as `encoded`, and returns
+    tensors there with the names and the bits of its arrays.
 
     `by_rows`: whether the weight is [rows, K], else [K, rows]. At most `ENCODED_ON_DEVICE` numbers are encoded at once,
     so that intermediates need little memory. Raises torch.OutOfMemoryError if they do not fit.
@@ -174,13 +176,13 @@ def _codes(ratio: Any, form: str, lib: Library) -> Any:
 
 
 def dequantized(form: str, codes: Tensor, scale: Tensor) -> Tensor:
-    """The expression of the matrix [rows, K] over codes and scales as `encoded` makes them."""
+    """The expression of the matrix [rows, K] over codes and scales as `encoded` makes them for the encoding `form`."""
     zero = 8.0 if form == "int4" else 0.0
     return q.dequantize(numbers(form, codes), scale, full((1,) * codes.rank, zero, scale.dtype))
 
 
 def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
-    """The expression of decoded codes before scaling; 4-bit codes are packed along `axis`."""
+    """The expression of codes of the encoding `form`, decoded but not scaled; 4-bit codes are packed along `axis`."""
     if form == "int8":
         return codes
     if form == "fp8":
@@ -192,7 +194,8 @@ def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
 
 
 def weight_params(name: str, parts: dict[str, Any], form: str) -> Tensor:
-    """The expression of a weight over the params `NAME.q` and `NAME.scale`, whose types are those of `parts`."""
+    """The expression of a weight in the encoding `form` over the params `NAME.q` and `NAME.scale`, whose types are
+    those of `parts`."""
     leaves = [param(f"{name}.{p}", parts[p].shape, dtypes.name_of(parts[p].dtype)) for p in ("q", "scale")]
     return dequantized(form, *leaves)
 

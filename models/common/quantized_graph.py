@@ -56,16 +56,15 @@ Known = dict[str, tuple[PackedWeight, float, float]]
 def quantized(
     graph: Graph, form: str, *, but: Sequence[Tensor] = (), known: Known | None = None
 ) -> tuple[Graph, Quantization]:  # fmt: skip
-    """Return the graph with the weights of matrix products in a form of `FORMS`, and what was done.
+    """Return (graph whose matrix products read weights quantized to the encoding `form`, one of `FORMS`; summary).
 
-    A weight is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as it is, transposed
-    or cast. An embedding table that is the output matrix too keeps its dtype where rows are looked up. Two kinds of
-    weights stay as they are: those of products from which elementwise ops and views alone lead to a value in `but`
-    (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q` and
-    `NAME.scale`, computed when they are loaded. `known`: what earlier calls for graphs with the same params found,
-    which is extended.
+    A weight is quantized if it is a float param of rank 2 and at least `SMALLEST` numbers that only products read, as
+    it is, transposed or cast. An embedding table that is the output matrix too keeps its dtype where rows are looked
+    up. Two kinds of weights stay as they are: those of products from which elementwise ops and views alone lead to a
+    value in `but` (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q`
+    and `NAME.scale`, computed when they are loaded. `known`: cache of results for the same params, which is extended.
 
-    Raises UsageError for another form or a param without data, UnsupportedError if there is not a weight.
+    Raises UsageError for another encoding or a param without data, UnsupportedError if the graph has no such weight.
     """
     check_form(form)
     found = _matrices(graph, but)
@@ -101,8 +100,9 @@ def quantized(
 def _weight(
     name: str, data: Data, form: str, dtype: str, by_rows: bool, known: Known | None
 ) -> tuple[PackedWeight, float, float]:  # fmt: skip
-    """(quantized weight of a param, squared error, sum of squares). Raises UnsupportedError if the form does not fit
-    it."""
+    """(quantized weight of a param, squared error, sum of squares). Raises UnsupportedError if the encoding does not
+    fit the weight's shape.
+    """
     key = f"{name}: {dtype}{list(data.shape)} {by_rows}"
     found = None if known is None else known.get(key)
     if found is None:
@@ -136,7 +136,7 @@ def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
             or leaf.type.nbytes < SMALLEST * dtypes.itemsize(leaf.dtype)
         ):
             continue
-        uses = [u for u in _uses(leaf, False, readers) if u[0].op != "gather" or u[1] is not leaf]
+        uses = [u for u in _uses(leaf, turned=False, readers=readers) if u[0].op != "gather" or u[1] is not leaf]
         products = all(n.op in ("matmul", "linear") and len(n.args) > 1 and n.args[1] is a for n, a, _ in uses)
         ways = {turned for *_, turned in uses}
         if uses and products and len(ways) == 1 and leaf not in graph.roots and not any(n in last for n, *_ in uses):
@@ -164,9 +164,10 @@ def _elementwise_below(root: Tensor) -> Iterator[Tensor]:
 
 
 def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWeight:
-    """A quantized weight of some float data: [outputs, inputs] if `by_rows`, else [inputs, outputs].
+    """Quantize float data to the encoding `form`: a weight [outputs, inputs] if `by_rows`, else [inputs, outputs],
+    whose numbers are encoded when they are loaded.
 
-    Raises UnsupportedError if the form does not fit the inputs.
+    Raises UnsupportedError if the encoding does not fit the number of inputs.
     """
     shape = tuple(int(n) for n in data.shape)
     outputs, inputs = shape if by_rows else shape[::-1]
@@ -297,17 +298,17 @@ class _EncodedPart(LazyPart, DerivedData):
 def codes_kept(params: Mapping[str, Data]) -> Iterator[None]:
     """Context in which the codes of quantized weights stay in memory, so that each weight is encoded once.
 
-    `params`: those of a graph of `quantized`; others than quantized weights are left as they are.
+    `params`: the params of a graph that `quantized` returned; those that are not quantized weights are ignored.
     """
     found = {id(d.encoding): d.encoding for d in params.values() if isinstance(d, _EncodedPart)}
     encodings = [e for e in found.values() if not e.keeps_codes]  # contexts around this one keep the others
     for encoding in encodings:
-        encoding.keep_codes(True)
+        encoding.keep_codes(keeps=True)
     try:
         yield
     finally:
         for encoding in encodings:
-            encoding.keep_codes(False)
+            encoding.keep_codes(keeps=False)
 
 
 def _error(weight: Array, form: str, dtype: str, by_rows: bool) -> tuple[float, float]:

@@ -13,7 +13,8 @@ from ...egraph.ir import dtypes
 
 @dataclass(frozen=True)
 class RandomArray:
-    """A lazy array of normal numbers `mean + scale * N(0, 1)`. Equal seed and name give equal data."""
+    """A lazy array of the given shape and dtype of normal numbers `mean + scale * N(0, 1)`. Arrays with equal seed and
+    name have equal data."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"

@@ -76,7 +76,7 @@ _OPS: Mapping[str, Callable[..., Tensor]] = {
 def load_field_json(path: Path | str, *, seed: int = 0) -> Graph:
     """Return the graph of a JSON listing: float32, with random weights drawn from `seed`.
 
-    Raises BadModelError for a malformed node, UnsupportedError for ops without a builder.
+    Raises BadModelError for a malformed node, UnsupportedError for ops that cannot be imported.
     """
     path = Path(path)
     listing = read_json_file(path)

@@ -15,8 +15,9 @@ _HINT = "give an example with known sizes, or write it without the size's value"
 class FreeSize(DimExpr):
     """Size of a traced array's axis that is not known while the function is traced (`tg.dim`).
 
-    Arithmetic gives further sizes. Comparisons are made if their result is the same for every size in range; others,
-    truth values, hashes and conversions to numbers raise TraceError: they would be decided once, for all sizes.
+    Arithmetic gives further sizes. Comparisons give a bool if their result is the same for every size in range; other
+    comparisons, truth values, hashes and conversions to numbers raise TraceError, because tracing would fix their
+    result for all sizes.
     """
 
     def __bool__(self) -> bool:
@@ -24,17 +25,18 @@ class FreeSize(DimExpr):
 
 
 def free(value: Dim) -> Dim:
-    """The dimension as a size that the caller's function may see."""
+    """A dimension of a graph as a size that the caller's function may see (`FreeSize`); ints unchanged."""
     return FreeSize(value.terms) if isinstance(value, DimExpr) else value
 
 
 def free_shape(shape: Shape) -> Shape:
-    """`free` of each dimension."""
+    """A shape of a graph as sizes that the caller's function may see (`free` of each dimension)."""
     return tuple([free(d) for d in shape])
 
 
 def known(value: Any) -> Any:
-    """A `FreeSize`, also as a bound of a slice, as a plain dimension of graphs; other values unchanged."""
+    """The inverse of `free`: a `FreeSize`, also as a bound of a slice, becomes a plain dimension of graphs; other
+    values unchanged."""
     if type(value) is FreeSize:
         return DimExpr(value.terms)
     if type(value) is slice:

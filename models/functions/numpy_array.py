@@ -55,7 +55,8 @@ def _drop(holders: dict[int, weakref.ref[TracedArray]], place: int, gone: weakre
 
 
 class TracedArray:
-    """Array with an expression in place of values. Created by `traced` only."""
+    """Stand-in for a NumPy array while a function is traced, with an expression in place of values. Created by `traced`
+    only."""
 
     __slots__ = ("__weakref__", "_base", "_key", "_memory", "_node", "_scalar")
 
@@ -303,7 +304,7 @@ def traced(
 
 
 class OwnFunction(Exception):
-    """Raised when a function of this package is called while a caller's function runs on plain arrays."""
+    """Raised when the caller's function, which is run on plain arrays, calls a function of this package."""
 
 
 # whether a caller's function is running on plain arrays
@@ -311,7 +312,8 @@ on_arrays: ContextVar[bool] = ContextVar("on_arrays", default=False)
 
 
 def refuse_arrays(name: str) -> None:
-    """Raise OwnFunction while a caller's function runs on plain arrays: function `name` works on expressions only."""
+    """Raise OwnFunction while the caller's function is run on plain arrays; `name`: the function of this package that
+    it calls, which works on expressions only."""
     if on_arrays.get():
         raise OwnFunction(name)
 
@@ -322,7 +324,8 @@ def is_traced(value: Any) -> bool:
 
 
 def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
-    """Memory that an expression may alias: that of the array it is a view of; None if it is not a view."""
+    """The memory that the result of an expression shares with an array it is a view of (one of `arrays`); None if it is
+    not a view."""
     below = {id(a._node): a for a in arrays}
     while id(node) not in below:
         if node.op not in VIEWS:
@@ -332,7 +335,7 @@ def shared(node: Tensor, arrays: Sequence[TracedArray]) -> Memory | None:
 
 
 def deep(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Copy of nested lists, tuples and dicts with `change` applied to every leaf."""
+    """Copy of `value`, nested lists, tuples and dicts, with `change` applied to every leaf."""
     if type(value) in (list, tuple):
         return type(value)([deep(v, change) for v in value])
     if type(value) is dict:

@@ -1,4 +1,4 @@
-"""Types and helpers of the builders of NumPy functions."""
+"""Types and helpers for the functions that build the graph of a NumPy call."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Build = Callable[..., Any]
 
 
 def ints(value: Any) -> Any:
-    """An integer or a sequence of integers as a list."""
+    """One integer as a list of it, a sequence of integers as a list."""
     return [value] if isinstance(value, int | np.integer) else list(value)
 
 
 def as_dtype(value: Any, dtype: Any) -> Any:
-    """A traced array or other value as an array of a dtype."""
+    """Convert a traced array or other value to an array of a dtype."""
     return value.astype(dtype) if is_traced(value) else np.asarray(value, dtype)
 
 
@@ -32,5 +32,6 @@ def promoted(*values: Any) -> tuple[list[Tensor], str]:
 
 
 def promoted_arrays(*values: Any) -> tuple[list[Tensor], str]:
-    """The same as NumPy's products promote: Python numbers are arrays there, of 64 bits."""
+    """(operands as expressions of their common dtype, that dtype), by the promotion of NumPy's products, for which
+    Python numbers are arrays of 64 bits."""
     return promoted(*(np.asarray(v) if type(v) in (bool, int, float) else v for v in values))

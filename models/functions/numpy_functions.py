@@ -1,7 +1,8 @@
 """NumPy functions other than ufuncs on traced arrays.
 
-A builder's parameters are the supported subset of NumPy's, under NumPy's names. Before a builder runs, NumPy itself is
-called on stand-in arrays: its exceptions become TraceErrors, and its result determines the expected shape and dtype.
+A function is replaced by one that builds its graph (its builder), with a supported subset of NumPy's parameters under
+NumPy's names. Before the builder runs, NumPy itself is called on stand-in arrays: its exceptions become TraceErrors,
+and its result determines the expected shape and dtype.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without eff
 
 
 def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol).
+    """Trace NumPy's `function(*args, **named)` on traced arrays (the `__array_function__` protocol); returns its
+    result, traced.
 
     Raises TraceError for functions and arguments that cannot be traced.
     """

@@ -22,7 +22,7 @@ from ..torch_export import aten_index
 
 
 def static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
-    """Return a shape as ints. Raises TraceError, which names `what`, if a dimension is free."""
+    """Return a shape as ints. Raises TraceError, which names `what`, if a dimension is free (has no known size)."""
     if not all(isinstance(d, int) for d in shape):
         raise TraceError(f"{what} of an array with free sizes {tuple(shape)}", hint="give an example with known sizes")
     return tuple(int(d) for d in shape)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def _checked(shape: tuple[int, ...], keys: tuple[Any, ...], array: Any = None) -
 
 
 def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
-    """Return (elements of x at an index, whether it is a basic index and the result therefore a view).
+    """Return (elements of x at an index, whether the index is basic, so that NumPy's result is a view).
 
     `keys`: components of the index, with traced arrays as expressions. Raises TraceError for indices that cannot be
     traced.
@@ -108,7 +108,7 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
 
 
 def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
-    """Return x with a value of its dtype assigned at an index.
+    """Return x with the value `new`, which has its dtype, assigned at the index `keys`.
 
     Raises TraceError if the index depends on traced values (except a mask assigned one value) or the shapes do not
     match.

@@ -1,4 +1,4 @@
-"""Builders of NumPy functions over expressions: layout, indices, sorting."""
+"""Functions that build the graph of a NumPy call on traced arrays: layout, indices, sorting."""
 
 from __future__ import annotations
 

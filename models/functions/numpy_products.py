@@ -1,4 +1,4 @@
-"""Builders of NumPy functions over traced arrays: products, norms, convolutions, covariances."""
+"""Functions that build the graph of a NumPy call on traced arrays: products, norms, convolutions, covariances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of NumPy functions over traced arrays: reductions, running sums, quantiles."""
+"""Functions that build the graph of a NumPy call on traced arrays: reductions, running sums, quantiles."""
 
 from __future__ import annotations
 

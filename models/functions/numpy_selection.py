@@ -1,4 +1,4 @@
-"""Builders of NumPy functions over traced arrays: joining, selection, creation, comparison."""
+"""Functions that build the graph of a NumPy call on traced arrays: joining, selection, creation, comparison."""
 
 from __future__ import annotations
 

@@ -144,8 +144,8 @@ def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
 
 
 def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of a ufunc call or method on traced arrays (the `__array_ufunc__` protocol). Raises TraceError for calls
-    that cannot be traced."""
+    """Trace a ufunc call (`name` "__call__") or a method such as "reduce" on traced arrays (the `__array_ufunc__`
+    protocol); returns the result, traced. Raises TraceError for calls that cannot be traced."""
     if name == "__call__":
         return call(ufunc, inputs, named)
     methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}

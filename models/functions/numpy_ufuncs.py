@@ -1,7 +1,7 @@
 """NumPy ufuncs and their methods (reduce, accumulate, outer) on traced arrays.
 
 NumPy itself resolves the dtypes (`ufunc.resolve_dtypes`, NEP 50). Operands are cast to the dtypes of the chosen loop
-and passed to the ufunc's builder.
+and passed to the function that builds the ufunc's graph.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def common_dtype(*values: Any) -> str:
 
 
 def operand(value: Any, dtype: str) -> Tensor:
-    """Return an operand cast to a dtype. Raises TraceError if a Python integer is out of range."""
+    """Return the operand `value` as a tensor of a dtype. Raises TraceError if a Python integer is out of range."""
     value = expression(value)
     if isinstance(value, Tensor):
         return t.cast(value, dtype)
@@ -226,14 +226,16 @@ def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | 
 
 
 def reduction_dtypes(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
-    """Return the dtypes of a reduction's loop: (accumulator, element, result)."""
+    """Return the dtypes of a reduction's loop over operands of `dtype`: (accumulator, element, result). `wanted`: the
+    caller's `dtype=`, or None."""
     signature = None if wanted is None else (wanted, None, None)
     return _resolved(ufunc, (None, dtypes.numpy_dtype(dtype), None), signature, reduction=True)
 
 
 # ---------------------------------------------------------------- calls
 def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
-    """Result of `ufunc(*inputs, **named)` on traced arrays. Raises TraceError for options that cannot be traced."""
+    """Trace `ufunc(*inputs, **named)` on traced arrays; returns the result, traced. Raises TraceError for options that
+    cannot be traced."""
     options = dict(named)
     outs = options.pop("out", None) or (None,) * ufunc.nout
     where, dtype = options.pop("where", True), options.pop("dtype", None)
@@ -288,7 +290,8 @@ def _beyond(ufunc: np.ufunc, inputs: Sequence[Any], names: Sequence[str]) -> Ten
 
 
 def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
-    """Write a result into the array `out` where the mask `where` holds, and return `out`."""
+    """Write the result `node` into the array `out` where the mask `where` holds, and return `out`. Raises TraceError if
+    `out` is not a traced array."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
                          hint="leave out= away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
@@ -302,7 +305,8 @@ def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
 
 
 def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
-    """Result of `x += y` and similar operators: x gets a new value. If x is a scalar, a new scalar is returned.
+    """Trace `x += y` and similar operators: x gets the new value and is returned. If x is a scalar (immutable), a new
+    one is returned.
 
     Raises TraceError for a 0-d array.
     """

@@ -28,9 +28,9 @@ class UnusedWeightsWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Config:
-    """The `fields` of a config.json, each validated on access. `where`: path for messages.
+    """The `fields` of a config.json, each checked when it is read. `where`: path for messages.
 
-    Access raises BadModelError, with the name of the field, for a value of another kind.
+    Reading raises BadModelError, with the name of the field, for a value of another kind.
     """
 
     fields: Mapping[str, Any]
@@ -41,7 +41,7 @@ class Config:
                              where=self.where)  # fmt: skip
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 32) -> int:
-        """Integer field in least..most.
+        """The field `name` as an integer in least..most; `default` if it is missing.
 
         Without a default the field is required. Raises TooLargeError above `most`, BadModelError otherwise.
         """
@@ -57,7 +57,7 @@ class Config:
         return value
 
     def texts(self, name: str) -> list[str] | None:
-        """Field that is a list of strings; None if it is missing or null."""
+        """The field `name` as a list of strings; None if it is missing or null."""
         value = self.fields.get(name)
         if value is None:
             return None
@@ -75,7 +75,7 @@ class Config:
         return float(value)
 
     def numbers(self, name: str, count: int) -> list[float]:
-        """Field that is a list of `count` positive finite numbers."""
+        """The field `name` as a list of `count` positive finite numbers. Raises BadModelError otherwise."""
         found = self.fields.get(name)
         known = isinstance(found, list) and all(
             isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf") for v in found
@@ -103,7 +103,7 @@ class Config:
         return value
 
     def section(self, name: str) -> Config:
-        """Field that is a nested object; empty if it is missing or null."""
+        """The field `name`, a nested object, as a `Config`; without fields if it is missing or null."""
         value = self.fields.get(name)
         if value is None:
             value = {}
@@ -112,7 +112,8 @@ class Config:
         return Config(value, f"{self.where} {name}".strip())
 
     def choice(self, name: str, default: str, known: Sequence[str]) -> str:
-        """Field that is a string, one of `known`. Raises UnsupportedError otherwise."""
+        """The field `name` as a string, one of `known`; `default` if it is missing. Raises UnsupportedError
+        otherwise."""
         value = self.text(name, default)
         if value not in known:
             raise UnsupportedError(f"{name}={value!r} is not supported", where=self.where,
@@ -185,10 +186,10 @@ class StackedArray:
 class Weights:
     """Tensors `data` of a checkpoint, requested one by one under their Hugging Face names.
 
-    A tensor that is never requested is an error, or a warning if its name matches a pattern in `unused`. A name may
-    have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With `invented` instead of
-    `data`, every requested tensor exists with that dtype. `taken`: shapes of the tensors requested
-    so far, by name. `params`: data of the parameters made so far. `where`: path for messages.
+    A tensor of the checkpoint that is never requested is an error, or a warning if its name matches a pattern in
+    `unused`. A name may have one of `prefixes` in the file (`model.layers…` and `layers…` are the same tensor). With
+    `invented` instead of `data`, every requested tensor exists with that dtype. `taken`: shapes of the tensors
+    requested so far, by name. `params`: data of the parameters made so far. `where`: path for messages.
     """
 
     data: Mapping[str, Data]
@@ -202,7 +203,8 @@ class Weights:
     stacked: set[str] = field(default_factory=set)  # tensors that are part of a stacked parameter, or packed weights
 
     def spelled(self, name: str) -> str | None:
-        """Name of a tensor in the file, or None. Raises BadWeightsError if two spellings are present."""
+        """Name that a tensor has in the file (with a prefix or under an alias); None if it is absent. Raises
+        BadWeightsError if two spellings are present."""
         names = [name, *(name.removesuffix(a) + b for a, b in self.aliases if name.endswith(a))]
         found = [p + n for n in names for p in ("", *self.prefixes) if p + n in self.data]
         if len(found) > 1:
@@ -210,11 +212,11 @@ class Weights:
         return found[0] if found else None
 
     def has(self, name: str) -> bool:
-        """Return whether the tensor is present."""
+        """Return whether the tensor `name` is present."""
         return bool(self.invented) or self.spelled(name) is not None
 
     def dtype_of(self, name: str) -> str:
-        """Return the dtype of a tensor in the file; float32 if it is absent."""
+        """Return the dtype of the tensor `name` in the file; float32 if it is absent."""
         spelled = self.spelled(name)
         return self.invented or (dtypes.name_of(self.data[spelled].dtype) if spelled is not None else "float32")
 
@@ -248,8 +250,8 @@ class Weights:
     def stack(self, name: str, parts: Sequence[str], shape: Sequence[Dim], dtype: str) -> Tensor:
         """Return the tensors `parts`, each of `shape`, as one parameter `name` [parts, *shape], cast to `dtype`.
 
-        They are read one by one when the parameter is loaded. Errors as in `take`, and BadWeightsError if their dtypes
-        differ.
+        They are read one by one when the parameter is loaded. Raises the errors of `take`, and BadWeightsError if their
+        dtypes differ.
         """
         for part in parts:
             self.take(part, shape, dtype)
@@ -296,7 +298,7 @@ class Weights:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Tensor names as one line. Names that differ only in a layer number are listed once with their count."""
+    """Tensor names as one line of text. Names that differ only in a layer number are listed once with their count."""
     counts = Counter(re.sub(r"\.\d+\.", ".*.", name[:120]) for name in names)
     shown = [f"{name!r} ×{count}" if count > 1 else repr(name) for name, count in counts.items()]
     return ", ".join(shown[:NAMED]) + (f" and {len(shown) - NAMED} more" if len(shown) > NAMED else "")

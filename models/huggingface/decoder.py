@@ -1,9 +1,9 @@
-"""Builders of decoder-only language models: GPT-2, and the rotary decoders of families.py.
+"""Functions that build the graph of decoder-only language models: GPT-2, and the rotary decoders of families.py.
 
-Each model is stated once over a `TokenAccess` (sequences.py): whole sequences [batch, sequence] with logits
-[batch, sequence, vocabulary], or the next tokens of cached sequences with the logits of one token each [batch,
-vocabulary]. Models without a head return `last_hidden_state`. Masks and positions are computed in the graph.
-Low-precision models compute norms in float32 and cast back, as the reference eager code does.
+Each model is stated once over a `TokenAccess` (sequences.py): whole sequences [batch, sequence] with logits [batch,
+sequence, vocabulary], or the next tokens of cached sequences with the logits of one token each [batch, vocabulary].
+Models without a head return `last_hidden_state`. Masks and positions are computed in the graph. Low-precision models
+compute norms in float32 and cast back, as the reference eager code does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def build_gpt2(config: Config, w: Weights) -> tuple[Outputs, list[Tensor]]:
 
 
 def gpt2(config: Config, w: Weights, access: TokenAccess) -> Outputs:
-    """Return the outputs of a GPT-2 model by name. Raises BadModelError if heads do not divide the hidden size."""
+    """Return the outputs of a GPT-2 model by name, for the tokens that `access` gives (whole sequences, or the next
+    tokens of cached ones). Raises BadModelError if heads do not divide the hidden size."""
     config.refuse(reorder_and_upcast_attn=False, add_cross_attention=False)
     hidden, n_heads, vocab = config.size("n_embd"), config.size("n_head"), config.size("vocab_size")
     positions, inner = config.size("n_positions", 1024), config.size("n_inner", 4 * hidden)
@@ -78,7 +79,8 @@ def build_rotary(kind: str, config: Config, w: Weights) -> tuple[Outputs, list[T
 
 
 def rotary(kind: str, config: Config, w: Weights, access: TokenAccess) -> Outputs:
-    """Return the outputs of a rotary decoder by name; `kind` is a key of FAMILIES."""
+    """Return the outputs of a rotary decoder by name, for the tokens that `access` gives (whole sequences, or the next
+    tokens of cached ones); `kind` is a key of FAMILIES."""
     family = FAMILIES[kind]
     config.refuse(use_bidirectional_attention=False, pretraining_tp=1)
     s = sizes_of(config, family, MAX_LAYERS)

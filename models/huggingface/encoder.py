@@ -1,4 +1,5 @@
-"""BERT builder: bidirectional encoder with learned positions and post-norm layers, and its task heads."""
+"""Functions that build the graph of BERT: bidirectional encoder with learned positions and post-norm layers, and its
+task heads."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ BERT_COPY = r"^cls\.predictions\.decoder\.weight$"
 class Encoded:
     """Output of the encoder and the values that task heads need.
 
-    `states` is [batch, sequence, hidden], `words` the token embedding table [vocabulary, hidden].
+    `states` is [batch, sequence, hidden], `words` the token embedding table [vocabulary, hidden]. `weights`: the
+    checkpoint's, from which heads take theirs. `eps`: of layer normalizations; `activation`: of the model's MLPs.
     """
 
     config: Config
@@ -44,7 +46,8 @@ class Encoded:
     activation: Callable[[Tensor], Tensor]
 
     def dense(self, name: str, x: Tensor, outputs: int) -> Tensor:
-        """Linear layer with bias: x[..., inputs] @ weight.T + bias with the weights `name.weight` and `name.bias`."""
+        """Linear layer with bias and `outputs` results: x[..., inputs] @ weight.T + bias with the weights `name.weight`
+        and `name.bias`."""
         return dense(self.weights, name, x, outputs, bias=True, dtype=x.dtype)
 
     def pooled(self) -> Tensor:
@@ -70,7 +73,7 @@ class Encoded:
         return self.dense("cls.seq_relationship", self.pooled(), 2)
 
     def labels(self, x: Tensor) -> Tensor:
-        """Logits over the config's labels.
+        """Logits over the config's labels, a linear layer ("classifier") of x.
 
         The label count is `num_labels`, else the size of `id2label`, else 2.
         """

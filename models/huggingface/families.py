@@ -50,7 +50,8 @@ class Family:
     """Options in which rotary decoders of one `model_type` differ from others.
 
     `qk_norm`: queries and keys are normalized. `tied`, `activation`, `rope_theta`: defaults of the config's fields, the
-    activation's being `activation_field`.
+    activation's being `activation_field`. `windows`: which layers see only the latest positions. `experts`: options of
+    routed experts (None: a plain MLP).
     """
 
     gain: str = "narrow"  # of RMS norms, see `rms_norm`
@@ -111,7 +112,9 @@ class Sizes:
     """Sizes and numbers of a rotary decoder, read from a config and checked.
 
     `hidden`: width of the model. `heads`, `kv`: numbers of query and of key-value heads; `head`: size of one. `inner`:
-    width of the MLP. `positions`: longest sequence. `scale`: factor on scores; `softcap`: their cap (0: none).
+    width of the MLP. `vocab`, `layers`: numbers of tokens and of layers. `positions`: longest sequence. `eps`: of the
+    norms. `scale`: factor on scores; `softcap`: their cap (0: none). `qkv_bias`, `out_bias`, `mlp_bias`: whether the
+    projections to queries, keys and values, the output projection, and the MLP have biases.
     """
 
     hidden: int
@@ -158,15 +161,16 @@ def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
 
 
 def softcap(config: Config, name: str, default: float) -> float:
-    """Cap on scores or logits from a config field; 0 for none, also if the field is null."""
+    """Cap on scores or logits from the config field `name`; `default` if it is missing, 0 for none, also if the field
+    is null."""
     return 0.0 if name in config.fields and config.fields[name] is None else config.number(name, default)
 
 
 def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
     """Rotary embeddings of a decoder, as (that of full attention layers, that of sliding-window layers).
 
-    Newer configs nest them by layer kind in `rope_parameters`. Raises UnsupportedError for other values of
-    `partial_rotary_factor` than the family has.
+    Newer configs have a section for each kind of layer in `rope_parameters`. Raises UnsupportedError for other values
+    of `partial_rotary_factor` than the family has.
     """
     nested = config.section("rope_parameters")
     full = nested.section("full_attention") if "full_attention" in nested.fields else nested

@@ -40,7 +40,7 @@ FREQUENCIES = "rope_freqs.weight"
 def opened_gguf(path: Path | str) -> tuple[Config, dict[str, Data]]:
     """Return the config and the tensors of a file by Hugging Face name.
 
-    Errors as in `read_gguf`; raises UnsupportedError for other architectures, BadModelError for metadata that is
+    Raises the errors of `read_gguf`, UnsupportedError for other architectures, and BadModelError for metadata that is
     missing or of another kind.
     """
     file = read_gguf(path)

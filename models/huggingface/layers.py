@@ -21,13 +21,15 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def dense(w: Weights, name: str, x: Tensor, outputs: int, *, bias: bool, dtype: str) -> Tensor:
-    """Linear map x @ weight.T (+ bias); the weight is stored as [outputs, inputs]."""
+    """Linear map x @ weight.T (+ bias) with the weights `name.weight` and `name.bias`; the weight is stored as
+    [outputs, inputs]."""
     weight = t.transpose(w.take(f"{name}.weight", (outputs, x.shape[-1]), dtype))
     return c.linear(x, weight, w.take(f"{name}.bias", (outputs,), dtype)) if bias else t.matmul(x, weight)
 
 
 def conv1d(w: Weights, name: str, x: Tensor, outputs: int) -> Tensor:
-    """Linear map x @ weight + bias; the weight is stored as [inputs, outputs]."""
+    """Linear map x @ weight + bias with the weights `name.weight` and `name.bias`; the weight is stored as [inputs,
+    outputs]."""
     weight = w.take(f"{name}.weight", (x.shape[-1], outputs), x.dtype)
     return c.linear(x, weight, w.take(f"{name}.bias", (outputs,), x.dtype))
 

@@ -28,7 +28,8 @@ Builder = Callable[[Config, Weights], tuple[dict[str, Tensor], list[Tensor]]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """Registry entry of a `model_type`: its graph builder and the tensor naming scheme of its checkpoints.
+    """Registry entry of a `model_type`: the function that builds its graph, and the tensor naming scheme of its
+    checkpoints.
 
     `prefixes`, `aliases`: as for `Weights`.
     """
@@ -43,7 +44,8 @@ class Architecture:
     copy: str = r"^lm_head\.weight$"  # copy of the embedding table stored for a tied head
 
     def without(self, config: Config) -> dict[str, str]:
-        """Patterns of tensors that the config's model class does not use -> reason, for the warning."""
+        """Patterns of the tensors that the config's model class does not use, each with the reason (text of the
+        warning)."""
         tied = {self.copy: "the embedding table stands for it"} if config.flag("tie_word_embeddings", self.tied) else {}
         return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
 
@@ -120,7 +122,8 @@ def load_folder(path: Path | str, *, trust: bool = False) -> Graph:
 
 
 def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[str, Data]]:
-    """Config of a folder or GGUF file, and its tensors by name, lazy. `trust` and errors as in `load_folder`."""
+    """Open a folder or GGUF file: its config, and its tensors by name, which are read when they are needed. With
+    `trust`, links may lead out of the folder. Raises the errors of `load_folder`."""
     folder = named_path(path)
     if folder.suffix.lower() == ".gguf":
         config, tensors = opened_gguf(folder)
@@ -142,6 +145,7 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
 
 
 def weights_of(config: Config, data: Mapping[str, Data], where: str = "") -> Weights:
-    """Return access to a checkpoint's tensors by the names of the config's architecture. `where`: path for messages."""
+    """Return access to a checkpoint's tensors `data` by the names of the config's architecture. `where`: path for
+    messages."""
     entry = architecture(config)
     return Weights(data, entry.prefixes, entry.without(config), entry.aliases, where)

@@ -1,4 +1,5 @@
-"""Quantized checkpoints: packed integers and scales become packed weights under the names that builders ask for.
+"""Quantized checkpoints: packed integers and scales become packed weights under the names by which the functions that
+build models ask for weights.
 
 A weight is an expression over params of codes, scales and zero points, repacked without loss when they are loaded
 (`models/common/quantization.py`); extraction decides whether a program reads them or the expanded weight. Formats:
@@ -33,7 +34,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4-bit number of a word, f
 
 
 def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[str, Data]]:
-    """Return the config without its `quantization_config`, and the tensors with quantized ones replaced.
+    """Return the config without its `quantization_config`, and the tensors `data` with quantized ones replaced.
 
     Raises UnsupportedError for other formats, and for options that change what the numbers mean; raises BadModelError
     for options that disagree; raises BadWeightsError for tensors that are missing, or fit neither together nor to the

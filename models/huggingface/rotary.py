@@ -54,7 +54,8 @@ def tables(positions: Tensor, rope: Rope, length: Dim, dtype: str) -> tuple[Tens
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads x [..., head] with their first elements rotated, as many as the tables are wide."""
+    """Apply rotary embeddings to heads x [..., head]: their first elements are rotated, as many as the tables are
+    wide."""
     pairs, size = cos.shape[-1], x.shape[-1]
     if pairs == size:
         return c.rope(x, cos, sin)

@@ -52,7 +52,8 @@ class TokenAccess(Protocol):
         """
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """Attention heads of x [B, T, groups * max(each, 1) * size]; each = 0: no axis for the heads of a group."""
+        """Split x [B, T, groups * max(each, 1) * size] into attention heads: `groups` key-value heads with `each` query
+        heads; each = 0: no axis for the heads of a group."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
         """Causal attention of heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
@@ -65,9 +66,10 @@ class TokenAccess(Protocol):
 
 
 def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of heads q, k, v (as `TokenAccess.split` returns them) with an additive mask.
+    """Attention of heads q, k, v (as `TokenAccess.split` returns them) with an additive mask, and with the extra scores
+    `scoring.sinks` if there are some.
 
-    A sink (extra score) takes part in the softmax and has no value.
+    Such an extra score takes part in the softmax and has no value.
     """
     if scoring.sinks is None:
         return c.masked_attention(q, k, v, mask, scale=scoring.scale, softcap=scoring.softcap)
@@ -79,7 +81,7 @@ def weighted(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) ->
 
 @dataclass
 class WholeSequence:
-    """Token access to whole sequences from position 0 on, attended causally without caches."""
+    """Token access to whole sequences `ids` [batch, length] from position 0 on, attended causally without caches."""
 
     ids: Tensor
 
@@ -102,7 +104,8 @@ class WholeSequence:
         return t.slice_axis(x, 0, 0, self.length)
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
+        """A table [.., T, n] by position, with axes of size 1 so that it broadcasts with the heads that `split`
+        returns. `grouped`: they have an axis for the query heads of a group."""
         return t.with_rank(x, 5 if grouped else 4)
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
@@ -110,7 +113,8 @@ class WholeSequence:
         return heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
+        """Causal attention of the heads q, k, v as `split` returns them; the result has merged heads, [B, T, features].
+        `layer` is not used, since there are no caches."""
         s = scoring
         if s.sinks is None:
             return joined(c.attention(q, k, v, scale=s.scale, causal=True, window=s.window, softcap=s.softcap))
@@ -139,7 +143,7 @@ def cache_positions(window: int, capacity: int, most: int) -> int:
 
 @dataclass
 class Cached:
-    """Token access to the next tokens of each row [B, T].
+    """Token access to the next tokens `ids` [B, T] of each row.
 
     Keys and values are written to caches before they are attended to.
 
@@ -148,7 +152,8 @@ class Cached:
     token, or with `every` all tokens. Rows may be padded behind their last token: no token depends on later ones, and
     the row's next tokens overwrite the padding. A layer with a window keeps at least `window + most - 1` positions, a
     ring, if these are fewer than `capacity`; `most` is the largest number of tokens that any program over the same
-    caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer.
+    caches takes at once. States: `keys.N` and `values.N` [B, kv heads, positions, head size], N the layer. `updates`:
+    their values after the call, by name. `masks`: masks made so far, by (window, whether the cache is a ring).
     """
 
     ids: Tensor
@@ -186,7 +191,8 @@ class Cached:
         return t.gather(x, t.squeeze(self.positions(), 2))
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """A table [.., T, n] by position, aligned with the heads that `split` returns (`TokenAccess.table`)."""
+        """A table [.., T, n] by position, with axes of size 1 so that it broadcasts with the heads that `split`
+        returns. `grouped`: they have an axis for the query heads of a group."""
         between = (1, 1) if grouped and not self._as_rows else (1,)
         return t.reshape(x, (x.shape[0], *between, self.tokens, x.shape[-1]))
 
@@ -196,14 +202,16 @@ class Cached:
         return self.tokens == 1 and self.start is not None
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:
-        """Attention heads of x [B, T, groups * max(each, 1) * size].
+        """Split x [B, T, groups * max(each, 1) * size] into attention heads: `groups` key-value heads with `each` query
+        heads (0: no such axis).
 
-        See `TokenAccess.split`. With one token: [B, groups, each or 1, size].
+        With one token: [B, groups, each or 1, size].
         """
         return t.reshape(x, (self.batch, groups, max(each, 1), size)) if self._as_rows else heads(x, groups, each, size)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        """Causal attention of heads, merged: [B, T, features] (`TokenAccess.attend`)."""
+        """Write keys and values into the layer's caches, then attend causally; the result has merged heads, [B, T,
+        features] (`TokenAccess.attend`)."""
         s = scoring
         keys, values = (self._written(f"{name}.{layer}", x, s.window) for name, x in (("keys", k), ("values", v)))
         if self.start is None:
@@ -230,7 +238,8 @@ class Cached:
 
     # ------------------------------------------------------------ caches
     def kept_positions(self, window: int) -> int:
-        """Number of positions that a layer keeps in its cache (`cache_positions`)."""
+        """Number of positions that a layer with attention windows of `window` positions (0: no limit) keeps in its
+        cache."""
         return cache_positions(window, self.capacity, self.most)
 
     def _written(self, name: str, x: Tensor, window: int) -> Tensor:

@@ -131,7 +131,8 @@ def ring_slack(config: Config, caches: Caches) -> int | None:
 
 
 class Folder:
-    """Folder of a decoder, from which step graphs are built: its config, and its weights, which stay in their files."""
+    """A decoder's model folder, opened: its config, and its weights, which stay in their files until a graph needs
+    them."""
 
     def __init__(self, path: Path | str, *, trust: bool = False) -> None:
         """Open a folder. Errors as in `load_folder`; raises UnsupportedError for models that generate no text."""
@@ -140,13 +141,13 @@ class Folder:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], data: Mapping[str, Data]) -> Folder:
-        """Folder with contents in memory: the fields of its config.json, and its tensors by name."""
+        """Folder with contents in memory: the fields of its config.json, and its tensors `data` by name."""
         made = object.__new__(cls)
         made.config, made.data, made.where, made.trust = Config(config), data, "", False
         return made
 
     def weights(self) -> Weights:
-        """The weights, none requested yet."""
+        """Access to the weights, of which none is requested yet."""
         return weights_of(self.config, self.data, self.where)
 
 

@@ -1,4 +1,4 @@
-"""ONNX importer, one builder per operator.
+"""ONNX importer: one function per operator builds the graph of a node.
 
 In: an ONNX file.
 Out: a graph.

@@ -1,4 +1,4 @@
-"""Builders of ONNX contractions: matrix products, convolutions, einsum, and their quantized forms."""
+"""Functions that translate ONNX contractions: matrix products, convolutions and einsum, also of quantized operands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _weighed(x: Tensor, factor: float) -> Tensor:
 def same_pads(
     n: Node, sizes: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[int]:
-    """Return the pads (all low, then all high) of a convolution or pooling over spatial axes of these sizes.
+    """Return the pads (all low, then all high) of a convolution or pooling by windows of the sizes `kernel` over
+    spatial axes of the sizes `sizes`.
 
     They are those of the attribute `pads`, or follow from `auto_pad`.
     """

@@ -1,4 +1,4 @@
-"""Builders of ONNX control flow: If with a known condition; Loop and Scan unrolled when the trip count is known."""
+"""ONNX control flow as expressions: If with a known condition; Loop and Scan unrolled when the trip count is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of ONNX gather, scatter and selection operators."""
+"""Functions that translate ONNX gather, scatter and selection operators."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .node import Node, Result, operator, resolve
 
 
 def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
-    """Normalize indices: negative ones count from the end.
+    """Return the indices as non-negative ones, which the gather ops require: negative ones count from the end of the
+    axis.
 
-    Returns non-negative indices, as required by the gather ops. Raises ShapeError for a known index outside the axis.
-    `n`: the node that uses them.
+    Raises ShapeError for a known index outside the axis. `size`: of the axis. `n`: the node that uses the indices.
     """
     if index.dtype.startswith("uint") or index.op in ("iota", "argmax", "argmin", "argsort"):
         return index

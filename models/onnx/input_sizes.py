@@ -14,7 +14,8 @@ from .names import short
 
 
 def named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dict[tuple[str, int], Dim]:
-    """Return the size of each (input, axis): an int, or a free dimension with a name derived from the file's.
+    """Return the size of each (input, axis) of an ONNX graph: an int, or a free dimension with a name derived from the
+    file's.
 
     `given`: sizes of free dimensions by name. Raises UsageError for unknown names and negative sizes in it,
     BadModelError for negative sizes in the file.

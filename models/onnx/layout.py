@@ -1,4 +1,4 @@
-"""Builders of ONNX layout and fill operators: shapes, slices, concatenation, padding, ranges."""
+"""Functions that translate ONNX layout and fill operators: shapes, slices, concatenation, padding, ranges."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _transpose(n: Node) -> Result:
 
 
 def two_way(have: tuple[Dim, ...], asked: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the broadcast shape of two shapes, aligned at the last axis."""
+    """Return the broadcast shape of the shapes `have` and `asked`, aligned at the last axis."""
     rank = max(len(have), len(asked))
     pairs = zip((1,) * (rank - len(have)) + have, (1,) * (rank - len(asked)) + asked)
     return tuple(b if a == 1 else a for a, b in pairs)
@@ -162,7 +162,7 @@ def _bound(value: Dim, size: Dim) -> Dim:
 
 
 def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
-    """Slice of ONNX along one axis, with negative bounds and steps.
+    """Slice of x along one axis as ONNX defines it, with negative bounds and steps.
 
     Raises ShapeError for a negative step along a free dimension, unless it reverses the whole axis.
     """

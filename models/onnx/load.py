@@ -1,7 +1,7 @@
 """ONNX importer: `load_onnx` reads a file, checks it, and builds a graph. Nothing in the file is executed.
 
 Order of steps: file size; parsing without external data; unsupported operators, dtypes and versions, all reported at
-once; structure (undefined names, cycles, duplicates); the ONNX checker; graph construction with our own shape
+once; structure (undefined names, cycles, duplicates); the ONNX checker; graph construction with this package's shape
 inference. ONNX's shape inference is not used: it is native code that crashes on some malformed attributes.
 
 `python -m tensor_graphs.models.onnx.load` prints the table of supported operators.

@@ -25,7 +25,8 @@ ELEMENTWISE = frozenset((
 
 
 def masked_value(n: Node) -> Value | None:
-    """Return the result of a node with mask positions or masked values as operands; None for all other nodes."""
+    """Translate a node that has mask positions or masked values among its operands, and return its result; None for
+    other nodes."""
     build = _BUILD.get(n.op, _elementwise if n.op in ELEMENTWISE else None)
     return None if build is None else build(n)
 

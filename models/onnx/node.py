@@ -1,6 +1,7 @@
-"""The interface between the ONNX importer and its operator builders: operands, attributes, values known at load time.
+"""The interface between the ONNX importer and the functions that translate operators (builders): operands, attributes,
+values known at load time.
 
-Integers that describe shapes are `SymbolicInts` values: arrays of ints or dimension expressions. All other values are
+Integers that describe shapes are `SymbolicInts` values: arrays of ints and dimension expressions. All other values are
 tensor expressions; `Context.known` evaluates those that depend only on constants.
 """
 
@@ -61,14 +62,14 @@ class SymbolicInts:
 
 @dataclass(frozen=True)
 class KnownSequence:
-    """ONNX sequence whose length and elements are known when the model is loaded."""
+    """ONNX sequence whose length and elements (`items`) are known when the model is loaded."""
 
     items: tuple[Tensor | SymbolicInts, ...]
 
 
 @dataclass(frozen=True)
 class MaskPositions:
-    """Positions where a mask holds: [rank, count] as from NonZero, or [count, rank] if `turned`."""
+    """Positions where a mask holds, the result of NonZero: [rank, count], or [count, rank] if `turned`."""
 
     mask: Tensor
     turned: bool
@@ -76,8 +77,8 @@ class MaskPositions:
 
 @dataclass(frozen=True)
 class MaskedValues:
-    """Values `full[mask]` that a mask selects, rank 1. Without a mask, `full` is a scalar, repeated as often as
-    needed."""
+    """The values `full[mask]` that a mask selects, of rank 1; their number depends on data. Without a mask, `full` is a
+    scalar, repeated as often as needed."""
 
     full: Tensor
     mask: Tensor | None
@@ -90,7 +91,8 @@ Value = Tensor | SymbolicInts | Opaque
 
 @dataclass
 class Context:
-    """Shared state of one import: params found so far, opset, size limit in bytes, evaluated values."""
+    """State of one import that all nodes share: params found so far, opset, size limit of a value in bytes, evaluated
+    values."""
 
     opset: int
     limit: int
@@ -99,7 +101,7 @@ class Context:
     _known: dict[int, Array] = field(default_factory=dict)
 
     def constant(self, array: Array) -> Tensor:
-        """Return a constant. An array of equal elements becomes a fill."""
+        """The array as an expression: a fill if all elements are equal, else a constant."""
         array = np.asarray(array)
         kind = dtypes.name_of(array.dtype)
         if array.size and array.tobytes() == array.reshape(-1)[:1].tobytes() * array.size:
@@ -107,7 +109,8 @@ class Context:
         return t.constant(array)
 
     def value(self, sizes: Any) -> Value:
-        """Return a constant if all sizes are ints, otherwise a symbolic value."""
+        """`sizes` (ints and dimension expressions) as a value: a constant if all are ints, otherwise a
+        `SymbolicInts`."""
         array = np.empty(np.shape(sizes), dtype=object)
         array[...] = sizes
         if any(isinstance(d, DimExpr) for d in array.reshape(-1)):
@@ -154,7 +157,8 @@ class Context:
         return self._known[id(value)]
 
     def fold(self, value: Value) -> Value:
-        """The value, as a constant if it is a scalar or short vector that depends on constants only."""
+        """The value itself, or a constant in its place if it is a scalar or short vector that depends on constants
+        only."""
         if isinstance(value, SymbolicInts | Opaque) or value.is_leaf or value.op in ("full", "iota") or value.rank > 1:
             return value
         if not all(isinstance(d, int) and d <= FOLDED_ELEMENTS for d in value.shape) or self._pure(value) != 2:
@@ -173,7 +177,8 @@ def _purity_of(node: Tensor) -> int:
 
 
 class Branch(Protocol):
-    """Builder of a subgraph (of If, Loop, Scan) in the scope of its node: returns the subgraph's outputs.
+    """Protocol of a function that builds a subgraph (of If, Loop, Scan) in the scope of its node and returns the
+    subgraph's outputs.
 
     `given`: values of the subgraph's inputs.
     """
@@ -183,7 +188,12 @@ class Branch(Protocol):
 
 @dataclass
 class Node:
-    """One ONNX node, as seen by its builder."""
+    """One ONNX node as it is passed to the function that translates its operator (`@operator`): its operands as tensors
+    (None: omitted), its attributes, and which of its results are used.
+
+    `context`: what all nodes share during the import (opset, params found so far, known values). `branch`: builds a
+    subgraph of the node (of If, Loop, Scan).
+    """
 
     op: str
     label: str  # operator and name, for messages
@@ -199,18 +209,18 @@ class Node:
         return self.context.opset
 
     def has(self, position: int) -> bool:
-        """Return whether an optional operand is present."""
+        """Whether the optional operand at `position` is present."""
         return position < len(self.inputs) and self.inputs[position] is not None
 
     def value(self, position: int) -> Value:
-        """Return an operand. Raises BadModelError if it is missing."""
+        """The operand at `position`. Raises BadModelError if it is missing."""
         found = self.inputs[position] if position < len(self.inputs) else None
         if found is None:
             raise BadModelError(f"{self.label} lacks its operand {position}")
         return found
 
     def x(self, position: int = 0) -> Tensor:
-        """Return an operand as a tensor."""
+        """The operand at `position` as a tensor. Raises UnsupportedError for a sequence."""
         found = self.value(position)
         if isinstance(found, Opaque):
             raise self.unsupported(
@@ -219,19 +229,19 @@ class Node:
         return found.tensor() if isinstance(found, SymbolicInts) else found
 
     def listed(self, position: int = 0) -> tuple[Tensor | SymbolicInts, ...]:
-        """Return the items of a sequence operand. Raises BadModelError for other operands."""
+        """The items of the operand at `position`, a sequence. Raises BadModelError for other operands."""
         found = self.value(position)
         if not isinstance(found, KnownSequence):
             raise BadModelError(f"{self.label}: its operand {position} is no sequence")
         return found.items
 
     def plain(self, position: int = 0) -> Tensor | SymbolicInts:
-        """Return an operand that is a tensor or symbolic value, not a sequence."""
+        """The operand at `position`, which is a tensor or symbolic integers. Raises UnsupportedError for a sequence."""
         found = self.value(position)
         return found if isinstance(found, SymbolicInts) else self.x(position)
 
     def opt(self, position: int) -> Tensor | None:
-        """Return an optional operand as a tensor; None if absent."""
+        """The optional operand at `position` as a tensor; None if absent."""
         return self.x(position) if self.has(position) else None
 
     def tensors(self) -> list[Tensor]:
@@ -239,49 +249,49 @@ class Node:
         return [self.x(i) for i in range(len(self.inputs))]
 
     def attr(self, name: str, default: Any = None) -> Any:
-        """Return an attribute or its default."""
+        """The attribute `name`; `default` if it is missing."""
         return self.attrs.get(name, default)
 
     def choice(self, name: str, *options: str) -> str:
-        """Return a string attribute that must be one of the options; the first option is the default.
-
-        Raises BadModelError for other values.
-        """
+        """Return the string attribute `name`, which must be one of the options; the first option is the default. Raises
+        BadModelError for other values."""
         found: str = self.attrs.get(name, options[0])
         if found not in options:
             raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")
         return found
 
     def known(self, position: int) -> Array | None:
-        """Return the operand's value if it is known at load time, else None. Symbolic sizes give an object array."""
+        """Return the value of the operand at `position` if it is known at load time, else None. Symbolic sizes give an
+        object array."""
         return self.context.known(self.inputs[position]) if self.has(position) else None
 
     def array(self, position: int) -> Array:
-        """Return the operand's value. Raises UnsupportedError if it depends on data or free dimensions."""
+        """Return the value of the operand at `position`. Raises UnsupportedError if it depends on data or free
+        dimensions."""
         found = self.known(position)
         if found is None or found.dtype == object:
             raise self.unsupported(f"operand {position} depends on data")
         return found
 
     def dims(self, position: int) -> tuple[Dim, ...]:
-        """Return the operand's integers, possibly symbolic, as a flat tuple.
-
-        Raises UnsupportedError if they depend on data.
-        """
+        """Return the integers of the operand at `position`, possibly symbolic, as a flat tuple. Raises UnsupportedError
+        if they depend on data."""
         found = self.known(position)
         if found is None:
             raise self.unsupported(f"operand {position} depends on data")
         return tuple(d if isinstance(d, DimExpr) else int(d) for d in found.reshape(-1))
 
     def ints(self, position: int) -> tuple[int, ...]:
-        """Return the operand's integers as a flat tuple. Raises UnsupportedError if one is symbolic."""
+        """Return the integers of the operand at `position` as a flat tuple. Raises UnsupportedError if one is
+        symbolic."""
         found = self.dims(position)
         if any(isinstance(d, DimExpr) for d in found):
             raise self.unsupported(f"operand {position} depends on a free dimension")
         return concrete(found)
 
     def axes(self, position: int, rank: int) -> tuple[int, ...] | None:
-        """Return non-negative axes from the attribute `axes`, or from an operand (later opsets); None if absent."""
+        """Return axes of a tensor of this rank, made non-negative, from the attribute `axes`, or from the operand at
+        `position` (later opsets); None if absent."""
         found: Iterable[int] | None = self.attr("axes")
         if found is None and self.has(position):
             found = self.ints(position)
@@ -299,11 +309,11 @@ class Node:
         return ELEMENT_TYPES[code]
 
     def wanted(self, position: int) -> bool:
-        """Return whether a result is used."""
+        """Whether the result at `position` is used."""
         return position < len(self.outputs) and self.outputs[position]
 
     def unsupported(self, reason: str) -> UnsupportedError:
-        """Return the error to raise for an unsupported variant of a supported operator."""
+        """Make (not raise) the error for an unsupported variant of a supported operator; `reason` names the variant."""
         return UnsupportedError("unsupported operator", missing={f"{self.op} ({reason})": 1})
 
 
@@ -320,7 +330,8 @@ Build = Callable[[Node], Result]
 
 @dataclass(frozen=True)
 class Operator:
-    """Registry entry of the ONNX operator `name`: its builder and, as text, its unsupported variants (`limits`)."""
+    """Registry entry of the ONNX operator `name`: the function that translates it (`build`) and, as text, its
+    unsupported variants (`limits`)."""
 
     name: str
     build: Build
@@ -331,10 +342,10 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
-    """Return a decorator that registers a builder for operators of the default domain.
+    """Return a decorator that registers a function as the translation of the named operators of the default domain.
 
     `limits`: text for docs/onnx-support.md on unsupported variants. All ONNX operators are registered through this
-    function.
+    function. The decorator raises ValueError for an operator that is registered already.
     """
 
     def install(build: Build) -> Build:
@@ -348,7 +359,8 @@ def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
 
 
 def ranked(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors with fills expanded to the rank of the widest operand, so that scalars need no reshape."""
+    """The tensors, of which fills of lower rank are replaced by fills of the highest rank, so that scalars need no
+    reshape."""
     rank = max((x.rank for x in tensors), default=0)
     return [
         t.full((1,) * (rank - x.rank) + x.shape, x.attr("value"), x.dtype) if x.op == "full" and x.rank < rank else x

@@ -1,4 +1,4 @@
-"""Builders of ONNX normalizations, attention, rotary embedding and losses."""
+"""Functions that translate ONNX normalizations, attention, rotary embedding and losses."""
 
 from __future__ import annotations
 

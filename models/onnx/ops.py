@@ -1,5 +1,5 @@
-"""The ONNX operator registry: operators of the builder modules, and elementwise ops of the op table by their ONNX
-names."""
+"""The ONNX operator registry: the functions that translate operators (`@operator` in the modules beside this one), and
+elementwise ops of the op table by their ONNX names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ assert onnx_pool and onnx_reduce and onnx_resize and onnx_rnn and onnx_sample an
 
 
 def register_elementwise(op: Op) -> None:
-    """Register builders of the ONNX operators in `op.onnx` that have none yet, if `op` is elementwise without
+    """Register translations of the ONNX operators in `op.onnx` that have none yet, if `op` is elementwise without
     attributes.
 
     Does nothing for other ops.

@@ -1,4 +1,5 @@
-"""Builders of elementwise ONNX operators: arithmetic, activations, comparisons, logic, casts, quantization."""
+"""Functions that translate elementwise ONNX operators: arithmetic, activations, comparisons, logic, casts,
+quantization."""
 
 from __future__ import annotations
 

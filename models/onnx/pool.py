@@ -1,4 +1,4 @@
-"""Builders of ONNX pooling operators."""
+"""Functions that translate ONNX pooling operators."""
 
 from __future__ import annotations
 

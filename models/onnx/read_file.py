@@ -59,7 +59,7 @@ def parse_model(file: Path) -> Any:
 def inlined(model: Any, file: Path) -> Any:
     """Return the model with its local functions inlined. The resulting node count is checked first.
 
-    Raises BadModelError if they are recursive, TooLargeError for too many nodes.
+    Raises BadModelError for recursive functions, TooLargeError for too many nodes.
     """
     if not model.functions:
         return model
@@ -93,7 +93,8 @@ def opset(model: Any) -> int:
 
 
 def unsupported(model: Any) -> dict[str, int]:
-    """Count of each unsupported thing that can be found without building: opset versions, operators, dtypes."""
+    """Count the unsupported features of a model that can be found without building it (opset versions, operators,
+    dtypes); feature -> count."""
     found: Counter[str] = Counter()
     version = opset(model)
     if not OPSETS[0] <= version <= OPSETS[1]:
@@ -174,9 +175,9 @@ def check_with_onnx(model: Any, file: Path) -> None:
 
 
 def with_output_shapes(model: Any) -> Any:
-    """Return a copy for the checker, which rejects outputs without a shape.
+    """Return a copy of the model for the ONNX checker, which rejects outputs without a shape.
 
-    The outputs get an empty shape. References to external data, checked before, are removed.
+    Those outputs get an empty shape. References to external data, checked before, are removed.
     """
     import onnx
 

@@ -1,4 +1,4 @@
-"""Builders of ONNX reductions, arg-reductions, cumulative sums and products, and top-k."""
+"""Functions that translate ONNX reductions, arg-reductions, cumulative sums and products, and top-k."""
 
 from __future__ import annotations
 

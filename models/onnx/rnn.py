@@ -1,4 +1,4 @@
-"""Builders of ONNX recurrent layers, lowered to one op over all time steps."""
+"""Functions that translate ONNX recurrent layers, each to one op over all time steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of ONNX GridSample and Col2Im."""
+"""Functions that translate ONNX GridSample and Col2Im."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builders of ONNX sequence operators. Sequences have a known length and exist only at load time."""
+"""Functions that translate ONNX sequence operators. Sequences have a known length and exist only at load time."""
 
 from __future__ import annotations
 

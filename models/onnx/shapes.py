@@ -161,7 +161,8 @@ def _total(node: Node, x: Array, axes: Array | None = None) -> Array | None:
 
 
 def shape_value(node: Node) -> Array | None:
-    """Return the node's value if all operands are known and at least one is symbolic; None if it must be computed."""
+    """Compute the node's value by shape arithmetic, if all operands are known and at least one is symbolic; None if it
+    must be built as ordinary computation."""
     rule = SHAPE_RULES.get(node.op)
     if rule is None:
         return None

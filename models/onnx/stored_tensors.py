@@ -27,7 +27,7 @@ def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 def tensors(graph: Any) -> Iterator[Any]:
-    """Initializers of a graph, tensors of attributes, and initializers of subgraphs."""
+    """Yields the tensors stored in a graph: its initializers, tensors of attributes, and initializers of subgraphs."""
     yield from graph.initializer
     for node in all_nodes(graph.node):
         for attribute in node.attribute:

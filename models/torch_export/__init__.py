@@ -1,4 +1,4 @@
-"""torch.export importer, one builder per ATen overload.
+"""torch.export importer: one function per ATen overload builds the graph of a call.
 
 In: an nn.Module or exported program.
 Out: a graph.

@@ -1,4 +1,4 @@
-"""Builders of ATen attention overloads. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen's attention overloads. They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 
@@ -74,10 +74,11 @@ def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
     *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Attention: softmax(scale * q @ k.T + mask) @ v. Grouped queries share keys through a broadcast axis.
+    """Attention: softmax(scale * q @ k.T + mask) @ v, with `causal` also without the positions after a query's own.
 
-    For a fully masked row (False or -inf everywhere) PyTorch returns 0. A select implements this, unless the mask is
-    known to have no such row. Raises UnsupportedError for dropout.
+    Grouped queries (`enable_gqa`) share keys through a broadcast axis. For a fully masked row (False or -inf
+    everywhere) PyTorch returns 0. A select implements this, unless the mask is known to have no such row. Raises
+    UnsupportedError for dropout.
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random", hint="call module.eval(), pass dropout_p=0")

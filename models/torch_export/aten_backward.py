@@ -1,5 +1,5 @@
-"""Builders of ATen backward overloads without a decomposition: convolutions, pools, resampling, padding, weight
-norm."""
+"""Functions that build the graph of ATen backward overloads without a decomposition: convolutions, pools, resampling,
+padding, weight norm."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _weight_gradient(
 
 # ---------------------------------------------------------------- pooling
 def max_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of max pooling over n axes.
+    """Return a function that builds the gradient of max pooling over n axes (ATen's arguments).
 
     Each result's gradient is added at the position of its maximum. The last operand is the indices.
     """
@@ -88,7 +88,7 @@ def max_pool_backward(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_avg_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of adaptive average pooling over n axes."""
+    """Return a function that builds the gradient of adaptive average pooling over n axes (ATen's arguments)."""
 
     def build(grad: Tensor, x: Tensor) -> Tensor:
         if all(v == 1 for v in grad.shape[-n:]):
@@ -101,7 +101,7 @@ def adaptive_avg_pool_backward(n: int) -> Callable[..., Tensor]:
 
 
 def avg_pool_backward(n: int) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of average pooling over n axes."""
+    """Return a function that builds the gradient of average pooling over n axes (ATen's arguments)."""
 
     def build(
         grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, counts_padding: bool,
@@ -139,7 +139,7 @@ def _spread(grad: Tensor, matrices: Sequence[Matrix]) -> Tensor:
 
 # ---------------------------------------------------------------- resampling
 def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of interpolation.
+    """Return a function that builds the gradient of interpolation (ATen's arguments).
 
     `matrix`: (size, output size, whether corners are aligned, factor) -> matrix [output size, size] of one axis.
     """
@@ -155,8 +155,8 @@ def upsample_backward(matrix: Callable[[int, int, bool, float | None], Matrix]) 
 
 
 def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
-    """Return a builder of the gradient of nearest-neighbour resampling. `middle`: as for
-    `aten_resample.nearest_positions`."""
+    """Return a function that builds the gradient of nearest-neighbour resampling (ATen's arguments). `middle`: 0.5
+    compares the centres of input and output positions, 0 their starts."""
 
     def build(grad: Tensor, made: Sequence[Any], shape: Sequence[Any], *scales: float | None) -> Tensor:
         sizes, wanted = (whole_sizes(v, "the gradient of resampling") for v in (shape[2:], made))
@@ -172,9 +172,11 @@ def upsample_nearest_backward(middle: float) -> Callable[..., Tensor]:
 
 
 def filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[[int, int, bool, float | None], Matrix]:
-    """Interpolation matrices of an antialiasing filter, as the argument of `upsample_backward`.
+    """Returns a function that gives the interpolation matrix of an antialiasing filter along one axis, for
+    `upsample_backward`.
 
-    `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
+    Its arguments: size of the input and of the output, whether corners are aligned, scale factor (None: from the
+    sizes). `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
     """
     return lambda size, want, align, factor: aten_resample.filter_matrix(size, want, align, factor, reach, weigh)
 

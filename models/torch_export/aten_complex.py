@@ -76,7 +76,8 @@ def _part(item: Any, part: str) -> Any:
 
 
 def on_both(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a builder that applies a linear builder to both parts. Integer operands (indices) are passed to both."""
+    """Return a function that applies `build`, which is linear, to the real and to the imaginary parts. Integer operands
+    (indices) are passed to both."""
 
     def run(*args: Any, **named: Any) -> Any:
         re, im = (build(*_part(args, part), **{k: _part(v, part) for k, v in named.items()}) for part in ("re", "im"))
@@ -113,7 +114,8 @@ def to(x: Any, dtype: str | None = None, *_: Any) -> Any:
 
 
 def filled(value: Any, like: bool = False) -> Callable[..., Complex]:
-    """Return a builder of constant complex tensors; the shape is given as a size, or by another tensor if `like`."""
+    """Return a function that builds complex tensors filled with `value`; their shape is its first argument: a size, or
+    another tensor if `like`."""
 
     def run(size: Any, dtype: str | None = None) -> Complex:
         shape, kind = (lifted(size).re.shape, dtype or size.dtype) if like else (size, dtype)

@@ -1,4 +1,5 @@
-"""Builders of ATen convolution and bilinear overloads. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen convolution and bilinear overloads. They take the arguments of the ATen
+schema."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Ints = int | Sequence[int]
 
 
 def each(value: Ints, n: int) -> tuple[int, ...]:
-    """Number for each of n axes, from one number or a list."""
+    """One number for each of n axes, from a number for all of them or a list."""
     found = (value,) if isinstance(value, int) else tuple(value)
     return found * n if len(found) == 1 else found
 
@@ -23,7 +24,8 @@ def convolution(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, transposed: bool = False,
     output_padding: Ints = 0, groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution or transposed convolution of x[N, C, *S] or x[C, *S] with w."""
+    """Convolution of x[N, C, *S] or x[C, *S] with w[O, C / groups, *K], or transposed convolution (`transposed`) with
+    w[C, O / groups, *K]."""
     n = w.rank - 2
     if x.rank == n + 1:
         return t.squeeze(convolution(t.expand_dims(x, 0), w, b, stride, padding, dilation, transposed, output_padding,

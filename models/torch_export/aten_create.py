@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that create tensors, cast or copy them. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen overloads that create, cast or copy tensors. They take the arguments of the
+ATen schema."""
 
 from __future__ import annotations
 
@@ -27,17 +28,18 @@ def full(size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:
 
 
 def filled(value: Any) -> Callable[..., Tensor]:
-    """Return a builder of constant tensors with a given size."""
+    """Return a function (size, dtype) that builds tensors filled with `value`; float32 by default."""
     return lambda size, dtype=None: t.full(size, value, dtype or "float32")
 
 
 def filled_like(value: Any) -> Callable[..., Tensor]:
-    """Return a builder of constant tensors shaped like another tensor."""
+    """Return a function (tensor, dtype) that builds tensors filled with `value`, of the given tensor's shape."""
     return lambda x, dtype=None: t.full(x.shape, value, dtype or x.dtype)
 
 
 def new_filled(value: Any) -> Callable[..., Tensor]:
-    """Return a builder of constant tensors with a given size and another tensor's dtype."""
+    """Return a function (tensor, size, dtype) that builds tensors of that size filled with `value`; the dtype is by
+    default that of the given tensor."""
     return lambda x, size, dtype=None: t.full(size, value, dtype or x.dtype)
 
 
@@ -57,7 +59,7 @@ def new_full(x: Tensor, size: Sequence[Dim], value: Any, dtype: str | None = Non
 
 
 def scalar_tensor(value: Any, dtype: str | None = None) -> Tensor:
-    """Return a number as a 0-d tensor."""
+    """Return the number `value` as a 0-d tensor."""
     return _full((), value, dtype or "float32")
 
 
@@ -92,12 +94,12 @@ def arange_end(end: Any, dtype: str | None = None) -> Tensor:
 
 
 def linspace(start: float, end: float, steps: int, dtype: str | None = None) -> Tensor:
-    """Return equally spaced numbers, both ends included."""
+    """Return `steps` equally spaced numbers from `start` to `end`, both included."""
     return t.constant(np.linspace(start, end, steps).astype(dtypes.numpy_dtype(dtype or "float32")))
 
 
 def eye(rows: Dim, columns: Dim | None = None, dtype: str | None = None) -> Tensor:
-    """Return the identity matrix."""
+    """Return the identity matrix, of `columns` columns if given, else square."""
     shape = (rows, rows if columns is None or isinstance(columns, str) else columns)
     return t.cast(t.eq(t.iota(shape, 0), t.iota(shape, 1)), dtype or "float32")
 
@@ -118,9 +120,8 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 
 
 def triangle(indices: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return a builder of the indices [2, n] of a triangle of a matrix; `indices`: NumPy's `tril_indices` or
-    `triu_indices`.
-    """
+    """Return a function (rows, columns, offset, dtype) that builds the indices [2, n] of a triangle of a matrix;
+    `indices`: NumPy's `tril_indices` or `triu_indices`."""
 
     def build(rows: int, columns: int, offset: int = 0, dtype: str | None = None) -> Tensor:
         return t.constant(np.stack(indices(rows, offset, columns)).astype(dtypes.numpy_dtype(dtype or "int64")))
@@ -144,7 +145,7 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 def neutral(smallest: bool, dtype: str) -> float:
-    """Return the smallest (`smallest`) or largest value of a dtype."""
+    """Return the smallest (with `smallest`) or the largest value of a dtype, the identity element of max or min."""
     if dtypes.is_float(dtype):
         return float("-inf") if smallest else float("inf")
     limits = np.iinfo(dtypes.numpy_dtype(dtype)) if dtype != "bool" else None

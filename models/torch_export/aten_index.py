@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that gather and scatter elements by index. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen overloads that gather and scatter elements by index. They take the arguments
+of the ATen schema."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from .missing import Missing
 def embedding(
     weight: Tensor, indices: Tensor, padding_idx: int = -1, scale: bool = False, sparse: bool = False
 ) -> Tensor:
-    """Rows of a table, gathered by indices."""
+    """Rows of the table `weight`, gathered by indices. The other arguments only matter for gradients and are
+    ignored."""
     return t.gather(weight, indices, 0)
 
 
@@ -159,7 +161,8 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """Return x with values written (or added) at integer index tensors, or with one value written at a mask.
+    """Return x with values written (added with `accumulate`) at integer index tensors, or with one value written at a
+    mask.
 
     Raises UnsupportedError for several values at a mask.
     """

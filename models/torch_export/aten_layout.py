@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that join, repeat, roll, pad or overwrite tensors. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen overloads that join, repeat, roll, pad or overwrite tensors. They take the
+arguments of the ATen schema."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from .aten_views import bound
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors concatenated along an axis. Empty vectors are ignored, as in PyTorch."""
+    """The tensors concatenated along the axis `dim`. Empty vectors are ignored, as in PyTorch."""
     dtype = result_dtype(*tensors)
     kept = [x for x in tensors if x.shape != (0,)] or [tensors[0]]
     return t.concat([t.cast(x, dtype) for x in kept], dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """The tensors stacked along a new axis."""
+    """The tensors stacked along a new axis `dim`."""
     dtype = result_dtype(*tensors)
     return t.stack([t.cast(x, dtype) for x in tensors], dim)
 
@@ -47,7 +48,8 @@ def repeat(x: Tensor, repeats: Sequence[Dim]) -> Tensor:
 
 
 def repeat_interleave(x: Tensor, repeats: Dim, dim: int | None = None, output_size: Any = None) -> Tensor:
-    """x with each element of an axis repeated consecutively."""
+    """x with each element of the axis `dim` repeated `repeats` times, consecutively; None: of the flattened tensor.
+    `output_size` is ignored."""
     x, dim = (t.reshape(x, (-1,)), 0) if dim is None else (x, dim % x.rank)
     return _spread(x, [repeats if i == dim else 1 for i in range(x.rank)], after=True)
 
@@ -74,7 +76,7 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
 
 
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Return x with axes reversed."""
+    """Return x with the axes `dims` reversed."""
     for axis in dims:
         x = t.flip(x, axis) if x.rank else x
     return x
@@ -86,7 +88,7 @@ def _cut(width: Dim) -> int:
 
 
 def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
-    """x padded with a constant. Widths are pairs from the last axis on; negative widths crop."""
+    """x padded with the number `value`. Widths are pairs from the last axis on; negative widths crop."""
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     for back, (lo, hi) in enumerate(pairs):
         axis = x.rank - 1 - back
@@ -96,7 +98,10 @@ def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
 
 
 def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
-    """Return a builder of non-constant padding; `mode` is NumPy's, such as 'reflect', 'edge' or 'wrap'."""
+    """Return a function (x, widths) that pads with values of x; `mode` is NumPy's, such as 'reflect', 'edge' or 'wrap'.
+
+    Widths are pairs from the last axis on. The function raises UnsupportedError for an axis of free size.
+    """
 
     def build(x: Tensor, widths: Sequence[int]) -> Tensor:
         for back in range(len(widths) // 2):
@@ -115,7 +120,7 @@ def edge_pad(mode: str) -> Callable[[Tensor, Sequence[int]], Tensor]:
 def slice_scatter(
     x: Tensor, source: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1
 ) -> Tensor:
-    """Return x with a slice replaced."""
+    """Return x with the slice start..end (by `step`) of the axis `dim` replaced by `source`."""
     axis = dim % x.rank
     size = x.shape[axis]
     lo, hi = bound(start, size, 0), bound(end, size, size)
@@ -129,6 +134,6 @@ def slice_scatter(
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """Return x with one position of an axis replaced."""
+    """Return x with the position `index` of the axis `dim` replaced by `source`."""
     at = index + x.shape[dim] if index < 0 else index
     return slice_scatter(x, t.expand_dims(source, dim % x.rank), dim, at, at + 1)

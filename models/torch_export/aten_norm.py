@@ -1,4 +1,4 @@
-"""Builders of ATen normalization overloads. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen normalization overloads. They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ def layer_norm(
     x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, shift: Tensor | None = None, eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Layer normalization over the trailing axes `shape`."""
+    """Layer normalization over the trailing axes, whose sizes are `shape`; then scaled by `gain` and shifted by
+    `shift`, if given."""
     size = volume(tuple(shape))
     flat = t.reshape(x, (*x.shape[: x.rank - len(shape)], size))
     return t.reshape(c.layer_norm(flat, *_affine(x, gain, shift, size), eps=eps), x.shape)
 
 
 def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
-    """Return [normalized value, mean, reciprocal standard deviation]."""
+    """Return [x normalized over the trailing axes (of sizes `shape`), mean, reciprocal standard deviation]."""
     axes = tuple(range(x.rank - len(shape), x.rank))
     spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
     return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
 
 
 def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """RMS normalization over the trailing axes `shape`."""
+    """RMS normalization over the trailing axes, whose sizes are `shape`; then scaled by `gain`, if given."""
     size = volume(tuple(shape))
     if eps is None:
         import ml_dtypes
@@ -51,7 +52,7 @@ def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: f
 
 
 def fused_rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> list[Any]:
-    """Return [normalized value, placeholder]; the reciprocal root mean square is not computed."""
+    """Return [result of `rms_norm`, placeholder]; the reciprocal root mean square is not computed."""
     return [rms_norm(x, shape, gain, eps), Missing("the second result of _fused_rms_norm")]
 
 
@@ -70,7 +71,8 @@ def group_norm(
 def native_group_norm(
     x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
 ) -> list[Any]:
-    """Return [normalized value, mean per group, reciprocal standard deviation per group]."""
+    """Return [result of `group_norm`, mean per group, reciprocal standard deviation per group]. `n`, `channels`,
+    `space`: sizes of x."""
     flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
     spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
     return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
@@ -80,11 +82,9 @@ def batch_norm(
     x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, training: bool = False,
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Batch normalization with the given statistics, or with the batch statistics in training mode."""
+    """Batch normalization with the given statistics; with those of the batch in training mode, or if none are given."""
     if training or mean is None or var is None:
-        axes = tuple(a for a in range(x.rank) if a != 1)
-        mean = t.mean(x, axes)
-        var = t.var(x, axes)
+        mean, var = _batch_statistics(x)
     return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
 
 
@@ -102,17 +102,40 @@ def batch_norm_functional(
     """Return [batch normalization with batch statistics, mean, reciprocal standard deviation, new running mean, new
     running variance]. `momentum`: weight of the batch in the running statistics.
     """
-    axes = tuple(a for a in range(x.rank) if a != 1)
-    new_mean = mean * (1 - momentum) + t.mean(x, axes) * momentum
-    new_var = var * (1 - momentum) + t.var(x, axes, correction=1) * momentum
-    saved = _saved_statistics(x, axes, eps)
-    return [batch_norm(x, gain, shift, mean, var, training, momentum, eps), *saved, new_mean, new_var]
+    if not training:
+        return [*batch_norm_inference(x, gain, shift, mean, var, momentum, eps), mean, var]
+    batch_mean, batch_var = _batch_statistics(x)
+    whole = c.batch_norm(
+        x, *_affine(x, gain, shift, x.shape[1]), *(t.cast(s, x.dtype) for s in (batch_mean, batch_var)), eps=eps
+    )
+    saved = [batch_mean, t.rsqrt(batch_var + eps)]
+    count = volume((x.shape[0], *x.shape[2:]))
+    unbiased = (
+        batch_var * (count / (count - 1)) if isinstance(count, int) and count > 1
+        else t.var(x, _but_channels(x), correction=1)
+    )  # fmt: skip
+    new = [
+        old * (1 - momentum) + t.cast(seen, old.dtype) * momentum for old, seen in ((mean, batch_mean), (var, unbiased))
+    ]
+    return [whole, *saved, *new]
 
 
-def _saved_statistics(x: Tensor, axes: tuple[int, ...], eps: float) -> list[Any]:
-    """Return [mean, reciprocal standard deviation] of a batch over `axes`, in float32 at least."""
-    x = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
-    return [t.mean(x, axes), t.rsqrt(t.var(x, axes, correction=0) + eps)]
+def _but_channels(x: Tensor) -> tuple[int, ...]:
+    """All axes but 1."""
+    return tuple(a for a in range(x.rank) if a != 1)
+
+
+def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(mean, variance) of each channel, in float32 at least."""
+    x, axes = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x, _but_channels(x)
+    centred = x - t.mean(x, axes, True)
+    return t.mean(x, axes), t.mean(t.square(centred), axes)
+
+
+def _saved_statistics(x: Tensor, eps: float) -> list[Any]:
+    """Return [mean, reciprocal standard deviation] of each channel, in float32 at least."""
+    mean, var = _batch_statistics(x)
+    return [mean, t.rsqrt(var + eps)]
 
 
 def batch_norm_without_stats(
@@ -121,7 +144,7 @@ def batch_norm_without_stats(
     """Return [batch normalization with batch statistics, mean, reciprocal standard deviation]."""
     return [
         batch_norm(x, gain, shift, None, None, True, momentum, eps),
-        *_saved_statistics(x, tuple(a for a in range(x.rank) if a != 1), eps),
+        *_saved_statistics(x, eps),
     ]
 
 
@@ -129,7 +152,7 @@ def instance_norm(
     x: Tensor, gain: Any, shift: Any, mean: Tensor | None, var: Tensor | None, use_input_stats: bool = True,
     momentum: float = 0.1, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Instance normalization, per example and channel."""
+    """Instance normalization, per example and channel; without `use_input_stats` by the given statistics instead."""
     if not use_input_stats:
         return batch_norm(x, gain, shift, mean, var, False, momentum, eps)
     return group_norm(x, refuse_free(x.shape[1], "the number of channels"), gain, shift, eps)

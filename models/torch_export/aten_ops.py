@@ -1,8 +1,8 @@
-"""The registry of ATen overloads -> builders. New overloads are added here.
+"""The registry of ATen overloads: name -> function that builds its expression. New overloads are added here.
 
-A builder takes the overload's arguments in schema order, with tensors as tensor expressions, dtypes as names and free
-sizes as dimension expressions. Device, layout and memory-format arguments are dropped before. Overloads listed here are
-not decomposed when an exported program is imported, so composites stay composites.
+Such a function (builder) takes the overload's arguments in schema order, with tensors as tensor expressions, dtypes as
+names and free sizes as dimension expressions. Device, layout and memory-format arguments are dropped before. Overloads
+listed here are not decomposed when an exported program is imported, so composites stay composites.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Builders of elementwise ATen overloads. Arguments follow the ATen schema; tensors are tensor expressions.
+"""Functions that build the graph of elementwise ATen overloads. They take the arguments of the ATen schema, with
+tensors as tensor expressions.
 
 As in PyTorch's type promotion, numbers and 0-d tensors are weakly typed: they change the dtype only if their category
 (bool, int, float) is higher.
@@ -50,7 +51,7 @@ def result_dtype(*operands: Value) -> str:
 
 
 def number(value: Value) -> Value:
-    """Scalar operand of a builder: a free size is lowered to a tensor, other values are unchanged."""
+    """Scalar operand of an overload: a free size is lowered to a tensor, other values are unchanged."""
     return size_tensor(value) if isinstance(value, DimExpr) else value
 
 
@@ -65,17 +66,18 @@ def as_float(x: Tensor) -> Tensor:
 
 
 def binary(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
-    """Return a builder that lifts its two operands first."""
+    """Return a function of two operands, which are first brought to equal rank and dtype (`lift`) and then passed to
+    `build`."""
     return lambda x, y: build(*lift(x, y))
 
 
 def floating(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a builder whose first operand is cast to float first."""
+    """Return a function that casts its first operand to float and passes all operands to `build`."""
     return lambda x, *more, **named: build(as_float(x), *more, **named)
 
 
 def whole(build: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return a rounding builder that leaves integers unchanged."""
+    """Return a function that applies the rounding `build` to floats and leaves integers unchanged."""
     return lambda x: build(x) if dtypes.is_float(x.dtype) else x
 
 
@@ -103,7 +105,7 @@ def trunc(x: Tensor) -> Tensor:
 
 
 def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
-    """Return x / y, or its floor or truncation."""
+    """Return x / y, or its floor or truncation (`rounding_mode` "floor" or "trunc")."""
     a, b = lift(x, y)
     if rounding_mode == "floor":
         return t.floordiv(a, b)
@@ -115,7 +117,7 @@ def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
 
 
 def fmod(x: Value, y: Value) -> Tensor:
-    """Return the remainder with the sign of x."""
+    """Return the remainder of x / y, with the sign of x."""
     a, b = lift(x, y)
     if not dtypes.is_float(a.dtype):
         return of.whole_remainder(a, b)
@@ -125,7 +127,8 @@ def fmod(x: Value, y: Value) -> Tensor:
 
 
 def shift(left: bool) -> Callable[[Value, Value], Tensor]:
-    """Return a builder of bit shifts, lowered to multiplication or floor division by powers of two."""
+    """Return a function that builds bit shifts to the left (`left`) or right, as multiplication or floor division by
+    powers of two."""
 
     def build(x: Value, y: Value) -> Tensor:
         a, b = lift(x, y)
@@ -189,7 +192,7 @@ def bitwise_not(x: Tensor) -> Tensor:
 
 
 def logical(build: Callable[[Any, Any], Tensor]) -> Callable[[Value, Value], Tensor]:
-    """Return a builder over operands cast to bool."""
+    """Return a function of two operands, which are cast to bool and passed to `build`."""
     return lambda x, y: build(*lift(x, y, dtype="bool"))
 
 
@@ -199,7 +202,7 @@ def where(condition: Tensor, x: Value, y: Value) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor, value: Value) -> Tensor:
-    """Return x with a number where the mask holds."""
+    """Return x with the number `value` where the mask holds."""
     (filled,) = lift(value, dtype=x.dtype)
     return t.where(mask, filled, x)
 
@@ -227,7 +230,7 @@ def is_finite(x: Tensor) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """x with numbers in place of NaN and infinities (default: 0 and the dtype's extremes)."""
+    """x with the given numbers in place of NaN and infinities (default: 0 and the dtype's extremes)."""
     if not dtypes.is_float(x.dtype):
         return x
     import ml_dtypes
@@ -240,13 +243,13 @@ def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None,
 
 
 def fmax(x: Value, y: Value) -> Tensor:
-    """Return the maximum; NaN is ignored."""
+    """Return the larger of x and y elementwise; where one is NaN, the other."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.maximum(a, b)))
 
 
 def fmin(x: Value, y: Value) -> Tensor:
-    """Return the minimum; NaN is ignored."""
+    """Return the smaller of x and y elementwise; where one is NaN, the other."""
     a, b = lift(x, y)
     return t.where(is_nan(a), b, t.where(is_nan(b), a, t.minimum(a, b)))
 
@@ -273,7 +276,7 @@ def fake_quantize(x: Tensor, scale: Value, zero: Value, low: int, high: int) -> 
 
 
 def fake_quantize_channels(x: Tensor, scale: Tensor, zero: Tensor, axis: int, low: int, high: int) -> list[Tensor]:
-    """Results of `fake_quantize` with a scale and zero point per index of an axis."""
+    """Results of `fake_quantize`, clipped to `low` … `high`, with a scale and zero point per index of an axis."""
     line = [scale.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)]
     return fake_quantize(x, t.reshape(scale, line), t.reshape(zero, line), low, high)
 
@@ -286,7 +289,7 @@ def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
 
 # ---------------------------------------------------------------- composed functions
 def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
-    """Return a builder of the logarithm to a base."""
+    """Return a function that builds the logarithm to the base `base`."""
     return floating(lambda x: t.log(x) * (1.0 / _log(base)))
 
 
@@ -331,7 +334,7 @@ IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
 
 # ---------------------------------------------------------------- activations
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU, exact or by the tanh approximation."""
+    """GELU: by erf, or by tanh if `approximate` is "tanh"."""
     return c.gelu_tanh(x) if approximate == "tanh" else c.gelu(x)
 
 
@@ -381,7 +384,7 @@ def threshold(x: Tensor, limit: float, value: float) -> Tensor:
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
-    """Return first half * sigmoid(second half) along an axis."""
+    """Return first half * sigmoid(second half) of x along the axis `dim`."""
     half = x.shape[dim] // 2
     return t.slice_axis(x, dim, 0, half) * c.sigmoid(t.slice_axis(x, dim, half, x.shape[dim]))
 
@@ -432,7 +435,7 @@ def dropout(x: Tensor, p: float, train: bool | None = False) -> Tensor:
 
 
 def native_dropout(x: Tensor, p: float, train: bool | None = False) -> list[Tensor]:
-    """Return [x, mask of ones]."""
+    """Return [x, mask of ones]: nothing is dropped. Raises UnsupportedError in training mode."""
     return [dropout(x, p, train), t.full(x.shape, True, "bool")]
 
 

@@ -1,4 +1,4 @@
-"""Builders of ATen pooling overloads. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen pooling overloads. They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _pool_attrs(
 
 
 def batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a builder that accepts [N, C, *S] and [C, *S] with `n` spatial axes, from a builder over [N, C, *S]."""
+    """Return a function for operands [N, C, *S] and [C, *S] with `n` spatial axes, from `build`, which takes [N, C,
+    *S]."""
 
     def run(x: Tensor, *args: Any, **named: Any) -> Any:
         if x.rank == n + 2:
@@ -55,7 +56,7 @@ def batched(n: int, build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def max_pool(n: int) -> Callable[..., Tensor]:
-    """Return a builder of max pooling over n spatial axes."""
+    """Return a function that builds max pooling over n spatial axes (ATen's arguments)."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
@@ -66,7 +67,8 @@ def max_pool(n: int) -> Callable[..., Tensor]:
 
 
 def max_pool_indices(n: int) -> Callable[..., list[Any]]:
-    """Return a builder of [max pooling over n spatial axes, flat index of each window's first maximum]."""
+    """Return a function that builds [max pooling over n spatial axes, flat index of each window's first maximum]
+    (ATen's arguments)."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, dilation: Ints = 1, ceil_mode: bool = False
@@ -98,7 +100,8 @@ def _largest_at(
 
 
 def max_unpool(n: int) -> Callable[..., Tensor]:
-    """Return a builder of max unpooling over n spatial axes: values at the indices of max_pool, zeros elsewhere."""
+    """Return a function that builds max unpooling over n spatial axes: the values at the indices that max pooling
+    returned, zeros elsewhere (ATen's arguments)."""
 
     def build(x: Tensor, indices: Tensor, output_size: Sequence[Dim], *_: Any) -> Tensor:
         lead, count, room = x.shape[: x.rank - n], volume(x.shape[x.rank - n :]), tuple(output_size)
@@ -110,7 +113,7 @@ def max_unpool(n: int) -> Callable[..., Tensor]:
 
 
 def avg_pool(n: int) -> Callable[..., Tensor]:
-    """Return a builder of average pooling over n spatial axes."""
+    """Return a function that builds average pooling over n spatial axes (ATen's arguments)."""
 
     def build(
         x: Tensor, kernel: Ints, stride: Any = (), padding: Ints = 0, ceil_mode: bool = False,
@@ -144,9 +147,8 @@ def averaging_matrix(size: int, count: int) -> np.ndarray[Any, Any]:
 
 
 def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
-    """Return a builder of adaptive average pooling over n spatial axes: the windows are chosen to yield the requested
-    size.
-    """
+    """Return a function that builds adaptive average pooling over n spatial axes (ATen's arguments): the windows are
+    chosen to yield the requested size."""
 
     def build(x: Tensor, output_size: Any) -> Tensor:
         wanted = [x.shape[2 + i] if v is None else v for i, v in enumerate(each(output_size, n))]
@@ -162,7 +164,8 @@ def adaptive_avg_pool(n: int) -> Callable[..., Tensor]:
 
 
 def adaptive_max_pool(n: int) -> Callable[..., list[Any]]:
-    """Return a builder of [adaptive max pooling over n spatial axes, flat index of each maximum].
+    """Return a function that builds [adaptive max pooling over n spatial axes, flat index of each maximum] (ATen's
+    arguments).
 
     Windows overlap if the requested size does not divide the input size.
     """

@@ -1,4 +1,5 @@
-"""Builders of ATen recurrent layers and cells, and shape functions for the layers during `torch.export`.
+"""Functions that build the graph of ATen recurrent layers and cells, and shape functions for the layers during
+`torch.export`.
 
 Without the shape functions torch.export traces a layer's time steps one by one, which takes seconds for some hundred
 steps. A cell is one time step, built from plain operations.

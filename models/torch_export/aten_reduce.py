@@ -1,4 +1,5 @@
-"""Builders of ATen reductions, scans, sorts and contractions. Arguments follow the ATen schema."""
+"""Functions that build the graph of ATen reductions, scans, sorts and contractions. They take the arguments of the ATen
+schema."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def _total(x: Tensor, dtype: str | None) -> Tensor:
 
 
 def sum_(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """Sum over axes."""
+    """Sum over the axes `dim` (None: all), in `dtype` or PyTorch's default; with `keepdim` they stay, with size 1."""
     x = _total(x, dtype)
     return t.sum(x, _axes(x, dim), keepdim, x.dtype)
 
@@ -43,7 +44,7 @@ def sum_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def mean(x: Tensor, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """Mean over axes."""
+    """Mean over the axes `dim` (None: all); with `keepdim` they stay, with size 1."""
     return t.mean(t.cast(x, dtype or x.dtype), _axes(x, dim), keepdim)
 
 
@@ -53,7 +54,7 @@ def mean_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def prod(x: Tensor, dim: int, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """Product over an axis."""
+    """Product over the axis `dim`; with `keepdim` it stays, with size 1."""
     x = _total(x, dtype)
     return t.prod(x, _axes(x, dim), keepdim, x.dtype)
 
@@ -65,12 +66,12 @@ def prod_all(x: Tensor, dtype: str | None = None) -> Tensor:
 
 
 def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Reduction builder for which an empty list of axes means all axes."""
+    """Return a reduction (x, dim, keepdim) made of `build`; an empty list of axes means all axes."""
     return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 
 def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Arg-reduction builder; without an axis it runs over the flattened tensor."""
+    """Return an arg-reduction (x, dim, keepdim) made of `build`; without an axis it runs over the flattened tensor."""
 
     def run(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if dim is None:
@@ -82,34 +83,34 @@ def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def extreme(value: Callable[..., Tensor], position: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [largest or smallest element along an axis, its index], given one builder for each of the
-    two."""
+    """Return a function (x, dim, keepdim) that builds [largest or smallest element along an axis, its index], from one
+    function for the element (`value`) and one for its index (`position`)."""
     find = arg(position)
     return lambda x, dim, keepdim=False: [value(x, _axes(x, dim), keepdim), find(x, dim, keepdim)]
 
 
 def var(x: Tensor, dim: Axes = None, correction: float | bool | None = None, keepdim: bool = False) -> Tensor:
-    """Variance over axes, divided by n - correction (default 1)."""
+    """Variance over the axes `dim` (None: all), divided by n - correction (default 1)."""
     return t.var(x, _axes(x, dim), keepdim, 1 if correction is None else float(correction))
 
 
 def var_dim(x: Tensor, dim: Axes = None, unbiased: bool = True, keepdim: bool = False) -> Tensor:
-    """Variance over axes, divided by n - 1 if `unbiased`."""
+    """Variance over the axes `dim` (None: all), divided by n - 1 if `unbiased`, else by n."""
     return var(x, dim, float(unbiased), keepdim)
 
 
 def var_all(x: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of all elements."""
+    """Variance of all elements, divided by n - 1 if `unbiased`, else by n."""
     return var(x, None, float(unbiased))
 
 
 def root(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a builder of the standard deviation, from a builder of the variance."""
+    """Return a function that builds the standard deviation, from `build`, which builds the variance."""
     return lambda *args, **named: t.sqrt(build(*args, **named))
 
 
 def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [variance or standard deviation, mean]."""
+    """Return a function that builds [result of `build` (variance or standard deviation), mean] over axes."""
 
     def run(x: Tensor, dim: Axes = None, correction: Any = None, keepdim: bool = False) -> list[Tensor]:
         return [build(x, dim, correction, keepdim), mean(x, dim, keepdim)]
@@ -118,7 +119,7 @@ def with_mean(build: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
 
 
 def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
-    """Return log(sum(exp(x))) over axes."""
+    """Return log(sum(exp(x))) over the axes `dim`."""
     x = as_float(x)
     axes = tuple(sorted({d % max(x.rank, 1) for d in ([dim] if isinstance(dim, int) else dim or range(x.rank))}))
     if not x.rank:
@@ -130,7 +131,7 @@ def logsumexp(x: Tensor, dim: Axes, keepdim: bool = False) -> Tensor:
 def vector_norm(
     x: Tensor, order: float = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None
 ) -> Tensor:
-    """Vector norm of the given order over axes."""
+    """Vector norm of the given order over the axes `dim` (None: all), in `dtype` or that of x."""
     x = t.cast(x, dtype or x.dtype)
     axes = _axes(x, dim)
     if order == 2:
@@ -145,24 +146,24 @@ def vector_norm(
 
 
 def norm(x: Tensor, p: float | None = 2, dim: Axes = None, keepdim: bool = False, dtype: str | None = None) -> Tensor:
-    """p-norm over axes (older overloads)."""
+    """p-norm over the axes `dim` (None: all), for older overloads."""
     return vector_norm(x, 2 if p is None else p, dim, keepdim, dtype)
 
 
 def cumsum(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
-    """Cumulative sum."""
+    """Cumulative sum along the axis `dim`."""
     x = _total(x, dtype)
     return t.cumsum(x, dim, x.dtype) if x.rank else x
 
 
 def cumprod(x: Tensor, dim: int, dtype: str | None = None) -> Tensor:
-    """Cumulative product."""
+    """Cumulative product along the axis `dim`."""
     x = _total(x, dtype)
     return running(x, dim, t.mul, 1) if x.rank else x
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Logarithm of the cumulative sum of exp(x)."""
+    """Logarithm of the cumulative sum of exp(x) along the axis `dim`."""
 
     def both(a: Tensor, b: Tensor) -> Tensor:
         top = t.maximum(a, b)
@@ -173,7 +174,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[Tensor]]:
-    """Return a builder of [cumulative extremes, their indices]; of equal elements the last index."""
+    """Return a function (x, dim) that builds [running maxima or minima along an axis, their indices]; of equal elements
+    the last index. `build`: maximum or minimum of two tensors."""
 
     def run(x: Tensor, dim: int) -> list[Tensor]:
         if not x.rank:
@@ -187,7 +189,8 @@ def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[T
 
 
 def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Return the number of sorted borders below each element (`right`: below or equal). All borders are below a NaN."""
+    """Return for each element the number of sorted borders below it (`right`: below or equal). All borders are below a
+    NaN. `out_int32`: the result's dtype is int32, not int64."""
     a, b = lift(t.expand_dims(x, -1), borders)
     below = t.le(b, a) if right else t.lt(b, a)
     if dtypes.is_float(a.dtype):
@@ -204,7 +207,9 @@ def searchsorted(
     side: str | None = None,
     sorter: Any = None,
 ) -> Tensor:
-    """Return the number of borders of each row below each element of the corresponding row of x."""
+    """Return for each element of x the number of borders below it, in the corresponding row of `borders` (sorted).
+    `right` (or `side` "right"): the number of borders below or equal. `out_int32`: the result's dtype is int32, not
+    int64."""
     if sorter is not None:
         borders = t.gather_elements(borders, sorter, -1)
     (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)
@@ -227,7 +232,7 @@ softmax, log_softmax = _softmax(c.softmax), _softmax(c.log_softmax)
 
 # ---------------------------------------------------------------- sorting and selection
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> list[Tensor]:
-    """Return [sorted values, their indices]; stable."""
+    """Return [x sorted along the axis `dim`, the indices of the sorted values]; stable."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     order = t.argsort(x, dim, descending)
@@ -240,7 +245,7 @@ def sort_stable(x: Tensor, stable: bool | None = None, dim: int = -1, descending
 
 
 def argsort(x: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
-    """Return the indices that sort an axis."""
+    """Return the indices that sort x along the axis `dim`."""
     return sort(x, dim, descending)[1]
 
 
@@ -268,7 +273,7 @@ def median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Tensor]:
-    """Return [k-th smallest along an axis (k from 1), its index]."""
+    """Return [k-th smallest element along the axis `dim` (k from 1), its index]."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     found = (t.slice_axis(v, dim, k - 1, k) for v in sort(x, dim))
@@ -276,7 +281,8 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> list[Te
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
-    """Return [k largest (or smallest) along an axis, their indices]; of equal elements the first come first."""
+    """Return [the k largest (or smallest) elements along the axis `dim`, their indices]; of equal elements the first
+    come first."""
     if not x.rank:
         return [x, t.full((), 0, "int64")]
     order = t.slice_axis(t.argsort(x, dim, largest), dim, 0, k)
@@ -335,12 +341,12 @@ def addbmm(base: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) ->
 
 
 def dist(x: Tensor, y: Tensor, p: float = 2) -> Tensor:
-    """p-norm of a difference."""
+    """p-norm of the difference of x and y."""
     return vector_norm(t.sub(*lift(x, y)), p)
 
 
 def cdist(x: Tensor, y: Tensor, p: float = 2, mode: int | None = None) -> Tensor:
-    """p-norms of the differences of all row pairs."""
+    """p-norms of the differences of each row of x and each row of y. `mode`, a choice of algorithm, is ignored."""
     return vector_norm(t.sub(*lift(t.expand_dims(x, -2), t.expand_dims(y, -3))), p, -1)
 
 
@@ -353,7 +359,8 @@ def outer(x: Tensor, y: Tensor) -> Tensor:
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1, ignore_index: int = -100
 ) -> list[Tensor]:
-    """Return [negative log-likelihood of class indices, total weight]; `reduction` is 0 none, 1 mean, 2 sum."""
+    """Return [negative log-likelihood of class indices, total weight]; `reduction` is 0 none, 1 mean, 2 sum. Elements
+    of the class `ignore_index` do not count."""
     if x.rank == 1:
         losses, total = nll_loss(
             t.expand_dims(x, 0), t.reshape(target, (1,)), weight, reduction, ignore_index

@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that resample images: nearest neighbour, linear, cubic, antialiased, at a grid."""
+"""Functions that build the graph of ATen overloads that resample images: nearest neighbour, linear, cubic, antialiased,
+at a grid."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def _targets(x: Tensor, output_size: Any, scales: Sequence[float | None]) -> lis
 
 
 def scales_of(scales: Sequence[Any], n: int) -> list[float | None]:
-    """Scale factor of each of n axes (None where not given), from a list or a list within a list."""
+    """Scale factor of each of n axes (None where not given), from `scales`: the factors themselves, or one list of
+    them."""
     if len(scales) == 1 and isinstance(scales[0], list | tuple):
         return list(scales[0])
     return [*scales, *[None] * n][:n]
@@ -50,8 +52,8 @@ _GRID_MODES, _GRID_PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border"
 def grid_sampler(x: Tensor, grid: Tensor, mode: int = 0, padding: int = 0, align: bool = False) -> Tensor:
     """x[N, C, *S] sampled at grid[N, *O, n]; the result is [N, C, *O].
 
-    `mode`: 0 linear, 1 nearest, 2 cubic. `padding`: 0 zeros, 1 border, 2 reflection. `align`: as for
-    `sampling.grid_sample`.
+    `mode`: 0 linear, 1 nearest, 2 cubic. `padding`: 0 zeros, 1 border, 2 reflection. `align`: coordinates -1 and 1 are
+    the centres of the outermost elements, not their outer edges.
     """
     return grid_sample(x, grid, _GRID_MODES[mode], _GRID_PADDINGS[padding], bool(align))
 
@@ -78,8 +80,7 @@ def upsample_nearest_exact(x: Tensor, output_size: Any, *scales: Any) -> Tensor:
 
 def upsample_nearest(x: Tensor, output_size: Any, *scales: Any, middle: float = 0.0) -> Tensor:
     """Nearest-neighbour resampling of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if
-    that is None. `middle`: as for `nearest_positions`.
-    """
+    that is None. `middle`: 0.5 compares the centres of input and output positions, 0 their starts."""
     n = x.rank - 2
     factors = scales_of(scales, n)
     whole = _whole_factors(x, output_size, factors)
@@ -138,8 +139,8 @@ def filter_matrix(
 ) -> np.ndarray[Any, Any]:
     """Return the matrix [want, size] of a filter stretched by the downscaling factor, as in Pillow's resize.
 
-    `align`, `factor`: as for `interpolation_matrix`. `reach`: radius of the filter in input positions. `weigh`: weight
-    of the filter at a distance.
+    `align`: the first and last positions coincide. `factor`: outputs per input, by default want / size. `reach`: radius
+    of the filter in input positions. `weigh`: weight of the filter at a distance.
     """
     step = (size - 1) / max(want - 1, 1) if align else 1.0 / factor if factor else size / want
     wide = max(step, 1.0)
@@ -153,9 +154,10 @@ def filter_matrix(
 
 
 def upsample_filtered(reach: int, weigh: Callable[[Any], Any]) -> Callable[..., Tensor]:
-    """Return a builder of antialiased resizing: each output is a weighted mean of the inputs under the filter.
+    """Return a function that builds antialiased resizing (ATen's arguments): each output is a weighted mean of the
+    inputs under the filter.
 
-    `reach` and `weigh`: as for `filter_matrix`.
+    `reach`: radius of the filter in input positions. `weigh`: weight of the filter at a distance.
     """
 
     def build(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:

@@ -1,4 +1,5 @@
-"""Builders of ATen overloads that only AOTAutograd's graphs have: fused attention and its backward, fused layers."""
+"""Functions that build the graph of ATen overloads that only AOTAutograd's graphs have: fused attention and its
+backward, fused layers."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def flash_cpu(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, *, attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp]."""
+    """Return [attention, logsumexp of the scores], as the fused attention of CPUs does."""
     return [*_attention(q, k, v, attn_mask, dropout, causal, scale)]
 
 
@@ -105,7 +106,7 @@ def efficient(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, statistics: bool, dropout: float = 0.0, causal: bool = False, *,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp, seed, offset]; seed and offset of the random numbers of no dropout are 0.
+    """Return [attention, logsumexp, seed, offset]; the last two, for dropout's random numbers, are 0.
 
     The logsumexp is infinite for the queries that PyTorch adds to make their number a multiple of 32.
     """
@@ -144,7 +145,8 @@ def flash(
     q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, causal: bool = False, debug: bool = False, *,
     scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp, None, None, queries, keys, state of the random numbers (zeros), 0, missing]."""
+    """Return [attention, logsumexp of the scores, None, None, queries, keys, state of the random numbers (zeros), 0,
+    placeholder], the results of ATen's flash attention."""
     out, logsumexp = _attention(q, k, v, None, dropout, causal, scale)
     state, unused = t.full((2,), 0, "uint64"), t.full((), 0, "uint64")
     return [out, logsumexp, None, None, q.shape[-2], k.shape[-2], state, unused, Missing(_STATISTICS)]
@@ -162,7 +164,8 @@ def cudnn(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, statistics: bool, dropout: float = 0.0, causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, logsumexp [..., queries, 1], None, None, queries, keys, seed, offset, missing]."""
+    """Return [attention, logsumexp [..., queries, 1], None, None, queries, keys, seed, offset, placeholder], the
+    results of cuDNN's attention."""
     out, logsumexp = _attention(q, k, v, bias, dropout, causal, scale)
     found = t.expand_dims(logsumexp, -1) if statistics else Missing(_STATISTICS)
     zero = t.full((), 0, "int64")
@@ -185,7 +188,8 @@ def multi_head_attention(
     q: Tensor, k: Tensor, v: Tensor, size: int, heads: int, w: Tensor, b: Tensor, w_out: Tensor, b_out: Tensor,
     mask: Tensor | None = None, need_weights: bool = True, average: bool = True, mask_type: int | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [multi-head self-attention of [batch, length, size], None].
+    """Return [multi-head self-attention of [batch, length, size], None]. `w`, `b`: joint projection to queries, keys
+    and values.
 
     Raises UnsupportedError for a mask, for requested weights, and if query, key and value are not one tensor.
     """
@@ -231,7 +235,8 @@ def overrideable(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, ...] of another device's fused attention, of which only the first result is computed."""
+    """Return [attention, placeholders ...], the results of the fused attention of another device, of which only the
+    first is computed."""
     out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
     return [out, *[Missing(_STATISTICS)] * 8]
 

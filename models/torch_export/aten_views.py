@@ -1,5 +1,5 @@
-"""Builders of ATen overloads that view tensors: slices, axes, sliding windows, strided memory. Arguments follow the
-ATen schema."""
+"""Functions that build the graph of ATen overloads that view tensors: slices, axes, sliding windows, strided memory.
+They take the arguments of the ATen schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def squeeze(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 
 
 def transpose(x: Tensor, a: int, b: int) -> Tensor:
-    """Return x with two axes swapped."""
+    """Return x with the axes `a` and `b` swapped."""
     return t.swapaxes(x, a, b) if x.rank else x
 
 
@@ -59,7 +59,7 @@ def bound(value: Dim | None, size: Dim, default: Dim) -> Dim:
 
 
 def slice_(x: Tensor, dim: int = 0, start: Dim | None = None, end: Dim | None = None, step: int = 1) -> Tensor:
-    """Return the elements start, start + step, … before end. Out-of-range bounds are clamped."""
+    """Return the elements start, start + step, … before end along the axis `dim`. Out-of-range bounds are clamped."""
     axis = dim % x.rank
     size = x.shape[axis]
     lo, hi = bound(start, size, 0), bound(end, size, size)
@@ -100,13 +100,13 @@ def as_strided(
 
 
 def narrow(x: Tensor, dim: int, start: Dim, length: Dim) -> Tensor:
-    """Return `length` elements of an axis from start on."""
+    """Return `length` elements of the axis `dim` from `start` on."""
     start = start + x.shape[dim] if isinstance(start, int) and start < 0 else start
     return t.slice_axis(x, dim, start, start + length)
 
 
 def select(x: Tensor, dim: int, index: Dim) -> Tensor:
-    """Return the slice of x at one position of an axis, without that axis."""
+    """Return the slice of x at one position of the axis `dim`, without that axis."""
     axis = dim % x.rank
     at = index + x.shape[axis] if isinstance(index, int) and index < 0 else index
     piece = t.slice_axis(x, axis, at, at + 1)
@@ -114,10 +114,8 @@ def select(x: Tensor, dim: int, index: Dim) -> Tensor:
 
 
 def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
-    """The pieces of an axis: of one size (the last may be smaller), or of the listed sizes.
-
-    Raises UnsupportedError if the number of pieces depends on a free size.
-    """
+    """The pieces of the axis `dim`: of one size (the last may be smaller), or of the listed sizes. Raises
+    UnsupportedError if the number of pieces depends on a free size."""
     if isinstance(size, Sequence):
         return t.split(x, size, dim)
     total = x.shape[dim]
@@ -130,14 +128,14 @@ def split(x: Tensor, size: Dim | Sequence[Dim], dim: int = 0) -> list[Tensor]:
 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> list[Tensor]:
-    """At most `chunks` pieces of equal size of an axis (the last may be smaller)."""
+    """At most `chunks` pieces of equal size of the axis `dim` (the last may be smaller)."""
     total = x.shape[dim]
     return split(x, (total + chunks - 1) // chunks if isinstance(total, int) else total // chunks, dim)
 
 
 def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
-    """Return the slices of x at every position of an axis, each without that axis. Raises UnsupportedError for a free
-    axis."""
+    """Return the slices of x at every position of the axis `dim`, each without that axis. Raises UnsupportedError for a
+    free axis."""
     count = x.shape[dim]
     if not isinstance(count, int):
         raise UnsupportedError(f"unbind over the free dimension {count}", hint="bind it: dims={...}")
@@ -145,7 +143,7 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    """Return x with consecutive axes merged into one."""
+    """Return x with the axes `start` to `end` (inclusive) merged into one."""
     if not x.rank:
         return t.reshape(x, (1,))
     a, b = start % x.rank, end % x.rank
@@ -153,7 +151,8 @@ def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return a diagonal of two axes as a new last axis. Raises UnsupportedError for free sizes."""
+    """Return the elements of the diagonal `offset` of the axes `dim1` and `dim2`, as a new last axis in place of the
+    two. Raises UnsupportedError for free sizes."""
     a, b = dim1 % x.rank, dim2 % x.rank
     rest = [i for i in range(x.rank) if i not in (a, b)]
     x = t.permute(x, (*rest, a, b))
@@ -169,15 +168,13 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Return sliding windows of `size` elements along an axis, `step` apart.
-
-    The window elements form a new last axis.
-    """
+    """Return sliding windows of `size` elements along the axis `dim`, `step` apart. The window elements form a new last
+    axis."""
     return t.windows(x, dim, size, step) if x.rank else t.reshape(x, (1,))
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """x[..., C r r, H, W] rearranged to [..., C, H r, W r]."""
+    """x[..., C r r, H, W] rearranged to [..., C, H r, W r], r being `factor`."""
     *lead, channels, rows, columns = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, channels // (factor * factor), factor, factor, rows, columns))
@@ -186,7 +183,7 @@ def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
 
 
 def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    """x[..., C, H r, W r] rearranged to [..., C r r, H, W]."""
+    """x[..., C, H r, W r] rearranged to [..., C r r, H, W], r being `factor`."""
     *lead, channels, rows, columns = x.shape
     n = len(lead)
     x = t.reshape(x, (*lead, channels, rows // factor, factor, columns // factor, factor))

@@ -1,8 +1,8 @@
 """Importer for PyTorch modules and functions, through `torch.export`.
 
-The program is captured, functionalized, and decomposed only where `aten_ops.TABLE` has no builder: norms, activations,
-softmax, attention and linear layers stay single operators. Parameters and buffers become params that share the module's
-memory.
+The program is captured, functionalized, and decomposed only where `aten_ops.TABLE` has no function for an overload:
+norms, activations, softmax, attention and linear layers stay single operators. Parameters and buffers become params
+that share the module's memory.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def load_module(
 
     `dynamic_shapes` is that of torch.export; a size may also be given as a string, which becomes the dimension's name.
     `dims` binds named dimensions. Mutated buffers become states with updates; their initial values are in
-    `Graph.params` under the state's name. `budget` is that of `optimize` in seconds; it bounds the export
-    (`export_bounds`). Raises ExportError if torch.export fails, ExportTimeError if it takes too long, TooLargeError if
-    it traces more operations than the setting `max_nodes`, UnsupportedError listing every operator without a builder.
+    `Graph.params` under the state's name. `budget`: seconds for the whole optimization, from which the time limit of
+    the export follows (`export_bounds`). Raises ExportError if torch.export fails, ExportTimeError if it takes too
+    long, TooLargeError if it traces more operations than the setting `max_nodes`, UnsupportedError listing every
+    operator that cannot be imported.
     """
     import torch
 
@@ -67,7 +68,8 @@ def from_exported(
 ) -> Graph:
     """Return the graph of a `torch.export.ExportedProgram`.
 
-    `sizes` maps free axes to names, one mapping per tensor input. `budget` and errors: as for `load_module`.
+    `sizes` maps free axes to names, one mapping per tensor input. `budget`: seconds for the whole optimization, from
+    which a time limit follows. Raises the errors of `load_module`.
     """
     import torch
 

@@ -62,7 +62,8 @@ BY_PLACE: dict[str, Callable[..., Any]] = {
 
 
 class ExportReader:
-    """Reader of an exported program that calls a builder for each node. Unsupported nodes are collected first.
+    """Reader of an exported program, which builds the expression of each node by the function for its overload
+    (`aten_ops.TABLE`). Unsupported nodes are collected and reported together.
 
     `sizes`: for each tensor input, axis -> name of its free size. `parts`: name of a free size -> a divisor of it.
     """
@@ -86,10 +87,8 @@ class ExportReader:
         self._written: dict[str, Any] = {}  # final values of written buffers
 
     def graph(self, name: str) -> Graph:
-        """Return the graph. Raises UnsupportedError listing all unsupported nodes.
-
-        Raises UsageError if the program returns no tensor.
-        """
+        """Read the program and return its graph, called `name`. Raises UnsupportedError listing all unsupported nodes.
+        Raises UsageError if the program returns no tensor."""
         check_count(len(self.program.graph_module.graph.nodes), where=name)
         returned = self._run(self.program.graph_module, None)
         outputs: list[Tensor] = []

@@ -1,12 +1,12 @@
-"""Placeholder for an operator result without a builder."""
+"""Placeholder for a result of an operator that cannot be imported."""
 
 from __future__ import annotations
 
 
 class Missing:
-    """Placeholder for the result of an operator without a builder.
+    """Placeholder for a result of an operator that cannot be imported; using it raises UnsupportedError.
 
-    `what`: text that names the result in the UnsupportedError raised on use; "" if the operator was reported already.
+    `what`: text that names the result in that error; "" if the operator was reported already.
     """
 
     def __init__(self, what: str) -> None:

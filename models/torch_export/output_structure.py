@@ -72,7 +72,7 @@ def _child_names(make: Callable[[list[Any]], Any], count: int) -> list[Any]:
 
 
 def output_names(structure: Any, count: int) -> list[str]:
-    """A name for each of `count` outputs: its path in the structure, or its index."""
+    """A name for each of `count` outputs: its path in the containers that `structure` describes, or its index."""
     names = [f"output{i}" for i in range(count)] if structure is not None else ["output"]
 
     def walk(item: Any, path: str) -> None:

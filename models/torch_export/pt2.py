@@ -37,14 +37,27 @@ def load_pt2(path: str | PathLike[str], *, trust: bool = False) -> Graph:
     return from_exported(program, name=path.stem)
 
 
-def _inspect_archive(path: Path) -> None:
-    """Raise BadModelError for a corrupt archive, UntrustedModelError for content that needs a full unpickler."""
+def _pickled(archive: zipfile.ZipFile, entry: str) -> str:
+    """Description of what only a full unpickler can read in an entry of the archive; "" if nothing is."""
     import torch
 
-    def refuse(what: str) -> UntrustedModelError:
-        hint = "save the program again with plain tensors"
-        return UntrustedModelError(f"{what}, which only a full unpickler reads", where=str(path), hint=hint)
+    tail = entry.rsplit("/", 1)[-1]
+    if tail.startswith(("custom_obj", "opaque_obj")):
+        return f"it holds the custom object {tail}"
+    if tail.endswith(("weights_config.json", "constants_config.json")):
+        config = json.loads(archive.read(entry)).get("config", {})
+        for key in (k for k, meta in config.items() if meta.get("use_pickle")):
+            return f"the tensor {key!r} is pickled"
+    if "/sample_inputs/" in entry and (data := archive.read(entry)):
+        try:
+            torch.load(BytesIO(data), weights_only=True)
+        except Exception:
+            return "its sample inputs are objects"
+    return ""
 
+
+def _inspect_archive(path: Path) -> None:
+    """Raise BadModelError for a corrupt archive, UntrustedModelError for content that needs a full unpickler."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -52,17 +65,8 @@ def _inspect_archive(path: Path) -> None:
                 raise BadModelError("this is not an archive written by torch.export.save", where=str(path),
                                     hint="save it again with a current PyTorch")  # fmt: skip
             for entry in names:
-                tail = entry.rsplit("/", 1)[-1]
-                if tail.startswith(("custom_obj", "opaque_obj")):
-                    raise refuse(f"it holds the custom object {tail}")
-                if tail.endswith(("weights_config.json", "constants_config.json")):
-                    for key, meta in json.loads(archive.read(entry)).get("config", {}).items():
-                        if meta.get("use_pickle"):
-                            raise refuse(f"the tensor {key!r} is pickled")
-                if "/sample_inputs/" in entry and (data := archive.read(entry)):
-                    try:
-                        torch.load(BytesIO(data), weights_only=True)
-                    except Exception as error:
-                        raise refuse("its sample inputs are objects") from error
+                if what := _pickled(archive, entry):
+                    hint = "save the program again with plain tensors"
+                    raise UntrustedModelError(f"{what}, which only a full unpickler reads", where=str(path), hint=hint)
     except (OSError, zipfile.BadZipFile, ValueError, AttributeError) as error:
         raise BadModelError(f"not a readable .pt2 archive: {first_line(error)}", where=str(path)) from error

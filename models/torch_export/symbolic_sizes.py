@@ -52,10 +52,11 @@ class SymbolicSizes:
                     self.examples[title] = self.symbols[str(symbol)], getattr(size.node, "hint", None) or 0
 
     def assumed(self) -> Iterator[tuple[str, Callable[[Any, Any], bool], Dim, Dim]]:
-        """Relations between sizes that the module's Python code has decided by, as (text, relation, left, right).
+        """Relations between sizes that the module's Python code has tested while it was traced, as (text, relation,
+        left, right); the graph is valid only where they hold.
 
-        Left out are those that are no relation of polynomials, quotients and remainders, and those that Torch's private
-        modules have asked for, where an operator's result gets its shape and strides.
+        Left out are relations other than between polynomials, quotients and remainders, and those that Torch's private
+        modules have tested, where an operator's result gets its shape and strides.
         """
         asked = (guard.expr for guard in self._guards if not str(getattr(guard, "sloc", "(_")).startswith("(_"))
         for expression in dict.fromkeys(asked):
@@ -72,14 +73,15 @@ class SymbolicSizes:
         return part * dims_.dim(name, min=-(-low // part), max=high // part)
 
     def dim(self, size: Any) -> Dim:
-        """The dimension of a size of a traced shape. Raises UnsupportedError as `dimension` does."""
+        """The dimension of a size of a traced shape. Raises UnsupportedError for a size that depends on data, and for
+        operators that dimensions lack."""
         if isinstance(size, int) and not hasattr(size, "node"):
             return size
         return dimension(size.node.expr, self.symbols)
 
 
 def dimension(expression: Any, symbols: Mapping[str, Dim]) -> Dim:
-    """Lower a SymPy size expression to a dimension, given the dimensions of its symbols.
+    """Convert a SymPy size expression to a dimension, given the dimensions of its symbols.
 
     Raises UnsupportedError for a symbol that no input's shape has (a size that depends on data), and for operators that
     dimensions lack.

@@ -58,12 +58,12 @@ def read_traced(
     fixed: Mapping[str, int] | None = None,
     name: str = "graph",
 ) -> tuple[Graph, dict[str, str]]:
-    """Graph of an FX module of ATen operators, and the symbols of its free dimensions by dimension name.
+    """Return (graph of an FX module of ATen operators, symbol of each of its free dimensions by dimension name).
 
     `weights`: placeholder name -> tensor, for placeholders that become params. The other tensor placeholders become
     inputs of their names, in order; size placeholders become no input. `fixed`: symbol of a size ("s0") -> value; other
     symbols become free dimensions, named after the first input axis of that size. The outputs are a flat list. Raises
-    UnsupportedError for nodes without a builder and for symbols that no input's shape has.
+    UnsupportedError for operators that cannot be imported and for symbols that no input's shape has.
     """
     reader = _Reader(_program(module, weights or {}), fixed or {})
     graph = reader.graph(name)
@@ -76,7 +76,7 @@ def unsupported(module: Any) -> dict[Any, str]:
     """Operators of an FX module that cannot be imported, as node -> reason.
 
     Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. Sizes
-    that no tensor has are as they were when the module was traced.
+    that no tensor has are taken as they were when the module was traced.
     """
     own = tensor_symbols(module)
     return _Prober(_program(module, {}), {n: s for n, s in sizes_of(module).items() if n not in own}).probe()
@@ -111,7 +111,8 @@ def _symbolic(node: Any) -> list[Any]:
 
 
 def tensor_symbols(module: Any, skip: frozenset[str] = frozenset()) -> set[str]:
-    """Return the size symbols that are by themselves the size of an axis of a tensor placeholder (not in `skip`)."""
+    """Return the size symbols of a graph module that are, alone and not in an expression, the size of an axis of a
+    tensor placeholder (not in `skip`)."""
     tensors = [n for n in module.graph.find_nodes(op="placeholder") if hasattr(n.meta.get("val"), "dtype")]
     sizes = [s for n in tensors if n.name not in skip for s in _symbolic(n)]
     return {str(s.node.expr) for s in sizes if s.node.expr.is_Symbol}

@@ -35,7 +35,8 @@ class Writes:
 
 
 def functional(target: Any) -> str:
-    """Return the functional overload of an in-place overload if it has a builder; otherwise ""."""
+    """Return the name of the overload that computes the result of the in-place overload `target` without writing, if it
+    can be imported; otherwise ""."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return ""
@@ -58,7 +59,8 @@ def aliases(op: Any) -> bool:
 
 
 def writes_of(program: Any) -> Writes | None:
-    """Return the in-place writes of an exported program; None if aliasing is too complex and it must be decomposed."""
+    """Find the in-place writes of an exported program; None if aliasing is too complex and it must be decomposed
+    instead."""
     import torch
 
     inner = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]

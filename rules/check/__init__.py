@@ -1,4 +1,5 @@
-"""Is a rule true? Randomized refutation, bit-level proofs, piecewise-linear decision, stored verdicts.
+"""Soundness checks of rewrite rules: randomized refutation, bit-level proofs, piecewise-linear decision, stored
+verdicts.
 
 In: a rule.
 Out: a verdict with evidence.

@@ -102,7 +102,7 @@ class _Floats:
             "neg": z.fpNeg, "abs": z.fpAbs, "add": partial(z.fpAdd, rounded), "sub": partial(z.fpSub, rounded),
             "mul": partial(z.fpMul, rounded), "div": partial(z.fpDiv, rounded),
             "recip": lambda a: z.fpDiv(rounded, self.number(1.0), a),
-            "maximum": lambda a, b: self.larger(a, b, True), "minimum": lambda a, b: self.larger(a, b, False),
+            "maximum": lambda a, b: self.larger(a, b, most=True), "minimum": lambda a, b: self.larger(a, b, most=False),
             "lt": z.fpLT, "le": z.fpLEQ, "eq": z.fpEQ,
         }  # fmt: skip
         if name in laws:

@@ -78,7 +78,8 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
 
 
 def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000) -> Verdict:
-    """Verdict of random tests on a rule: `samples` instances per direction, with up to `attempts` draws each.
+    """Result of random tests of a rule (from `seed`): `samples` instances per direction, with up to `attempts` draws
+    each.
 
     Returns "tested" or "refuted"; "unknown" if too few instances were found or none had a value to compare. Raises
     RuleError if the rule is malformed.
@@ -101,7 +102,8 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000)
 
 
 def verdict(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Verdict of random tests (`check`) on a rule and, if nothing refutes it, of a proof attempt.
+    """Result ("proved", "tested", "refuted" or "unknown") of random tests (`check`) of a rule and, if nothing refutes
+    it, of a proof attempt.
 
     A proof is either SMT over all sizes and ranks (smt/prove.py) with random evaluations whose error probability is
     below 2**-60 (rules/semantics/prime_field.py), or bitwise (bits.py). A rule that is not proved stays "tested", and
@@ -193,7 +195,7 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Verdict of random tests (`check`) on a rule. Raises RuleError with the counterexample if they refute it."""
+    """Result of random tests (`check`) of a rule. Raises RuleError with the counterexample if they refute it."""
     verdict = check(rule, seed=seed, samples=samples)
     if verdict.status == "refuted":
         raise RuleError(
@@ -210,7 +212,7 @@ def about_cost(guard: Attr) -> bool:
 
 
 def judge(rule: Rule, instance: Instance, *, seed: int = 0, style: int = 0) -> Verdict:
-    """Verdict on one instance of a one-way rule, whose guards are not checked.
+    """Result of testing one instance of a one-way rule, whose guards are not checked.
 
     Both sides are compared on two sets of random inputs. `style`: index into `trial.STYLES` of the way in which the
     first is drawn; the second is drawn in the next way, cyclically.

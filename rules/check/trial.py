@@ -1,7 +1,7 @@
 """Trial of a rule on one random instance: both sides evaluated modulo primes, in float64, and bit by bit.
 
-`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. What is compared, and how:
-check.py.
+`RuleTrial` raises Refuted, with the operand values and both results, where the sides differ. check.py explains the
+comparisons.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLACK = 512 * np.finfo(np.float64).eps
 
 
 class Refuted(Exception):
-    """Raised when a counterexample is found."""
+    """Raised when both sides of a rule differ on an instance; the message has the counterexample."""
 
     def __init__(self, detail: str, counterexample: str) -> None:
         super().__init__(detail)
@@ -98,7 +98,7 @@ def _show(x: Array) -> str:
 class TypedRule(Protocol):
     """Protocol of a rule with concrete types for its tensor variables.
 
-    An `Instance`, or its counterpart for text rules.
+    Implemented by `Instance` and, for rules in TASO's and Tensat's language, by `TextInstance`.
     """
 
     @property
@@ -223,9 +223,11 @@ class RuleTrial:
         return False
 
     def differs(self, i: int, data: Mapping[str, Array], left: Array, right: Array, peak: float) -> str:
-        """Description of a difference between two results beyond rounding; "" if there is none.
+        """Description of how the two sides of a rule, roots `i` and `i + 1` of the trial's graph, differ beyond
+        rounding; "" if they do not.
 
-        `left`, `right`: values of roots i and i + 1. `peak`: largest finite magnitude of all values.
+        `data`: values of the rule's variables. `left`, `right`: values of both sides. `peak`: largest finite magnitude
+        of all values.
         """
         if not dtypes.is_float(self.roots[i].dtype):
             return "" if np.array_equal(left, right) else "the sides differ"

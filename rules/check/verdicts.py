@@ -1,4 +1,5 @@
-"""Stored verdicts on our own rules, so that listing the rules needs no checking.
+"""Stored verdicts (proved, tested, refuted or unknown) on the built-in rules, so that listing the rules needs no
+checking.
 
     python -m tensor_graphs.rules.check.verdicts [NAME ...]     checks every rule (a few minutes) or the named ones, and
                                                                 writes verdicts.json beside this file
@@ -22,9 +23,9 @@ SAMPLES = 24
 
 
 def key(rule: Rule) -> str:
-    """Hash of everything that a rule's verdict depends on.
+    """Hash of everything that a rule's verdict (proved, tested, refuted or unknown) depends on.
 
-    Sides, guards, directions, and whether the rule claims to be exact.
+    Sides, guards, directions, and whether the rule claims to preserve every bit.
     """
     text = json.dumps([rule.left, rule.right, rule.when, rule.both, rule.exact])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -32,7 +33,8 @@ def key(rule: Rule) -> str:
 
 @cache
 def stored() -> dict[str, Verdict]:
-    """The verdicts in verdicts.json by key; empty if the file is missing or damaged."""
+    """The verdicts (proved, tested, refuted or unknown) in verdicts.json by key; empty if the file is missing or
+    damaged."""
     try:
         found = json.loads(FILE.read_text(encoding="utf-8"))
         return {k: Verdict(v["status"], v["detail"]) for k, v in found.items() if v["status"] in STATUSES}
@@ -41,12 +43,13 @@ def stored() -> dict[str, Verdict]:
 
 
 def of(rule: Rule, *, samples: int = 6) -> Verdict:
-    """The stored verdict on a rule, or one computed now from `samples` random instances."""
+    """The stored verdict (proved, tested, refuted or unknown) on a rule, or one computed now from `samples` random
+    instances."""
     return stored().get(key(rule)) or verdict(rule, samples=samples)
 
 
 def table(rules: Sequence[Rule]) -> str:
-    """Markdown table: number of rules per family and verdict."""
+    """Markdown table: number of rules per family and verdict (proved, tested, refuted or unknown)."""
     families = list(dict.fromkeys(r.family for r in rules))
     rows = [(f, [of(r).status for r in rules if r.family == f]) for f in families]
     rows.append(("**all**", [s for _, found in rows for s in found]))
@@ -58,7 +61,8 @@ def table(rules: Sequence[Rule]) -> str:
 def update(rules: Iterable[Rule], say: Callable[[str], None] = print, *, keep: bool = False) -> dict[str, Status]:
     """Check rules and write verdicts.json; returns statuses by rule name.
 
-    `keep`: retain the stored verdicts of other rules. `say` gets one line of text per rule.
+    `keep`: retain the stored verdicts (proved, tested, refuted or unknown) of other rules. `say` gets one line of text
+    per rule.
     """
     rules, statuses = list(rules), {}
     found: dict[str, dict[str, str]] = {}

@@ -1,4 +1,4 @@
-"""Which rules or terms follow from other rules.
+"""Derivation of rules, and proofs of equality of terms, from other rules by saturation.
 
 In: rules or two terms.
 Out: derivations.

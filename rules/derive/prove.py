@@ -6,7 +6,7 @@ pair are in one e-class, so a proof may rewrite either side or meet in the middl
 
 The rule set consists of the rules for models without their profitability guards, and of the canonical-form rules
 (tables/normal_form.py, strides.py) in place of the few rules that never terminate without such a guard. A second search
-adds rules that convert one kind of contraction into another, after which associativity generates very many forms. A
+adds rules that convert one kind of contraction into another, after which associativity generates very many terms. A
 third search, for claims with reshapes of contractions or reductions, adds the loop rules (tables/loops.py): loops are
 split, merged and interchanged, which proves split-K, im2col, online softmax and attention in one pass. Constant arrays
 are first expressed by ops (smt/spelling.py), because rules match ops.

@@ -1,4 +1,4 @@
-"""Verdicts on the rules of a file: `tensor-graphs rules check FILE`.
+"""Verdicts (proved, tested, refuted or unknown) on the rules of a file: `tensor-graphs rules check FILE`.
 
 Each line holds rules in one of two languages; the language is detected per line. Blank lines and lines that begin with
 `#` are skipped.
@@ -6,14 +6,14 @@ Each line holds rules in one of two languages; the language is detected per line
     (matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?b ?c))      TASO's and Tensat's (tensat.py)
     f(x,y)==g(y,x)
 
-    x @ (y @ z) <=> (x @ y) @ z                                         ours (egraph/ir/pattern_parser.py)
-    name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact
-    x @ a, x @ b => slice(m, …), slice(n, …) if …                       multi-pattern rule: all sides must match at once
+    x @ (y @ z) <=> (x @ y) @ z                                         this project's (egraph/ir/pattern_parser.py)
+    name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact x @ a, x @ b => slice(m, …), slice(n, …) if …
+    multi-pattern rule: all sides must match at once
 
-In our language the arrow is `=>` or `->` for a one-way rule and `<=>` or `<->` for a two-way rule. Optional parts: a
-name before a colon, guards after `if` or `when` (separated by commas or `and`), and `; exact`, which claims bitwise
-equality. With `pairs`, two consecutive lines of Tensat's language form one multi-pattern rule; rules in our language
-stay single.
+In this project's language the arrow is `=>` or `->` for a one-way rule and `<=>` or `<->` for a two-way rule. Optional
+parts: a name before a colon, guards after `if` or `when` (separated by commas or `and`), and `; exact`, which claims
+bitwise equality. With `pairs`, two consecutive lines of Tensat's language form one multi-pattern rule; rules in this
+project's language are not joined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ MANY = 200  # number of rules from which starting worker processes pays off
 
 @dataclass(frozen=True)
 class Checked:
-    """A rule of a file with its verdict. `index` counts from 0 in file order, `line` from 1."""
+    """A rule of a file with its verdict (proved, tested, refuted or unknown). `index` counts from 0 in file order,
+    `line` from 1."""
 
     index: int
     line: int
@@ -47,12 +48,6 @@ class Checked:
         return {"index": self.index, "text": self.text, "verdict": found.status, "detail": detail}
 
 
-# ---------------------------------------------------------------- our own language
-
-
-# ---------------------------------------------------------------- files
-
-
 def check_all(
     rules: Sequence[Line],
     *,
@@ -62,7 +57,8 @@ def check_all(
     stop: Callable[[], bool] = lambda: False,
     processes: int = 1,
 ) -> Iterator[Checked]:
-    """Yields every rule of a file with its verdict, in file order, until `stop` returns True.
+    """Yields every rule of a file with its verdict (proved, tested, refuted or unknown), in file order, until `stop`
+    returns True.
 
     Rules with equal text are checked once. With at least `MANY` distinct rules, `processes` worker processes check in
     parallel. `say` gets a line on the progress after each rule. `seed`, `samples`: of the random tests (`check`).
@@ -81,19 +77,23 @@ def check_all(
             if stop():
                 return
             if rule.text not in known:
-                if coming:
-                    while not (found := coming[rule.text]).done():
-                        wait([found], timeout=0.1)
-                        if stop():
-                            return
-                    known[rule.text] = found.result()
-                else:
-                    known[rule.text] = verdict(rule, seed=seed, samples=samples)
+                if coming and not _done(coming[rule.text], stop):
+                    return
+                known[rule.text] = coming[rule.text].result() if coming else verdict(rule, seed=seed, samples=samples)
             say(f"{index + 1} of {len(rules)} rules, {time.perf_counter() - begin:.0f} s")
             yield Checked(index, rule.line, rule.text, known[rule.text])
 
 
+def _done(found: Future[Verdict], stop: Callable[[], bool]) -> bool:
+    """Wait for a verdict; False if `stop` returns True first."""
+    while not found.done():
+        wait([found], timeout=0.1)
+        if stop():
+            return False
+    return True
+
+
 def counts(found: Sequence[Checked]) -> dict[str, int]:
-    """Number of rules by verdict."""
+    """Number of rules by verdict (proved, tested, refuted or unknown)."""
     total = Counter[str](c.verdict.status for c in found)
     return {status: total[status] for status in STATUSES}

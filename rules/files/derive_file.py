@@ -1,10 +1,10 @@
-"""Which rules of a file follow from our rules: `tensor-graphs rules derive FILE`.
+"""Derivation of the rules of a file from the built-in rules: `tensor-graphs rules derive FILE`.
 
 A rule counts as derived if its two sides end up in one e-class at every instance tried (prove.py). For a rule in
-Tensat's language, the instances come from shape inference (text/shapes.py), the least special ones of each family of
-shapes; for a rule in our language, they are sampled (sample.py). Files are parsed as by `rules check`. Saturation runs
-in worker processes that can be killed. Consecutive rules over the same ops reuse the declarations that a worker's
-egglog already holds.
+Tensat's language, the instances come from shape inference (text/shapes.py): of each family of shapes, those with the
+fewest axes of size 1; for a rule in this project's language, they are sampled (sample.py). Files are parsed as by
+`rules check`. Saturation runs in worker processes that can be killed. Consecutive rules over the same ops reuse the
+declarations that a worker's egglog already holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of all rules as Markdown: writes docs/rules.md.
+"""The table of all rules as Markdown, the page docs/rules.md.
 
     python -m tensor_graphs.rules.files.markdown --count > docs/rules.md
 
@@ -55,7 +55,8 @@ def _row(rule: Rule, samples: int) -> str:
 
 
 def table_markdown(rules: Sequence[Rule], *, samples: int = 6) -> str:
-    """One section per family, one row per rule: name, sides, guards, growth, exactness, verdict, doc."""
+    """One section per family, one row per rule: name, sides, guards, growth, whether it preserves every bit, verdict
+    (proved, tested, refuted or unknown), doc."""
     families = list(dict.fromkeys(r.family for r in rules))
     one_way = sum(len(r.directions) for r in rules)
     parts = [_HEAD.format(rules=len(rules), one_way=one_way, families=len(families))]

@@ -1,4 +1,5 @@
-"""Rules in text form: this project's own syntax and that of TASO and Tensat; the verdict of one rule."""
+"""Rules in text form: this project's own syntax and that of TASO and Tensat; the verdict (proved, tested, refuted or
+unknown) of one rule."""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def read(text: str, *, pairs: bool = False) -> list[Line]:
 
 
 def verdict(rule: Line, *, seed: int = 0, samples: int = SAMPLES) -> Verdict:
-    """The verdict on one rule of a file, in either language, from `samples` random instances drawn from `seed`."""
+    """The verdict (proved, tested, refuted or unknown) on one rule of a file, in either language, from `samples` random
+    instances drawn from `seed`."""
     if isinstance(rule, TextRule):
         return check_text(rule, seed=seed)
     if rule.rule is None:

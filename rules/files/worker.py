@@ -1,9 +1,9 @@
 """Worker processes that check the rules of a large file in parallel.
 
-A worker reads one rule per line as JSON and answers each with a verdict. It is started with `python -m` in its own
-session, so that Ctrl-C reaches only the parent and the main script is not executed again. If a worker is killed, the
-parent checks its rule itself. A rule that takes longer than RULE_S, or more memory than a worker may have, or that
-crashes a worker, is "unknown".
+A worker reads one rule per line as JSON and answers each with a verdict (proved, tested, refuted or unknown). It is
+started with `python -m` in its own session, so that Ctrl-C reaches only the parent and the main script is not executed
+again. If a worker is killed, the parent checks its rule itself. A rule that takes longer than RULE_S, or more memory
+than a worker may have, or that crashes a worker, is "unknown".
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ class RuleCheckPool:
             process.communicate()
 
     def all(self, rules: Sequence[Line]) -> list[Future[Verdict]]:
-        """Futures of the verdicts, in the order of the rules."""
+        """Futures of the verdicts (proved, tested, refuted or unknown), in the order of the rules."""
         return [self.threads.submit(self.one, rule) for rule in rules]
 
     def one(self, rule: Line) -> Verdict:
-        """The verdict on one rule, from this thread's worker process, or computed here if the worker is killed."""
+        """The verdict (proved, tested, refuted or unknown) on one rule, from this thread's worker process, or computed
+        here if the worker is killed."""
         late = threading.Event()
         asked = {"text": rule.text, "line": rule.line, "seed": self.seed, "samples": self.samples}
         try:

@@ -58,7 +58,7 @@ class Zero(Exception):
 
 @cache
 def tables() -> tuple[Array, Array]:
-    """Powers of the generator, and the discrete logarithm of each nonzero residue."""
+    """(powers of the generator modulo P by exponent, discrete logarithm of each nonzero residue), as arrays."""
     powers = np.ones(P - 1, np.int64)
     for i in range(1, P - 1):
         powers[i] = powers[i - 1] * G % P
@@ -68,7 +68,7 @@ def tables() -> tuple[Array, Array]:
 
 
 def pairs(order: Sequence[Tensor], leaves: Mapping[str, Pair], key: int) -> dict[int, Pair]:
-    """Values of atomic nodes modulo P and P - 1, by node id.
+    """Values modulo P and P - 1 of nodes without composite ops, by node id.
 
     `order`: the nodes, operands first. `leaves`: values of leaves by name. `key`: seed of uninterpreted functions.
     Raises NotModular for ops outside of this arithmetic.
@@ -156,9 +156,8 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
 
 # ---------------------------------------------------------------- how likely an error is
 def weight(order: Sequence[Tensor]) -> float:
-    """Upper bound on (P - 1) × the probability that one evaluation of the nodes `order` (operands first) misses a
-    difference; infinity if unbounded.
-    """
+    """Upper bound on (P - 1) times the probability that one evaluation of the nodes `order` (operands first) misses a
+    difference; infinity if unbounded."""
     first: dict[int, float] = {}  # degree of the component modulo p in the variables x and y
     second: dict[int, float] = {}  # degree of the expression whose logarithm is the component modulo p - 1
     compared, largest = 0.0, 1.0
@@ -209,10 +208,12 @@ def sure(
     bits: int = BITS,
     orders: int = 1,
 ) -> float:
-    """Confidence in bits that the pairs are equal: -log2 of the probability that random evaluation errs.
+    """Test whether the pairs of terms are equal by random evaluation; returns the confidence in bits: -log2 of the
+    probability that it errs.
 
     0 if a side is outside of this arithmetic or empty, or if more than `TRIALS` evaluations would be needed; -1 if a
-    difference was found. If a maximum occurs, at least `orders` evaluations are run, each with another random order.
+    difference was found. `bits`: confidence that is wanted. If a maximum occurs, at least `orders` evaluations are run,
+    each with another random order.
     """
     if any(0 in n.shape for n in order):
         return 0.0

@@ -47,7 +47,7 @@ class Functions:
         return laws.get(name)
 
     def unknown(self, name: str, x: Any) -> Any:
-        """z3 term of an uninterpreted real function of x."""
+        """z3 term of the uninterpreted real function of x that stands for the op `name`."""
         real = self.z.RealSort()
         return self.z.Function(f"real {name}", real, real)(x)
 
@@ -56,7 +56,8 @@ class Functions:
         return self.z.If(x >= 0, x, -x)
 
     def odd(self, name: str, x: Any, axioms: list[Any]) -> Any:
-        """z3 term of an uninterpreted odd function of x, defined by its values at positive arguments."""
+        """z3 term of the odd op `name` of x, uninterpreted at positive arguments and defined by them elsewhere. Appends
+        to `axioms` that a monotone one is positive there."""
         z, value = self.z, self.unknown(name, self.magnitude(x))
         if OPS[name].monotone:
             axioms.append(z.Implies(x != 0, value > 0))
@@ -109,15 +110,15 @@ class Functions:
         return found - value if turned else found + value
 
     def exponent(self, x: Any) -> Any:
-        """The exponent of a term that is a product of exponentials, else None."""
+        """If the z3 term x is a product of exponentials, the sum of their exponents, else None."""
         parts = factors(self.z, x)
         known = all(self.z.is_app(e) and e.decl().name() == "real exp" for e, _ in parts)
         return sum_of(self.z, [(e.arg(0), up) for e, up in parts]) if parts and known else None
 
     def cancelled(self, parts: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-        """The pairs (factor, exponent) of a product without those that cancel, e and 1/e.
+        """The pairs (factor, exponent) of a product, `parts`, without those that cancel, x and 1/x.
 
-        That is sound: where the quotient is defined, e is not zero.
+        That is sound: where the quotient is defined, x is not zero.
         """
         found: list[tuple[Any, int]] = []
         for e, up in parts:
@@ -163,7 +164,7 @@ class Functions:
 
 
 def is_whole(values: Sequence[float]) -> bool:
-    """Whether all finite numbers are integers and none is infinite, so that they mean the same in every ring."""
+    """Whether all numbers are integers or NaN, so that they mean the same in every ring."""
     return all(v == int(v) for v in values if v == v and abs(v) != float("inf")) and all(
         abs(v) != float("inf") for v in values
     )

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import atomic_ops as atomic
+from ...egraph.ir import atomic_numpy as atomic
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import OPS
@@ -38,10 +38,8 @@ class NotModular(Exception):
 
 
 def residue(value: Any, p: int) -> int:
-    """A constant modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction.
-
-    Raises NotModular for other fractions and infinities.
-    """
+    """The constant `value` modulo p; a float that equals 1.0 / n for an integer n stands for the exact fraction. Raises
+    NotModular for other fractions and infinities."""
     try:
         exact = Fraction(value)
     except (ValueError, OverflowError) as error:
@@ -81,10 +79,8 @@ _MODULAR: dict[str, Law] = {  # other laws than those of integers
 
 
 def field_law(op: str) -> Law | None:
-    """The function that computes an op of field arithmetic on residues, up to a multiple of the modulus.
-
-    None for other ops.
-    """
+    """Function (attributes, modulus, *operands) that computes an op on residues; its result is reduced modulo p by the
+    caller. None for ops outside of field arithmetic."""
     entry = OPS[op]
     if entry.algebra != "ring" or entry.numpy is None:
         return _MODULAR.get(op)
@@ -185,7 +181,8 @@ def _truth(node: Tensor, args: Sequence[Array], key: int) -> Array:
 
 
 def modular(order: Sequence[Tensor], leaves: Mapping[str, Array], p: int, key: int | None = None) -> dict[int, Array]:
-    """Values of atomic nodes modulo p by node id; float leaves are residues.
+    """Evaluate nodes without composite ops modulo p; returns their values by node id. `order`: the nodes, operands
+    first. `leaves`: values by name, residues for floats.
 
     With a key, functions outside of field arithmetic are uninterpreted: random functions, the same for the same key.
     Raises NotModular for anything else.
@@ -217,7 +214,7 @@ def _node(
         raise NotModular
     if node.op == "pad":
         low = key is not None and attrs["value"] == float("-inf")
-        return atomic._pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
+        return atomic.pad({**attrs, "value": BELOW if low else residue(attrs["value"], p)}, *args)
     if key is not None and extreme_sign(node.op):
         return _extreme(node, args, key)
     if any(a.dtype.kind == "i" and np.any(a == BELOW) for a in args):
@@ -270,7 +267,7 @@ def unrectified(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def finite(roots: Sequence[Tensor]) -> list[Tensor]:
-    """Terms without branches for infinite operands: residues are finite."""
+    """The terms without branches for infinite operands, which are never taken because residues are finite."""
 
     def changed(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
         return args[2] if node.op == "where" and args[0].op == "is_inf" else None
@@ -297,7 +294,7 @@ _PRODUCTS = ("mul", "matmul", "conv", "div")
 
 
 def weight(order: Sequence[Tensor]) -> int:
-    """Upper bound on p × the probability that one evaluation of the nodes `order` (operands first) modulo a prime p
+    """Upper bound on p times the probability that one evaluation of the nodes `order` (operands first) modulo a prime p
     misses a difference.
 
     The bound is the polynomial degree plus, for uninterpreted functions, the number of argument pairs times the degree
@@ -353,7 +350,8 @@ def agreement(
     bits: int = BITS,
     orders: int = 1,
 ) -> float:
-    """Confidence in bits that the pairs are equal: -log2 of the probability that random evaluation errs.
+    """Test whether the pairs of terms are equal by random evaluation modulo primes; returns the confidence in bits:
+    -log2 of the probability that it errs.
 
     Runs as many evaluations as `bits` requires, alternating between the primes, each with fresh residues and fresh
     uninterpreted functions; at least `orders` evaluations if a maximum occurs. Returns 0 if a side is outside of this

@@ -2,11 +2,11 @@
 
 An instance makes every left side well typed and satisfies every guard. The left sides are traversed from the root down
 and left to right. Each subterm is sampled under a `Want`, the sizes per axis that its context allows, so that most
-choices fit at once. `sample_ops.py` has, per shape law, the constraints on the operands and the proposals for
-attributes. Guards of the form `variable == …` are solved as soon as the other side can be evaluated, and guards on
-shapes narrow a variable's sizes before it is drawn. The rest is rejection sampling: a choice that violates a guard is
-drawn again, and a dead end restarts the instance. Each instance is built and typed by the real shape inference, so
-errors in this file can only lose instances, not produce wrong ones.
+choices fit at once. `sample_ops.py` has, for each type law (rule for an op's result type), the constraints on the
+operands and the proposals for attributes. Guards of the form `variable == …` are solved as soon as the other side can
+be evaluated, and guards on shapes narrow a variable's sizes before it is drawn. The rest is rejection sampling: a
+choice that violates a guard is drawn again, and a dead end restarts the instance. Each instance is built and typed by
+the real shape inference, so errors in this file can only lose instances, not produce wrong ones.
 """
 
 from __future__ import annotations

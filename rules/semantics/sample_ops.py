@@ -1,4 +1,5 @@
-"""Backward shape inference per op: from the wanted sizes of a result to those of the operands (used by sample.py)."""
+"""Table of samplers, one for each type law (rule for an op's result type): from the wanted sizes of a result to types
+of the operands (used by sample.py)."""
 
 from __future__ import annotations
 

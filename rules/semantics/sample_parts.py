@@ -1,4 +1,4 @@
-"""Parts that samplers of ops share: ranks, sizes, dtypes and attributes."""
+"""Functions that the samplers of several ops share: choice of ranks, sizes, dtypes and attributes."""
 
 from __future__ import annotations
 
@@ -50,12 +50,13 @@ def rank_of(s: Sampler, call: PatternCall, want: Want) -> int:
 
 
 def wanted_sizes(s: Sampler, call: PatternCall, want: Want) -> tuple[Sizes, ...]:
-    """Wanted sizes of the result; where the context allows any rank, a drawn rank with any sizes."""
+    """For each axis of the result the set of sizes that the context allows; if it allows any rank, a rank is drawn,
+    with any sizes."""
     return want.shape if want.shape is not None else (None,) * rank_of(s, call, want)
 
 
 def with_axis(shape: tuple[Sizes, ...], axis: int, sizes: Sizes) -> tuple[Sizes, ...]:
-    """The sizes with those of one axis replaced."""
+    """`shape`, the allowed sizes of each axis, with those of one axis replaced by `sizes`."""
     return (*shape[:axis], sizes, *shape[axis + 1 :])
 
 

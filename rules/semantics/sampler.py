@@ -61,7 +61,7 @@ class Instance:
     bounds: Mapping[str, int] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        """One leaf per tensor variable: params for weights, inputs otherwise."""
+        """Make a leaf for each tensor variable: a param for weights, an input otherwise; returned by name."""
         return {n: (api.param if n in self.weights else api.input)(n, t.shape, t.dtype) for n, t in self.types.items()}
 
     def env(self) -> dict[str, Any]:
@@ -80,19 +80,19 @@ class Instance:
 
 @dataclass(frozen=True)
 class Want:
-    """Requirements of a subterm's context: sizes per axis (None: any rank) and the dtype."""
+    """Requirements of a subterm's context: for each axis the allowed sizes (`shape` None: any rank), and the dtype."""
 
     shape: tuple[Sizes, ...] | None
     dtype: str
 
 
 def exactly(shape: Sequence[Any]) -> tuple[Sizes, ...]:
-    """Sets of allowed sizes, one per axis, for exactly this shape."""
+    """For each axis the set of allowed sizes, for exactly this shape."""
     return tuple(frozenset((d,)) for d in shape)
 
 
 def upto(shape: Sequence[Any]) -> tuple[Sizes, ...]:
-    """Sets of allowed sizes, one per axis, for shapes that broadcast to this one."""
+    """For each axis the set of allowed sizes, for shapes that broadcast to this one."""
     return tuple(frozenset((1, d)) for d in shape)
 
 
@@ -104,8 +104,8 @@ def meet(a: Sizes, b: Sizes) -> Sizes:
 class Sampler:
     """One attempt at sampling an instance of a rule under some guards.
 
-    `handlers`: type law -> function that draws types of a call's operands such that its result has the
-    shape and dtype that a `Want` requires.
+    `handlers`: type law (rule for an op's result type) -> function that draws types of a call's operands such that its
+    result has the shape and dtype that a `Want` requires.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class Sampler:
     # ------------------------------------------------------------ what is known so far
     @property
     def env(self) -> dict[str, Any]:
-        """Values of all variables chosen so far."""
+        """Values of all variables drawn so far by name, as attribute expressions and guards read them."""
         return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
 
     def value(self, attr: Attr) -> Any:
-        """The value of an expression; raises NotYet if a variable is missing. Raises Reject if the expression has no
-        value."""
+        """The value of an attribute expression; raises NotYet if a variable has no value yet, Reject if the expression
+        has no value."""
         env = self.env
         if any(n not in env for n in attr_names(attr)):
             raise NotYet
@@ -185,7 +185,7 @@ class Sampler:
             raise Reject from error
 
     def accept(self, name: str) -> bool:
-        """Whether all guards that read this variable and can be evaluated now hold."""
+        """Whether all guards hold that read the variable `name` and whose variables all have values."""
         env = self.env
         return all(
             holds([g], env) for g, reads in zip(self.guards, self.reads) if name in reads and reads <= env.keys()
@@ -222,7 +222,8 @@ class Sampler:
         return tuple(shape)
 
     def attr(self, call: PatternCall, name: str, propose: Callable[[], Any]) -> Any:
-        """The value of an attribute: given, solved from a guard, or proposed until the guards accept it.
+        """The value of the attribute `name` of a call: given, solved from a guard, or drawn by `propose` until the
+        guards accept it.
 
         Raises Reject if none is accepted.
         """
@@ -252,7 +253,8 @@ class Sampler:
         return False, None
 
     def variable(self, name: str, want: Want) -> Type:
-        """A random type for a tensor variable, which is recorded. Raises Reject if no draw satisfies the guards."""
+        """Draw a type for the tensor variable `name` that fits `want`, record and return it. Raises Reject if no draw
+        satisfies the guards."""
         for _ in range(16):
             self.types.pop(name, None)
             shape = self.narrowed(name, want)
@@ -266,7 +268,8 @@ class Sampler:
         raise Reject
 
     def narrowed(self, name: str, want: Want) -> tuple[Sizes, ...] | None:
-        """The wanted shape, narrowed by the guards that relate this variable to known ones."""
+        """The shape that `want` allows for the variable `name`, narrowed by the guards that relate this variable to
+        known ones. None: any rank is allowed."""
         shape = want.shape
         for g, reads in zip(self.guards, self.reads):
             if name not in reads or not isinstance(g, Apply):
@@ -319,7 +322,7 @@ class Sampler:
         return (*ones[: axis % len(shape)], shape[axis], *ones[axis % len(shape) + 1 :])
 
     def both(self, a: tuple[Sizes, ...] | None, b: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-        """Intersection of the allowed sizes of two shapes. Raises Reject if the ranks differ."""
+        """Intersection of the allowed sizes of two shapes, `a` and `b`. Raises Reject if the ranks differ."""
         if a is None:
             return b
         if len(a) != len(b):
@@ -335,9 +338,9 @@ class Sampler:
 
     # ------------------------------------------------------------ terms
     def term(self, term: Term, want: Want) -> Type:
-        """Samples the variables of a term that have no values yet, and returns its type.
+        """Draw values for the variables of a term that have none yet, such that it fits `want`; returns its type.
 
-        Raises Reject if the context does not allow it.
+        Raises Reject if that fails.
         """
         found = self.known(term)
         if found is None:
@@ -362,8 +365,8 @@ class Sampler:
         return found
 
     def dtype_for(self, *terms: Term) -> str:
-        """Dtype for subterms that must agree: the known one, else a random float, integer or bool dtype (mostly
-        float)."""
+        """Dtype for subterms that must agree: that of one whose type is known, else a random float, integer or bool
+        dtype (mostly float)."""
         for t in terms:
             found = self.known(t)
             if found is not None:

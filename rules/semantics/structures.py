@@ -29,22 +29,24 @@ SPATIAL = (1, 2)  # numbers of spatial axes to check: spatial axes are treated a
 
 
 def is_view(op: str) -> bool:
-    """Whether SMT proofs know both the index map and the shape law of an op."""
+    """Whether SMT proofs know both an op's index map (which operand element each result element is) and its result
+    shape."""
     return OPS[op].index_map is not None and OPS[op].law in VIEW_LAWS
 
 
 def is_layout(op: str) -> bool:
-    """Whether SMT proofs know an op that moves elements, or creates them without arithmetic."""
+    """Whether SMT proofs know an op as one that moves elements (a view), or creates them without arithmetic (a fill, an
+    iota)."""
     return op in CREATED or is_view(op)
 
 
 def folds(op: str) -> bool:
-    """Whether an op is a reduction that SMT proofs know."""
+    """Whether SMT proofs know an op as a reduction with a known combining operation."""
     return OPS[op].law == "reduce" and OPS[op].monoid in FOLDS
 
 
 def is_contraction(op: str) -> bool:
-    """Whether SMT proofs know an op as sums or maxima over indices."""
+    """Whether SMT proofs express an op as a sum or maximum over indices."""
     return op in CONTRACTIONS or folds(op)
 
 
@@ -70,7 +72,8 @@ def booleans(rule: Rule) -> set[str]:
 
 
 def bits(rule: Rule) -> set[str]:
-    """Variables of a rule that consists of `and`, `or`, `xor` and layout ops alone; empty for other rules.
+    """The tensor variables of a rule that consists of bitwise ops (`and`, `or`, `xor`) and views alone; empty for other
+    rules.
 
     Such a rule holds for integers if it holds for each bit, so that a proof over booleans suffices.
     """
@@ -187,11 +190,11 @@ def _weights(rule: Rule) -> dict[str, int]:
 
 
 def structures(rule: Rule, real: bool) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
-    """Cases to prove a rule at: (rank of each tensor variable, value of each attribute variable).
+    """The choices of ranks and axes for each of which a rule is to be proved: yields (rank of each tensor variable,
+    value of each attribute variable).
 
-    Axes and permutations get concrete values, all other attribute variables are z3 unknowns: reals with
-    `real`, else integers. Raises OutOfScope for rules
-    that SMT proofs do not support.
+    Axes and permutations get concrete values, all other attribute variables are z3 unknowns: reals with `real`, else
+    integers. Raises OutOfScope for rules that SMT proofs do not support.
     """
     module = z3()
     names = list(dict.fromkeys(v for t in rule.lefts for v in variables(t)))

@@ -1,4 +1,5 @@
-"""Sums, and maxima or minima of sets, of terms over bound index variables: the values of SMT proofs (smt/prove.py).
+"""Symbolic sums, maxima and minima of terms over bound index variables, which represent elements of tensors in SMT
+proofs (smt/prove.py).
 
 A parameter `z` is the z3 module.
 """
@@ -17,20 +18,19 @@ TERMS = 64  # per sum
 
 @dataclass(frozen=True)
 class Total:
-    """Symbolic sum of terms (bound, body).
-
-    A body is summed over its bound's pairs (index variable, size), each from 0 to size - 1.
-    """
+    """Symbolic sum of terms (bound, body): the expression `body` summed over the (index variable, size) pairs of
+    `bound`, each index from 0 to size - 1."""
 
     terms: tuple[tuple[tuple[tuple[Any, Any], ...], Any], ...]
 
     @staticmethod
     def of(value: Any) -> Total:
-        """A single element as a sum."""
+        """The value as a sum: a z3 expression becomes a sum of one term without summation indices."""
         return value if isinstance(value, Total) else Total((((), value),))
 
     def map(self, f: Callable[[Any], Any]) -> Total:
-        """The sum with a linear function applied to every body."""
+        """The sum with a linear function `f` applied to the summand (body) of each term: f(sum of a) is the sum of
+        f(a)."""
         return Total(tuple((bound, f(body)) for bound, body in self.terms))
 
     def plus(self, other: Total) -> Total:
@@ -64,15 +64,14 @@ class Extreme:
     some: bool = False
 
     def map(self, f: Callable[[Any], Any], turned: bool = False) -> Extreme:
-        """The set with an increasing function applied to every body; a decreasing one if `turned`, which swaps max and
-        min.
-        """
+        """The maximum with an increasing function `f` applied to every value; with `turned`, `f` is decreasing, and the
+        maximum becomes a minimum."""
         return Extreme(
             self.most != turned, tuple((bound, condition, f(body)) for bound, condition, body in self.terms), self.some
         )
 
     def only(self, z: Any, condition: Any) -> Extreme:
-        """The subset of values that also satisfy a condition."""
+        """The same maximum or minimum over only those values that also satisfy `condition`."""
         return Extreme(self.most, tuple((bound, z.And(c, condition), body) for bound, c, body in self.terms))
 
 
@@ -81,7 +80,7 @@ Many = Total | Extreme
 
 # ---------------------------------------------------------------- z3 terms
 def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
-    """The factors of a term, each with its exponent: `up`, or `-up` for divisors."""
+    """The factors of the z3 term `expr`, each with its exponent: `up`, or `-up` for divisors."""
     if z.is_mul(expr):
         return [f for e in expr.children() for f in factors(z, e, up)]
     if z.is_div(expr):
@@ -90,7 +89,7 @@ def factors(z: Any, expr: Any, up: int = 1) -> list[tuple[Any, int]]:
 
 
 def summands(z: Any, expr: Any, sign: int = 1) -> list[tuple[Any, int]]:
-    """The summands of a term, each with its sign (times `sign`)."""
+    """The summands of the z3 term `expr`, each with its sign (times `sign`)."""
     if z.is_add(expr):
         return [f for e in expr.children() for f in summands(z, e, sign)]
     if z.is_sub(expr):
@@ -119,7 +118,7 @@ def sum_of(z: Any, parts: Sequence[tuple[Any, int]]) -> Any:
 
 
 def bodies(value: Many) -> list[Any]:
-    """All expressions in a sum or maximum: conditions, bodies and sizes."""
+    """All z3 expressions in a symbolic sum or maximum: conditions, bodies and sizes."""
     return [e for bound, *rest in value.terms for e in (*rest, *(n for _, n in bound))]
 
 
@@ -135,7 +134,7 @@ def subterms(expr: Any) -> Iterator[Any]:
 
 
 def unknowns(z: Any, expr: Any) -> list[str]:
-    """Names of the unknowns in a z3 expression."""
+    """Names of the unknowns in the z3 term `expr`."""
     below = subterms(expr) if z.is_expr(expr) else ()
     return list(dict.fromkeys(str(e) for e in below if z.is_const(e) and e.decl().kind() == z.Z3_OP_UNINTERPRETED))
 

@@ -54,7 +54,7 @@ class Contractions(LayoutSemantics):
     def reduced(self, monoid: str, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """The result of a reduction that folds the binary op `monoid` (structures.FOLDS), as a symbolic value.
 
-        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
+        Conditions for being well typed are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
         """
         (x,), axes = args, attrs["axes"]
         if not isinstance(axes, tuple) or any(self.z.is_expr(a) for a in axes):
@@ -100,8 +100,8 @@ class Contractions(LayoutSemantics):
         """Window semantics of convolutions and pools of the image x.
 
         Returns (sizes of the result's spatial axes, read). `read` maps (index of the result, indices in the window) to
-        (spatial indices in the image, condition that they are inside). Conditions are added to `facts`. Raises IllTyped
-        for attributes that do not fit the image's rank.
+        (spatial indices in the image, condition that they are inside). Conditions for being well typed are added to
+        `facts`. Raises IllTyped for attributes that do not fit the image's rank.
         """
         z, n = self.z, len(x.shape) - 2
         strides, dilations, pads = attrs["strides"], attrs["dilations"], attrs["pads"]

@@ -42,7 +42,7 @@ class Elements(Sums):
     def pointwise(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
         """The result of an elementwise op on symbolic values: sizes broadcast, dtypes must agree.
 
-        Conditions are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
+        Conditions for being well typed are added to `facts`. Raises OutOfScope if unsupported, IllTyped if ill typed.
         """
         z = self.z
         if len({len(a.shape) for a in args}) != 1:
@@ -205,7 +205,7 @@ class Elements(Sums):
         return found
 
     def decomposed(self, entry: Op, x: list[Any], attrs: Mapping[str, Any], facts: SizeFacts, dtype: Any) -> Any:
-        """z3 term of a composite op on elements, decomposed into atomic ops.
+        """z3 term of a composite op on elements, decomposed into ops without a decomposition of their own.
 
         An unknown attribute is replaced by two different numbers (`STAND_INS`) in two expansions: wherever these
         numbers occur, the attribute is inserted, and nothing else may differ. Raises OutOfScope otherwise.

@@ -214,7 +214,8 @@ class SumEquality(Unknowns):
         return [(bound, body)]
 
     def seams(self, k: Any, body: Any) -> list[Any]:
-        """Values of the index `k`, as expressions of sizes only, at which comparisons in the body with `k` change."""
+        """Values of the index `k`, as expressions of sizes only, at which comparisons with `k` in the summand `body`
+        change."""
         z, found = self.z, {}
         for e in subterms(body):
             if (z.is_lt(e) or z.is_le(e) or z.is_gt(e) or z.is_ge(e)) and z.is_int(e.arg(0)):
@@ -227,7 +228,8 @@ class SumEquality(Unknowns):
         return list(found.values())
 
     def only_place(self, k: Any, body: Any, holds: Callable[..., bool]) -> Any:
-        """The only value of the index `k` at which a body can be nonzero; None if z3 does not prove that there is one.
+        """The only value of the index `k` at which a body can be nonzero; None if z3 does not prove that there is at
+        most one.
 
         `holds`: whether z3 proves a formula.
         """

@@ -31,10 +31,9 @@ class LayoutSemantics(Elements):
         return int(axis) % len(x.shape)
 
     def view(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The result of an op with an index map, as a symbolic value; conditions are added to `facts`.
-
-        Its shape follows from the type law; its elements are reads of an operand.
-        """
+        """The result, as a symbolic value, of an op `entry` that only moves elements: each element is read from an
+        operand at the index that the op's index map gives. The conditions under which the op is well typed are added to
+        `facts`."""
         assert entry.index_map is not None
         if "axis" in attrs:
             attrs = {**attrs, "axis": self.axis(args[0], attrs)}
@@ -82,10 +81,10 @@ class LayoutSemantics(Elements):
 
     @cached_property
     def laws(self) -> dict[str, Callable[[list[Sym], Mapping[str, Any], SizeFacts], tuple[Any, ...]]]:
-        """Shape laws by name (structures.VIEW_LAWS): functions of operands, attributes and facts that return the
+        """Rules for result shapes by name (structures.VIEW_LAWS): functions (operands, attributes, facts) -> the
         result's shape.
 
-        They add the law's conditions to the facts.
+        They add the conditions for being well typed to the facts, the formulas collected for a proof.
         """
         return {
             "permute": self._permuted, "slice": self._sliced, "along": lambda args, attrs, facts: args[0].shape,
@@ -198,7 +197,7 @@ class LayoutSemantics(Elements):
     ) -> list[Any]:
         """The index into shape `old` with the linear position of index `i` of shape `new`, if `inside` holds.
 
-        Axioms are added to `facts`.
+        Axioms about it are added to `facts`.
         """
         z, number = self.z, self.z.IntSort()
 

@@ -1,4 +1,4 @@
-"""SMT proofs of our rules: for all sizes, offsets and values at once, one pattern of ranks at a time.
+"""SMT proofs of rewrite rules: for all sizes, offsets and values at once, one pattern of ranks at a time.
 
 For given ranks, axes and permutations, every size, offset, stride and index is an integer unknown of z3, and an element
 of a value is a term over elements of the variables: layout ops select the element, elementwise ops are functions. A
@@ -190,7 +190,7 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
         summed = any(is_contraction(op) or OPS[op].definition is not None for op in calls)
         if rule.exact and summed:
             return False, "sums are looked at over the reals"
-        done, conditions = (False, "") if summed else _prove(rule, False, suspects)
+        done, conditions = (False, "") if summed else _prove(rule, real=False, suspects=suspects)
     except OutOfScope as beyond:
         done, conditions = False, str(beyond)
     if done or rule.exact:
@@ -198,7 +198,7 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
     if not _reals_only(rule):
         return False, "it holds over the reals at best, but integers match it"
     try:
-        return _prove(rule, True, suspects)
+        return _prove(rule, real=True, suspects=suspects)
     except OutOfScope as beyond:
         return False, str(beyond)
 

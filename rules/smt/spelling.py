@@ -1,4 +1,4 @@
-"""Preprocessing of terms before a proof: constants are expressed by ops that rules can match.
+"""Preprocessing of terms before a proof: constant arrays are expressed by ops, which rules can match.
 
 Subterms over constants alone are evaluated first: the mean of an identity kernel, products of identity matrices. A
 constant array is then expressed as a fill, padding with zeros, a broadcast, an identity matrix, or such a term times a
@@ -69,9 +69,10 @@ def side_by_side(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def unscaled(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    """A linear op on constants of which one is scaled, as the product of the op on the constants and the factor.
+    """Rewrite op(..., k * c, ...) to op(..., c, ...) * k for a node of a linear op, where all other operands and c are
+    constant terms and k is one element. Returns None for other nodes.
 
-    `args`: the node's rewritten operands. None for other nodes.
+    `args`: the node's operands, rewritten already.
     """
     if node.op not in LINEAR:
         return None

@@ -20,7 +20,8 @@ class Sums(SumEquality):
     """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of `read()` over the indices; conditions are added to `facts`.
+        """The sum of `read()` over all values of the index variables, (variable, size) pairs; conditions are added to
+        `facts`, the formulas collected for the proof.
 
         Raises OutOfScope unless the terms are finite everywhere.
         """
@@ -104,7 +105,8 @@ class Sums(SumEquality):
 
     def alike(self, a: Any, b: Any) -> tuple[Any, Any]:
         """(a, b) in a common representation: both as sets whose maximum or minimum is taken, or both as sums; an
-        operand that has no such form is unchanged."""
+        operand that cannot be represented so is unchanged.
+        """
         if isinstance(a, Extreme) or isinstance(b, Extreme):
             most = (a if isinstance(a, Extreme) else b).most
             return self.extreme(a, most) or a, self.extreme(b, most) or b
@@ -143,7 +145,7 @@ class Sums(SumEquality):
     def inside(self, name: str, x: list[Any], facts: SizeFacts) -> Any:
         """The op `name` on elements, moved inside a sum or a maximum; None if that is not valid.
 
-        Conditions are added to `facts`.
+        Axioms, and conditions for being undefined, are added to `facts`.
         """
         z = self.z
         if not any(isinstance(v, Extreme) for v in x):
@@ -211,31 +213,47 @@ class Sums(SumEquality):
                 )
             if not value.most:
                 return -self.name(value.map(lambda body: -body, turned=True), facts)
-        if len(value.terms) == 1:
-            ((bound, *rest),) = value.terms
-            own = {str(k) for k, _ in bound}
-            ways = [True] if isinstance(value, Total) else [False, True]
-            for products in ways:
-                parts = factors(z, rest[-1]) if products else summands(z, rest[-1])
-                outer = [p for p in parts if not own & set(unknowns(z, p[0]))]
-                if not outer or len(outer) == len(parts):
-                    continue
-                common, inner = (
-                    (product_of if products else sum_of)(z, outer),
-                    [p for p in parts if not any(p is o for o in outer)],
-                )
-                if isinstance(value, Total):
-                    return common * self.name(Total(((bound, product_of(z, inner)),)), facts)
-                if not products:
-                    return common + self.name(Extreme(value.most, ((bound, rest[0], sum_of(z, inner)),), True), facts)
-                if self.ask([*self.assumed(facts, common), common <= 0]) == z.unsat:
-                    return common * self.name(
-                        Extreme(value.most, ((bound, rest[0], product_of(z, inner)),), True), facts
-                    )
+        if len(value.terms) == 1 and (outside := self._pulled_out(value, facts)) is not None:
+            return outside
         own = {str(k) for bound, *_ in value.terms for k, _ in bound}
         read = dict.fromkeys(n for e in bodies(value) for n in unknowns(z, e) if n in self.ranges and n not in own)
         free = [self.ranges[n][0] for n in read]
         assumed = self.assumed(facts, *free)
+        if (known := self._known_name(value, free, assumed, facts)) is not None:
+            return known
+        if len(self.names) == NAMED:
+            raise OutOfScope("too many sums and maxima")
+        label, number = f"named {len(self.names)}", z.IntSort()
+        function = self.function(label, *[number] * len(free), z.RealSort()) if free else z.Real(label)
+        self.names.append((value, free, function))
+        found = function(*free) if free else function
+        self._record_sign(found, value, assumed, facts)
+        return found
+
+    def _pulled_out(self, value: Total | Extreme, facts: SizeFacts) -> Any:
+        """A sum or maximum over one term, with factors or summands outside that do not depend on its indices; None if
+        there are none."""
+        z = self.z
+        ((bound, *rest),) = value.terms
+        own = {str(k) for k, _ in bound}
+        for products in [True] if isinstance(value, Total) else [False, True]:
+            parts = factors(z, rest[-1]) if products else summands(z, rest[-1])
+            outer = [p for p in parts if not own & set(unknowns(z, p[0]))]
+            if not outer or len(outer) == len(parts):
+                continue
+            join = product_of if products else sum_of
+            common, inner = join(z, outer), join(z, [p for p in parts if not any(p is o for o in outer)])
+            if isinstance(value, Total):
+                return common * self.name(Total(((bound, inner),)), facts)
+            if not products:
+                return common + self.name(Extreme(value.most, ((bound, rest[0], inner),), True), facts)
+            if self.ask([*self.assumed(facts, common), common <= 0]) == z.unsat:
+                return common * self.name(Extreme(value.most, ((bound, rest[0], inner),), True), facts)
+        return None
+
+    def _known_name(self, value: Total | Extreme, free: Sequence[Any], assumed: Sequence[Any], facts: SizeFacts) -> Any:
+        """The name of an equal sum or maximum, applied to the index variables `free` that `value` reads in some order;
+        None if there is none. `assumed`: conditions under which they must be equal."""
         for known, places, function in self.names:
             if type(known) is not type(value) or len(places) != len(free):
                 continue
@@ -245,20 +263,22 @@ class Sums(SumEquality):
                 more = self.carried([*self.facts.conditions, *facts.conditions], swaps)
                 if self.equal_many([*assumed, *more], there, value):
                     return function(*order) if order else function
-        if len(self.names) == NAMED:
-            raise OutOfScope("too many sums and maxima")
-        label, number = f"named {len(self.names)}", z.IntSort()
-        function = self.function(label, *[number] * len(free), z.RealSort()) if free else z.Real(label)
-        self.names.append((value, free, function))
-        found = function(*free) if free else function
+        return None
+
+    def _record_sign(self, found: Any, value: Total | Extreme, assumed: Sequence[Any], facts: SizeFacts) -> None:
+        """Add to `facts` whether the name `found` of a sum or maximum is nonnegative, positive or negative, where the
+        signs of its terms decide that."""
+        z = self.z
         within = [[c for k, n in bound for c in (k >= 0, k < n)] for bound, *_ in value.terms]
         read_in = [(i, body) for i, (*_, body) in zip(within, value.terms)]
-        if all(self.ask([*assumed, *i, body < 0]) == z.unsat for i, body in read_in):
+
+        def never(fails: Callable[[Any], Any]) -> bool:
+            return all(self.ask([*assumed, *i, fails(body)]) == z.unsat for i, body in read_in)
+
+        extreme = isinstance(value, Extreme)
+        if never(lambda body: body < 0):
             facts.conditions.append(found >= 0)
-            if isinstance(value, Extreme) and all(
-                self.ask([*assumed, *i, body == 0]) == z.unsat for i, body in read_in
-            ):
+            if extreme and never(lambda body: body == 0):
                 facts.conditions.append(found > 0)
-        elif isinstance(value, Extreme) and all(self.ask([*assumed, *i, body >= 0]) == z.unsat for i, body in read_in):
+        elif extreme and never(lambda body: body >= 0):
             facts.conditions.append(found < 0)
-        return found

@@ -1,5 +1,5 @@
-"""Test whether rules derive another rule: both sides of it are saturated at sample shapes and must end in one
-e-class."""
+"""Test whether rules derive another rule: both sides of the tested rule are saturated at sample shapes and must end in
+one e-class."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ SHAPES = 2  # instances at which a candidate must be derived to be dropped
 
 
 def shapes(rule: Rule, count: int, seed: int = 0) -> list[Instance]:
-    """Instances of a rule without empty values: up to `count` of 6 × `count` random ones.
+    """Random instances of a rule without empty values: the best `count` of up to 6 * `count` drawn ones; `seed`: of the
+    draws.
 
-    Those with the fewest axes of size 1 and with usual dtypes come first.
+    The best are those with the fewest axes of size 1 and with usual dtypes; they come first.
     """
 
     def typed(found: Instance) -> bool:
@@ -49,9 +50,9 @@ Claim = list[tuple[Tensor, Tensor]]
 
 
 def claim(rule: Rule, count: int = SHAPES) -> Claim:
-    """Pairs (left, right) of terms that state a one-way rule, for up to `count` choices of operand shapes.
+    """Pairs (left, right) of terms that state a one-way rule, at up to `count` choices of operand shapes.
 
-    Empty if no shapes satisfy its conditions. Variables of the same name and type are one leaf throughout, so that
+    Empty if no shapes satisfy its conditions. Variables of the same name and type are one leaf in all claims, so that
     claims share terms.
     """
     try:

@@ -26,12 +26,15 @@ BACK = "-back"  # name suffix of a rule that is another rule's reverse
 
 
 def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
-    """Whether a rule passes `tested` (same arguments); False if it is malformed or has no instances."""
+    """Whether a rule passes the random tests of `tested`; False if it is malformed or has no instances.
+
+    `effort`: index into `EFFORTS`. `home`: a further rank of its first variable at which it is tested (0: none).
+    """
     return tested(rule, effort, home) is not None
 
 
 def tested(rule: Rule, effort: int, home: int = 0) -> Verdict | None:
-    """Last verdict on a rule that passes at all seeds of a test effort; None if it fails.
+    """Test a rule; returns the last verdict if it passes at all seeds of the test effort, None if it fails.
 
     `effort`: index into `EFFORTS`. `home`: a rank of its first variable at which it is tested in addition (0: none).
     """
@@ -79,8 +82,8 @@ def _of_shapes(guard: Attr) -> bool:
 
 
 def fixed(slot: tuple[str, Attr], home: int) -> bool:
-    """Whether an attribute, given as (name, value), is an axis or bound that is still the constant with which the rule
-    was found.
+    """Whether an attribute `slot`, given as (name, value), is an axis or bound that is still the constant with which
+    the rule was found.
 
     If so, the reverse rule holds for that constant only and is not added. `home`: rank of images, for which a constant
     axis is allowed; 0 for other variables.
@@ -224,9 +227,10 @@ def _relative(slot: tuple[str, Attr], name: str, left: Term) -> Iterator[Attr]:
 
 
 def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term, Term, list[Attr]] | None:
-    """Most general form of a candidate that passes the tests, as (left, right, guards).
+    """The most general rule found for a candidate that passes the tests, as (left, right, guards).
 
-    None if it fails under all guards. `effort`: index into `EFFORTS`.
+    None if the candidate fails under all guards. `world`: the variables and types at which it was found. `effort`:
+    index into `EFFORTS`.
     """
     draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
     if not holds(draft.rule(), effort, world.home):

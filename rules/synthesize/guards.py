@@ -113,8 +113,8 @@ class InstancePool:
                 break
 
     def weakest(self) -> list[Attr] | None:
-        """The conjunction that excludes all failing instances and keeps the most passing ones; None if there is
-        none."""
+        """The conjunction of candidate guards that excludes all failing instances and keeps the most passing ones; None
+        if there is none."""
         truth, right = np.array(self.rows, bool).T, np.array(self.right)
         distinct = list({row.tobytes(): i for i, row in reversed(list(enumerate(truth)))}.values())
         useful = sorted(i for i in distinct if not truth[i][~right].all() and truth[i][right].any())
@@ -174,9 +174,10 @@ def tried(rule: Rule, draws: Sequence[tuple[int, int]]) -> tuple[bool, Instance 
 
 
 def corner(rule: Rule) -> Instance | None:
-    """Instance at which the right side of a rule has another type, found by z3.
+    """An instance of a rule at which its right side has another type than its left side, found by z3; None if there is
+    none.
 
-    Its sizes are ones that sampling hardly reaches (axes of 0 beside axes of 1). None if there is none.
+    The sizes of such instances are rarely drawn by sampling (axes of size 0 next to axes of size 1).
     """
     suspects: list[Instance] = []
     with suppress(OutOfScope):
@@ -190,7 +191,8 @@ def weakest(
     """The weakest conjunction of guards found under which a rule holds on fresh instances; None if none was found.
 
     `bare` is the rule without guards, `enough` guards under which it is known to hold, `options` the candidates in
-    order of preference, `draws` as in `tried`, `home` a rank at which the rule is tested in addition (0: none).
+    order of preference, `draws`: (seed, number of instances) pairs of the tests, `home` a rank at which the rule is
+    tested in addition (0: none).
     """
     pool = InstancePool(bare, list(dict.fromkeys([*options, *enough])))
     pool.draw((), AT_LARGE)

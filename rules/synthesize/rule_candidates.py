@@ -14,9 +14,11 @@ from .universe import Equality, World
 
 @dataclass(frozen=True)
 class RuleCandidate:
-    """An equality with variables named in order of use. `free`: it holds with elementwise functions uninterpreted.
+    """An equality with variables named in order of use. `free`: whether it holds with elementwise functions
+    uninterpreted.
 
-    `size`: number of ops on both sides. `world`: name of the `World` in which it was found.
+    `size`: number of ops on both sides. `world`: name of the set of typed variables and ops (`World`) in which it was
+    found.
     """
 
     left: Term
@@ -57,9 +59,9 @@ class RuleCandidate:
 
 
 def candidate(equality: Equality, world: World) -> RuleCandidate | None:
-    """An equality with canonical variable names, oriented so that the left side binds all variables.
+    """The equality as a candidate, with canonical variable names, oriented so that the left side binds all variables.
 
-    None if neither side binds all variables or is a call.
+    None if no side that is a call binds all variables.
     """
     left, right = equality.left, equality.right
     if not set(variables(right)) <= set(variables(left)) or not isinstance(left, PatternCall):
@@ -78,7 +80,7 @@ def candidate(equality: Equality, world: World) -> RuleCandidate | None:
 
 
 def as_rule(left: Term, right: Term, guards: Sequence[Attr] = (), name: str = "candidate") -> Rule:
-    """One-way rule from two terms and guards."""
+    """Makes a one-way rule `name` from two terms and guards."""
     counts = [sum(isinstance(t, PatternCall) for t in subterms(side)) for side in (left, right)]
     growth: Growth = "collects" if counts[1] < counts[0] else "expands" if counts[1] > counts[0] else "rearranges"
     return Rule(name, render(left), render(right), when=tuple(map(render_attr, guards)), growth=growth)

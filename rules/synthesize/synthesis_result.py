@@ -1,4 +1,5 @@
-"""Result of a rule synthesis: rules with verdict and origin, as JSON, text and rule lines."""
+"""Result of a rule synthesis: rules with verdict (proved, tested, refuted or unknown) and origin, as JSON, text and
+rule lines."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ from ..check.check import Verdict
 
 @dataclass(frozen=True)
 class SynthesizedRule:
-    """A synthesized rule with its verdict and origin.
+    """A synthesized rule, the result of its soundness check (`verdict`) and its origin.
 
     `known`: whether existing rules derive it (None: not compared). `size`: size of terms at which it was found.
-    `world`, `free`: as for `RuleCandidate`.
+    `world`: name of the set of typed variables and ops in which it was found. `free`: whether it holds with elementwise
+    functions uninterpreted.
     """
 
     rule: Rule
@@ -30,8 +32,9 @@ class SynthesizedRule:
 class Synthesis:
     """The result of a synthesis run.
 
-    The arguments of the run are `ops` to `broadcast`. `counts` counts terms, equalities, candidates and their
-    outcomes; `reached` is the size completed per world. `stopped`: "complete", "interrupted" or "out of time".
+    The arguments of the run are `ops` to `broadcast`. `found`: the rules. `counts` counts terms, equalities, candidates
+    and their outcomes; `reached` is the size completed in each world (set of typed variables and ops). `stopped`:
+    "complete", "interrupted" or "out of time".
     """
 
     ops: tuple[str, ...]
@@ -69,7 +72,8 @@ class Synthesis:
                 "stopped": self.stopped, "seconds": self.seconds}  # fmt: skip
 
     def text(self) -> str:
-        """The rules in the rule language, with verdicts and origin in comments; `rules check` reads this format."""
+        """The rules in the rule language, with verdicts (proved, tested, refuted or unknown) and origin in comments;
+        `rules check` reads this format."""
         reached = ", ".join(f"{w} up to size {s}" for w, s in self.reached.items())
         lines = [f"# {self.command}", f"# {len(self.found)} rules; {reached}; {self.stopped}",
                  "# " + ", ".join(f"{n} {k}" for k, n in self.counts.items())]  # fmt: skip

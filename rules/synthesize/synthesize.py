@@ -12,7 +12,7 @@ about all shapes:
 - a rule that fails without guards is tried under everything that holds where it was found (equal shapes, ranks, a
   floating dtype); then the weakest sufficient guards are searched (guards.py).
 
-Soundness is judged by `check.py` alone: fingerprints only propose.
+Soundness is decided by `check.py` alone; fingerprints only propose candidates.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Search:
 
 
 def minimise(found: Sequence[SynthesizedRule], session: SaturationSession) -> list[SynthesizedRule]:
-    """The rules of a set without those that the others derive, trying the last found first.
+    """Drop the rules that the others derive, trying the last found first; returns the rest.
 
     A reverse is dropped together with its rule: with both sides in the e-graph, one always derives the other.
     """
@@ -169,7 +169,7 @@ def minimise(found: Sequence[SynthesizedRule], session: SaturationSession) -> li
 def compare(
     found: Sequence[SynthesizedRule], base: Sequence[Rule], session: SaturationSession
 ) -> list[SynthesizedRule]:
-    """The rules with `known` set: whether the base derives a rule in every direction."""
+    """The rules with `known` set: whether the rules `base` derive a rule in every direction."""
     claims = [claim(d, 4) for f in found for d in f.rule.directions]
     yes = iter(derived(base, claims, session))
     answers = [[next(yes) for _ in f.rule.directions] for f in found]
@@ -189,13 +189,13 @@ def synthesize(
     say: Callable[[str], None] = lambda text: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Rules over `ops` found by enumeration; none is derivable from the others.
+    """Find rules over `ops` by enumeration of terms; none of them is derivable from the others.
 
-    The larger side of a rule has at most `size` ops. `variables`, `broadcast`: as for `worlds`. `prove`: attempt a
-    proof of every rule that passed all tests. `base`: rules to compare with; each found rule records whether they
-    derive it. `say` gets lines on the progress. `time_limit` (seconds) and `stop` (returns whether to stop) end the
-    search early with the rules found so far; `Synthesis.stopped` says so. Raises UsageError for ops that cannot be
-    enumerated.
+    The larger side of a rule has at most `size` ops. `variables`: number of matrix variables, 1 to 4. `broadcast`: also
+    a row, a column and a scalar. `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare
+    with; each found rule records whether they derive it. `say` gets lines on the progress. `time_limit` (seconds) and
+    `stop` (returns whether to stop) end the search early with the rules found so far; `Synthesis.stopped` says so.
+    Raises UsageError for ops that cannot be enumerated.
     """
     begin = time.perf_counter()
     result = Synthesis(tuple(ops), size, variables, seed, broadcast)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import atomic_ops as atomic
+from ...egraph.ir import atomic_numpy as atomic
 from ...egraph.ir import builders as api
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.interpret import apply, expand_all
@@ -71,7 +71,7 @@ _MOVES = tuple(op.name for op in OPS.values() if op.moves and op.name != "pad")
 
 
 def residue(value: float, p: int) -> int:
-    """A constant modulo p; a float equal to the reciprocal of an integer stands for the exact fraction."""
+    """The constant `value` modulo p; a float equal to the reciprocal of an integer stands for the exact fraction."""
     exact = Fraction(value)
     if exact.denominator > 1 and 1.0 / round(1 / exact) == value:
         exact = Fraction(1, round(1 / exact))
@@ -114,13 +114,14 @@ def _exactly(op: str, attrs: Mapping[str, Any], arrays: Sequence[Array], p: int)
 class TermValues:
     """Evaluator of ops on the values of enumerated terms.
 
-    Composites are decomposed; each decomposition is built once per type.
+    Composites are decomposed; each decomposition is built once per type and kept in `plans`.
     """
 
     plans: dict[Any, list[Any]] = field(default_factory=dict)
 
     def plan(self, op: str, attrs: Mapping[str, Any], types: Sequence[Type]) -> list[Any]:
-        """The atomic nodes of an op over leaves 0, 1, …, operands first."""
+        """The nodes, without composite ops, that compute the op with attributes `attrs`, operands first, over leaves
+        named 0, 1, … for its operands of these types."""
         key = (op, tuple(attrs.items()), tuple(types))
         if key not in self.plans:
             leaves = [api.input(str(i), t.shape, t.dtype) for i, t in enumerate(types)]
@@ -147,7 +148,8 @@ class TermValues:
         return tuple(exact), floats, pure
 
     def run(self, plan: Sequence[Any], arrays: Sequence[Array], p: int | None) -> tuple[Any, bool]:
-        """(value of a plan modulo p, or in float64 if p is None; whether all ops were interpreted)."""
+        """Evaluate a plan (nodes without composite ops) on `arrays`; returns (its value modulo p, or in float64 if p is
+        None; whether no function was left uninterpreted)."""
         live: dict[int, Any] = {}
         pure = True
         for node in plan:
@@ -167,7 +169,7 @@ class TermValues:
 
 
 def rounded(x: Array) -> bytes:
-    """A byte string that is equal for arrays that are equal up to rounding."""
+    """A byte string of an array, equal for arrays that are equal up to rounding."""
     if x.dtype.kind != "f":
         return x.tobytes()
     finite = np.isfinite(x)

@@ -40,7 +40,8 @@ SPATIAL = ("conv", "max_pool", "avg_pool")
 
 @dataclass(frozen=True)
 class World:
-    """The variables with concrete types at which terms are compared, and the ops that apply to them."""
+    """The variables with concrete types at which terms are compared, the ops that apply to them, and a name for
+    both."""
 
     name: str
     types: Mapping[str, Type]
@@ -48,20 +49,21 @@ class World:
 
     @property
     def home(self) -> int:
-        """Rank of the variables if random instances rarely have that rank (rules are then tested at it, too), else
-        0."""
+        """Rank of the variables if random instances rarely have it, so that rules are tested at that rank,
+        too; else 0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 
     @property
     def facts(self) -> dict[str, Fact]:
-        """The environment for evaluating attribute expressions."""
+        """Types of the variables, in the form in which attribute expressions take them (`Fact`)."""
         return {n: Fact(t, False) for n, t in self.types.items()}
 
 
 @dataclass(frozen=True)
 class Equality:
-    """Two terms of equal value in a world. `free`: equal even with elementwise functions uninterpreted."""
+    """Two terms of equal value at the types of a `World`. `free`: equal even with elementwise functions
+    uninterpreted."""
 
     left: Term
     right: Term
@@ -69,7 +71,7 @@ class Equality:
 
 
 def worlds(ops: Sequence[str], variables: int, *, broadcast: bool = False) -> list[World]:
-    """The worlds that some ops need: square matrices, and images with convolution kernels.
+    """The worlds (variables with types) that some ops need: square matrices, and images with convolution kernels.
 
     `variables`: number of matrices, 1 to 4; at most 2 images and 2 kernels. `broadcast` adds a row, a column and a
     scalar to the matrices. Raises UsageError for another number, and for an op that cannot be enumerated.
@@ -114,7 +116,7 @@ def _is_number(text: str) -> bool:
 
 # ---------------------------------------------------------------- enumeration
 class Universe:
-    """All terms of a world up to a size, one per value. `grow` yields the equalities that it encounters."""
+    """All terms of a `World` up to a size, one per value. `grow` yields the equalities that it encounters."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.values = world, TermValues()
@@ -155,7 +157,8 @@ class Universe:
         return (entry.type, *map(rounded, entry.floats))
 
     def grow(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Equality]:
-        """Enumerate all terms of the next size; yields each equality with an earlier term."""
+        """Enumerate all terms of the next size; yields each equality with an earlier term. `stop`: polled; True ends
+        the enumeration."""
         size = len(self.by_size)
         self.by_size.append([])
         for op in (o for o in self.world.ops if not _is_number(o)):

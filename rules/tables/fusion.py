@@ -1,4 +1,4 @@
-"""Recognition rules: subgraphs that equal a named composite op, in the forms that exporters write.
+"""Recognition rules: patterns of the subgraphs that exporters write for a named composite op.
 
 The other direction, composite to parts, needs no rules: lowering unites every composite with its decomposition.
 """

@@ -7,7 +7,7 @@ index. A reduction over one axis is an accumulating loop. A matrix product is th
 
     reshape(sum(reshape(a, (m, k, 1)) * reshape(b, (1, k, n)), axes=(1,)), (m, n))        Σₖ a[i, k]·b[k, j]
 
-`RULES` unfold contractions into this form, transform loops, and recognize contractions again; `splits(b)` adds rules
+`RULES` unfold contractions into such terms, transform loops, and recognize contractions again; `splits(b)` adds rules
 that tile a loop into blocks of b. They are ordinary rules, so derivations are explained and replayed as usual. They
 grow the e-graph a lot and are not applied to models: `rules/derive/prove.py` uses them for claims that the other rules
 do not prove (decision 24). The transformations are those of EinNet

@@ -1,9 +1,10 @@
 """Rules about strides, crops and transposed images, for proofs only.
 
-Steps move inwards: a step of a result is a stride of the op that computes it, and a stride along an axis on which the
-kernel has size one is a step of the image. Zeros around a kernel reduce the padding, and beyond the padding they crop
-the image. Per-channel window sums commute with convolutions that follow them. Permutations of axes move to the leaves.
-Paddings are indexed relative to the rank, so that a rule about rows holds for any number of spatial axes.
+Steps of slices move towards the leaves: a slice with a step of a result becomes a stride of the op that computes it,
+and a stride along an axis on which the kernel has size 1 becomes a slice with a step of the image. Zeros around a
+kernel reduce the padding, and beyond the padding they crop the image. Per-channel window sums commute with convolutions
+that follow them. Permutations of axes move to the leaves. Paddings are indexed relative to the rank, so that a rule
+about rows holds for any number of spatial axes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 docs/synthesis.md records the runs.
 
-Each row is a rule from a run's output, named and oriented in the profitable direction. Where a run's axis or guard was
-narrower than necessary, the row states the general rule; it is checked like any other rule.
+Each row is a rule from a run's output, named and oriented in the profitable direction. Where the axis or guard that a
+run found was narrower than necessary, the row states the general rule; it is checked like any other rule.
 """
 
 from __future__ import annotations

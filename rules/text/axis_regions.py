@@ -1,4 +1,5 @@
-"""Division of axes into regions at concat and split positions, propagated to all aligned axes."""
+"""Division of the axes of a rule's terms into regions: cuts at concat and split positions, propagated to all aligned
+axes."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Regions:
     def visit(self, term: Typed) -> None:
         """Record the axes of a term after those of its operands, and how they relate.
 
-        `aligned` gets the pairs of axes that the op indexes alike, `copies` (an axis, one that it repeats, how often),
-        `framed` (an axis, one inside of it, start of the inner axis).
+        `aligned` gets pairs of axes that the op indexes alike, `copies` (an axis, an axis whose elements it repeats,
+        how often), `framed` (an axis, an axis that is a part of it, start of that part).
         """
         if id(term) in self.seen:
             return
@@ -100,7 +101,7 @@ class Regions:
             changed = any(new)
 
     def carry(self, a: TermAxis, b: TermAxis) -> bool:
-        """Make the cuts of each of two aligned axes cuts of the other, too; returns whether any is new."""
+        """Make the cuts of each of two aligned axes cuts of the other, too; returns whether any cut is new."""
         return any([*(self.add(b, p) for p in list(self.places[a])), *(self.add(a, p) for p in list(self.places[b]))])
 
     def inherit(self, whole: TermAxis, left: TermAxis, right: TermAxis) -> bool:
@@ -120,7 +121,8 @@ class Regions:
         return any(new)
 
     def frame(self, whole: TermAxis, part: TermAxis, start: Affine) -> bool:
-        """Exchange cuts between an axis and one inside of it; the borders become cuts if the inner axis has any.
+        """Exchange cuts between the axis `whole` and the axis `part`, which lies inside it from `start` on; the borders
+        become cuts if `part` has any.
 
         Returns whether any cut is new.
         """
@@ -130,7 +132,8 @@ class Regions:
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: TermAxis, part: TermAxis, times: int) -> bool:
-        """Exchange cuts between an axis and another one that it repeats `times` times; returns whether any is new.
+        """Exchange cuts between the axis `whole` and the axis `part`, whose elements it repeats `times` times; returns
+        whether any cut is new.
 
         Raises Open or Unprovable if the order of cuts is not provable.
         """
@@ -166,7 +169,7 @@ class Regions:
 
 
 def enlarged(term: Typed) -> list[Affine]:
-    """Number of zeros before an enlarged convolution kernel, per spatial axis."""
+    """For each spatial axis, the number of zeros that `enlarge` puts before a convolution kernel."""
     return [term.numbers["before_" + i] for i in "hw"]
 
 

@@ -1,4 +1,5 @@
-"""Canonical form of sums of monomials: simplification, and text that is equal for sums equal up to renamed indices."""
+"""Canonical form of sums of monomials: simplification, and a text that is the same for sums that differ only in the
+names of summation indices."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ ORDERS = 720  # limit on renamings of indistinguishable summation indices
 
 
 class CanonicalSums:
-    """Simplifier and printer of sums over the index variables `indices`, within a limit on work."""
+    """Simplifier and printer of sums of monomials over the index variables `indices`, within a limit on work."""
 
     def __init__(self, indices: SymbolicIndices, effort: Effort) -> None:
         self.indices, self.effort = indices, effort
@@ -27,7 +28,7 @@ class CanonicalSums:
         return tuple(m for t in terms if (m := self.solved(t)) is not None)
 
     def solved(self, term: Monomial) -> Monomial | None:
-        """A simplified monomial; None if it is zero."""
+        """The monomial simplified until nothing applies; None if it is zero."""
         while True:
             step = next((s for f in term.factors if (s := self.step(term, f)) is not None), None)
             if step is None:
@@ -38,7 +39,7 @@ class CanonicalSums:
             term = step
 
     def step(self, term: Monomial, factor: Factor) -> Monomial | bool | None:
-        """The monomial after one simplification of a factor; False if it is zero, None if nothing applies.
+        """The monomial after one simplification of its factor `factor`; False if it is zero, None if nothing applies.
 
         Raises Unprovable for an identity matrix at a strided index.
         """
@@ -93,7 +94,8 @@ class CanonicalSums:
         return Monomial(term.coefficient, (factor, *(f.put(last, value) for f in rest)), term.bound)
 
     def implies(self, known: Factor, guard: Factor) -> bool:
-        """Whether a condition on an index that differs by a constant offset implies a guard."""
+        """Whether the condition `known` implies the condition `guard`, both on indices that differ by a constant
+        offset."""
         (index,), (other,) = guard.indices, known.indices
         apart = index.plus(other, -1)
         if apart.parts or known == guard:
@@ -104,13 +106,14 @@ class CanonicalSums:
         )
 
     def alone(self, bound: Sequence[int]) -> None:
-        """Raises Unprovable if a bound index is multiplied by an unknown stride, which substitution would miss."""
+        """Raise Unprovable if one of the summation indices `bound` is multiplied by an unknown stride, which
+        substitution would miss."""
         if any(base in bound for base, _ in self.indices.products):
             raise Unprovable("an unknown stride of a summed index")
 
     def shifted(self, term: Monomial, guard: Factor, rest: tuple[Factor, ...]) -> Monomial | None:
         """The monomial without `guard`, summed over a restricted range of a summation index, if the guard only
-        restricts that range. None where that cannot be shown.
+        restricts that range; None where that cannot be shown.
 
         `rest`: the monomial's other factors. Needed for kernels padded with zeros.
         """
@@ -130,7 +133,7 @@ class CanonicalSums:
         return None
 
     def known(self, term: Monomial, given: frozenset[str] = frozenset()) -> Monomial:
-        """The monomial without conditions inside functions that it already has as factors.
+        """The monomial in which functions contain no conditions that the monomial has as factors already.
 
         `given`: texts of further conditions that hold.
         """
@@ -146,9 +149,10 @@ class CanonicalSums:
         return Monomial(term.coefficient, tuple(factors), term.bound)
 
     def canonical(self, terms: Sum, names: dict[int, str]) -> dict[str, Fraction]:
-        """Coefficient per monomial text, with canonical names for summation indices.
+        """Simplify a sum; returns the coefficient of each monomial, given as text with canonical names for summation
+        indices.
 
-        Monomials with coefficient 0 are dropped.
+        Monomials with coefficient 0 are dropped. `names`: texts of the index variables that are not summed.
         """
         found: dict[str, Fraction] = {}
         for m in map(self.known, self.simple(terms)):
@@ -157,18 +161,20 @@ class CanonicalSums:
         return {t: c for t, c in found.items() if c}
 
     def sum_text(self, terms: Sum, names: dict[int, str]) -> str:
-        """A sum as canonical text: equal sums have equal texts. `names`: texts of index variables."""
+        """A sum as canonical text: equal sums have equal texts. `names`: texts of the index variables that are not
+        summed."""
         found = self.canonical(terms, names)
         return " + ".join(f"{c}*{t}" for t, c in sorted(found.items()))
 
     def text(self, term: Monomial, names: dict[int, str]) -> str:
-        """A monomial as canonical text: the least text over all admissible orders of its summation indices."""
+        """A monomial as canonical text: the least text over all admissible orders of its summation indices. `names`:
+        texts of the index variables that are not summed."""
         return min(self.spelled(term.factors, order, names) for order in self.orders(term.factors, term.bound, names))
 
     def spelled(self, factors: Sequence[Factor], order: Sequence[int], names: dict[int, str]) -> str:
-        """Factors as text, with summation indices named in this order.
+        """A product of factors as text, with its summation indices named in the order `order`.
 
-        `names`: texts of the indices that are named outside, by variable; likewise in the other methods.
+        `names`: texts of the other index variables, by variable.
         """
         self.effort.spend()
         depth = len(names)
@@ -179,8 +185,8 @@ class CanonicalSums:
         return f"[{limits}]" + "·".join(sorted([*once, *(text for kind, text in texts if kind not in CONDITIONS)]))
 
     def orders(self, factors: Sequence[Factor], bound: Sequence[int], names: dict[int, str]) -> Iterator[Sequence[int]]:
-        """Candidate orders of the summation indices `bound`: sorted by range and by appearance with all others
-        anonymous.
+        """Orders of the summation indices `bound` to try, of which the least text is canonical: sorted by range and by
+        appearance in the factors with all others anonymous. `names`: texts of the indices that are named already.
 
         Raises Unprovable if too many are interchangeable.
         """
@@ -226,7 +232,7 @@ class CanonicalSums:
         return f"[0<={self.index_text(f.indices[0], names)}<{self.affine(f.size)}]"
 
     def orders_of_max(self, f: Factor) -> Iterator[Sequence[int]]:
-        """All orders of a maximum's indices."""
+        """All orders of the index variables over which a maximum is taken."""
         return iter(list(permutations(f.bound)))
 
     def index_text(self, index: IndexPolynomial, names: dict[int, str]) -> str:
@@ -242,14 +248,15 @@ class CanonicalSums:
         return names.get(v, f"?{v}")
 
     def affine(self, expr: Affine) -> str:
-        """A size as text."""
+        """A size expression as text, over the unknowns that are not eliminated."""
         if expr not in self.texts:
             reduced = self.indices.signs.reduce(expr)
             self.texts[expr] = "+".join([f"{c}n{u}" for u, c in reduced.terms] + [str(reduced.constant)])
         return self.texts[expr]
 
     def together(self, terms: Sum) -> Sum:
-        """A sum of monomials with equal monomials merged."""
+        """The sum with equal monomials merged into one (coefficients added); monomials with coefficient 0 are
+        dropped."""
         found: dict[str, Monomial] = {}
         for m in terms if len(terms) > 1 else ():
             same = found.setdefault(text := self.text(m, {}), replace(m, coefficient=Fraction(0)))

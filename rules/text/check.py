@@ -2,9 +2,9 @@
 
 A rule claims: wherever all its sides are well typed, each left side equals its right side. A scope (text/scopes.py)
 says how convolutions may be grouped where the format leaves this open. Under each scope, widest first, members of the
-rule's families of shapes are drawn and both sides are evaluated like those of our own rules (check.py): types, exact
-arithmetic modulo two primes, float64 on several kinds of values. The rule is claimed for the widest scope under which
-nothing refutes it.
+rule's families of shapes are drawn and both sides are evaluated like those of built-in rules (rules/check/check.py):
+types, exact arithmetic modulo two primes, float64 on several kinds of values. The rule is claimed for the widest scope
+under which nothing refutes it.
 
 - "proved": in every family of a scope both sides have the same canonical form over symbolic sizes (symbolic.py), and
   random evaluations with uninterpreted functions leave a probability below 2**-60 that the sides differ at the
@@ -114,7 +114,12 @@ class _Passed:
 
 
 def check_text(rule: TextRule, *, seed: int = 0, seconds: float = SECONDS) -> Verdict:
-    """The verdict on a rule in Tensat's language. After `seconds`, the verdict rests on the evidence so far."""
+    """Check whether a rule in Tensat's language is sound; returns the verdict (proved, tested, refuted or unknown: see
+    the module) with its evidence.
+
+    `seed`: of the random shapes and values. After `seconds` no further test begins, and the verdict rests on those
+    done.
+    """
     until = perf_counter() + seconds
     if rule.problem:
         return Verdict("unknown", rule.problem)

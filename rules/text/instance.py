@@ -22,7 +22,8 @@ ACTIVATIONS: tuple[Callable[[Tensor], Tensor], ...] = (lambda x: x, composite.si
 
 
 class TextInstance:
-    """A text rule at concrete sizes, `values` of the unknowns of a family: builds its sides as tensors."""
+    """A text rule at concrete sizes, which are the `values` of the unknowns of a family of shapes; builds its sides as
+    tensors."""
 
     def __init__(self, typing: Typing, values: Mapping[int, int]) -> None:
         self.typing, self.values = typing, dict(values)
@@ -47,7 +48,7 @@ class TextInstance:
 
     @property
     def volume(self) -> int:
-        """Number of elements of the largest side or variable."""
+        """Number of elements of the largest tensor among the rule's sides and variables."""
         return max(prod(self.shape(t)) for t in (*self.typing.terms, *self.typing.inputs.values()))
 
     @property
@@ -61,7 +62,8 @@ class TextInstance:
         return typed.params["kernel_h"] * typed.params["kernel_w"] if typed.op in ("poolmax", "poolavg") else 1
 
     def sides(self, dtype: str = "float32") -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair, over one input per variable. Raises ShapeError if the shapes do not fit."""
+        """(left, right) of each pair of sides as tensors of the dtype; a variable is the same input in all of them.
+        Raises ShapeError if the shapes do not fit."""
         return [(self.build(a, dtype), self.build(b, dtype)) for a, b in self.typing.pairs]
 
     def lefts(self, dtype: str = "float32") -> list[Tensor]:
@@ -70,14 +72,15 @@ class TextInstance:
         return [self.build(t, dtype) for t in self.typing.terms[:n]]
 
     def build(self, typed: Typed, dtype: str = "float32") -> Tensor:
-        """The tensor of a typed term; raises ShapeError if its shape is not that of the typed term."""
+        """Build the tensor of a typed term; raises ShapeError if its shape is not that of the typed term."""
         found = _BUILD[typed.op](self, typed, [self.build(a, dtype) for a in typed.args], dtype)
         if tuple(found.shape) != self.shape(typed):
             raise ShapeError(f"{typed.op} has shape {found.shape}, not {self.shape(typed)}")
         return found
 
     def pads(self, kernel: Sequence[int], pad: int) -> tuple[int, ...]:
-        """The padding of a window: low ends, then high ends."""
+        """Padding of a two-dimensional window of the sizes `kernel`: (before, before, after, after); `pad` is TASO's
+        mode: 1 none, 0 "same"."""
         if pad == 1:
             return (0,) * 4
         low = [(k - 1) // 2 for k in kernel]

@@ -11,7 +11,7 @@ Rational = int | Fraction  # integral values are ints: most values are, and ints
 
 
 def quotient(a: Rational, b: Rational) -> Rational:
-    """a / b, as an int if integral."""
+    """a / b, as an int if it is integral, else as a Fraction."""
     if type(a) is int and type(b) is int and b and a % b == 0:
         return a // b
     found = Fraction(a) / Fraction(b)
@@ -35,7 +35,7 @@ class Affine:
 
     @staticmethod
     def unknown(number: int) -> Affine:
-        """The expression that is the given unknown."""
+        """The expression that is the unknown with this number."""
         return Affine(((number, 1),), 0)
 
     def __add__(self, other: Affine | int) -> Affine:
@@ -100,7 +100,8 @@ class System:
         self.most: dict[int, int] = {}  # largest value, for bounded unknowns (remainders)
 
     def fresh(self, *, least: int = 1, most: int | None = None, eager: bool = False) -> Affine:
-        """Add an integer unknown between `least` and `most` and return it; `eager` unknowns are eliminated first."""
+        """Add a new integer unknown between `least` and `most` and return it; `eager` unknowns are eliminated before
+        others."""
         number = self.count
         self.count += 1
         self.least[number] = least
@@ -111,7 +112,7 @@ class System:
         return Affine.unknown(number)
 
     def reduce(self, expr: Affine) -> Affine:
-        """An expression with eliminated unknowns substituted."""
+        """The expression with eliminated unknowns replaced by what the equations say about them."""
         given = self.given
         if given.keys().isdisjoint([u for u, _ in expr.terms]):
             return expr
@@ -126,7 +127,7 @@ class System:
         return Affine(tuple(sorted([t for t in total.items() if t[1]])), constant)
 
     def equate(self, a: Affine | int, b: Affine | int) -> None:
-        """Adds the equation a = b. Raises Inconsistent if it has no integer solution."""
+        """Add the equation a = b. Raises Inconsistent if the system then has no integer solution."""
         rest = self.reduce(Affine.of(a) - Affine.of(b))
         if not rest.terms:
             if rest.constant:
@@ -148,7 +149,7 @@ class System:
         self.given[pivot] = value
 
     def settle(self) -> None:
-        """Propagates the bounds of remainders: from 2 n - r = 2 m - s with r, s < 2 follow r = s and n = m.
+        """Propagate the bounds of remainders: from 2 n - r = 2 m - s with r, s < 2 follow r = s and n = m.
 
         Raises Inconsistent if no solution is left.
         """

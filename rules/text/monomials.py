@@ -1,7 +1,5 @@
-"""Polynomials over symbolic elements.
-
-Monomials with factors at symbolic indices, summed over some of these (see `symbolic.py`).
-"""
+"""Polynomials over symbolic elements: monomials whose factors are elements at symbolic indices, summed over some of
+these indices (see `symbolic.py`)."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ CONDITIONS = ("delta", "guard")  # factors with value 0 or 1
 
 @dataclass(frozen=True)
 class IndexPolynomial:
-    """An affine symbolic index: offset + sum of coefficient × index variable."""
+    """An affine symbolic index: `offset` plus the sum over `parts`, pairs (index variable, coefficient), of their
+    products."""
 
     offset: Affine
     parts: tuple[tuple[int, int], ...] = ()
@@ -31,7 +30,7 @@ class IndexPolynomial:
         )
 
     def put(self, variable: int, value: IndexPolynomial) -> IndexPolynomial:
-        """The index with a value substituted for an index variable."""
+        """The index with `value` substituted for the index variable `variable`."""
         c = dict(self.parts).get(variable)
         if c is None:
             return self
@@ -55,7 +54,7 @@ class Factor:
     size: Affine = ZERO
 
     def put(self, variable: int, value: IndexPolynomial) -> Factor:
-        """The factor with a value substituted for an index variable."""
+        """The factor with `value` substituted for the index variable `variable`."""
         indices = tuple(i.put(variable, value) for i in self.indices)
         sums = tuple(tuple(m.put(variable, value) for m in s) for s in self.sums)
         return Factor(self.kind, self.name, indices, sums, self.bound, self.size)
@@ -63,7 +62,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Monomial:
-    """coefficient × factors, summed over the bound index variables."""
+    """A product: coefficient × factors, summed over the index variables `bound` (summation indices)."""
 
     coefficient: Fraction
     factors: tuple[Factor, ...] = ()
@@ -74,7 +73,7 @@ class Monomial:
         return Monomial(self.coefficient * other.coefficient, self.factors + other.factors, self.bound + other.bound)
 
     def put(self, variable: int, value: IndexPolynomial) -> Monomial:
-        """The monomial with a value substituted for an index variable."""
+        """The monomial with `value` substituted for the index variable `variable`."""
         return Monomial(self.coefficient, tuple(f.put(variable, value) for f in self.factors), self.bound)
 
 
@@ -82,7 +81,8 @@ Sum = tuple[Monomial, ...]
 
 
 def never_negative(terms: Sum) -> bool:
-    """Whether a sum consists of relu and sigmoid values and squares with positive coefficients only."""
+    """Whether a sum is nonnegative by its form: its coefficients are positive, its factors values of relu or sigmoid,
+    and squares."""
 
     def alone(factor: Factor) -> bool:
         if factor.kind == "max":
@@ -106,7 +106,7 @@ def shared(terms: Sum) -> list[Factor]:
 
 
 def without(factors: tuple[Factor, ...], some: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The factors of a list that are not in `some`."""
+    """The factors that are not among `some`."""
     return tuple(f for f in factors if f not in some)
 
 

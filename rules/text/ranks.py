@@ -54,14 +54,15 @@ class Ranks:
         return first
 
     def set(self, i: int, rank: int) -> int:
-        """Fix a rank variable and return it. Raises Untypable if it is already fixed to another value."""
+        """Fix a rank variable to `rank` and return its representative. Raises Untypable if it is already fixed to
+        another rank."""
         i = self.find(i)
         if self.rank.setdefault(i, rank) != rank:
             raise Untypable(f"a value would have rank {rank} and rank {self.rank[i]}")
         return i
 
     def value(self, name: str, term: TextApply) -> Any:
-        """Value of a parameter of a term."""
+        """Value of the parameter `name` of a term; a parameter variable is replaced by its value."""
         found = term.param(name)
         return self.attrs[found] if isinstance(found, str) else found
 
@@ -114,7 +115,7 @@ class Ranks:
         return joined
 
     def options(self, i: int) -> list[int]:
-        """The possible values of the rank unknown `i`."""
+        """The ranks that the rank variable `i` may have."""
         i = self.find(i)
         above = self.above.get(i, -1)
         if i in self.rank:

@@ -1,4 +1,5 @@
-"""Scopes of text rules: how convolutions may be grouped where the format leaves this open."""
+"""Scopes of text rules: assumptions on how convolutions are grouped (channels divided into groups), which the format
+leaves open."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ class AxisScope:
 
     `groups` lists the group counts to try. With `plain`, a convolution of two variables has one group. With `kin`, all
     kernel variables have the same shape. With `constants`, constant kernels have as many outputs as the variable
-    kernels, and groups are chosen so that the sides have equal shapes. `description` describes the scope in verdicts.
+    kernels, and groups are chosen so that the sides have equal shapes. `description` describes the scope in verdicts
+    (proved, tested, refuted or unknown).
     """
 
     description: str
@@ -47,7 +49,7 @@ def scopes(rule: TextRule) -> tuple[AxisScope, ...]:
 
 
 def group_counts(rule: TextRule, scope: AxisScope) -> tuple[int, ...]:
-    """The group counts to try for a convolution whose groups the shapes leave open."""
+    """The group counts to try under a scope for a convolution whose groups do not follow from the shapes."""
     return scope.groups if rule.convolutions <= GROUPED else scope.groups[:2]
 
 

@@ -48,7 +48,8 @@ class Typing:
 
     @property
     def pinned(self) -> int:
-        """Number of elements of the largest side or variable with known sizes only; 1 if there is none."""
+        """Number of elements of the largest tensor among the rule's sides and variables whose sizes are all pinned
+        (known numbers); 1 if every one has an unknown size."""
         shapes = [[self.system.reduce(s).number for s in t.sizes] for t in (*self.terms, *self.inputs.values())]
         return max((int(prod(s for s in shape if s is not None)) for shape in shapes if None not in shape), default=1)
 
@@ -78,7 +79,8 @@ class Typing:
         return {u: (low[u], high[u]) for u in system.free}
 
     def draw(self, rng: random.Random, largest: int) -> dict[int, int] | None:
-        """Random values for all unknowns, up to about `largest`; None if the drawn values violate a condition."""
+        """Random values for all unknowns (unknown -> value), up to about `largest`; None if the drawn values violate a
+        condition."""
         least, most = self.system.least, self.system.most
         values: dict[int, int] = {}
         for u, (low, high) in self.ranges.items():
@@ -99,7 +101,7 @@ class Typing:
     def instances(
         self, rng: random.Random, count: int, *, tries: int = 40, volume: int = 5000, work: int = WORK
     ) -> Iterator[TextInstance]:
-        """Yields up to `count` distinct members, small ones unless the rule states large shapes.
+        """Yields up to `count` distinct members of the family, small ones unless the rule itself states large shapes.
 
         Each takes up to `tries` draws. `volume`: maximum number of elements of a tensor, `work`: of operations.
         """
@@ -117,7 +119,7 @@ class Typing:
                     break
 
     def fits(self, rng: random.Random, *, tries: int = 40) -> bool:
-        """Whether any sizes satisfy the family's conditions, however large."""
+        """Whether any sizes satisfy the family's conditions, however large, as far as `tries` random draws tell."""
         return any(self.draw(rng, LARGEST[i % len(LARGEST)]) is not None for i in range(tries))
 
 

@@ -36,7 +36,8 @@ from .typer import Typer
 
 
 class Families(NamedTuple):
-    """Families of shapes of a rule. `why`: reason if there is none. `complete`: no limit cut the enumeration off."""
+    """Families of shapes at which a rule is well typed (`found`). `why`: reason if there is none. `complete`: no limit
+    cut the enumeration off."""
 
     found: list[Typing]
     why: str
@@ -74,8 +75,7 @@ def typings(
 
 
 def members(families: Sequence[Typing], *, seed: int = 0, count: int = 12) -> list[TextInstance]:
-    """Instances of typed rules at random sizes, ranks and parameters: at least two per family, `count` in total if
-    available."""
+    """Random instances of several families of shapes: at least two per family, `count` in total if available."""
     rng = random.Random(seed)
     each = -(-count // max(1, len(families)))
     return [x for family in families for x in family.instances(rng, max(2, each))]

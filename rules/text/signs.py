@@ -15,11 +15,13 @@ class Unprovable(Exception):
 
 
 class Seam(Unprovable):
-    """Raised when an index may be on either side of a position at which an axis is cut."""
+    """Raised when an index may be on either side of a position at which an axis is cut (the seam of a
+    concatenation)."""
 
 
 class Open(Unprovable):
-    """Raised when the order of two cuts of an axis depends on the sizes; `cases` are the two assumptions to try."""
+    """Raised when the order of two cuts of an axis depends on the sizes; `cases` are two assumptions, of which one
+    holds, under which the proof is to be tried again."""
 
     def __init__(self, first: Affine, second: Affine) -> None:
         super().__init__("two cuts of an axis in an order that depends on the sizes")
@@ -30,7 +32,7 @@ class Open(Unprovable):
 class Effort:
     """Work limit for the symbolic proof of a rule.
 
-    Number of simplifications and printed products, and a deadline (`perf_counter`).
+    `left`: number of simplifications and printed products that may still be made; `until`: deadline (`perf_counter`).
     """
 
     left: int = 15_000  # some thousands a second
@@ -66,13 +68,13 @@ class Signs:
             self.fact(expr - least)
 
     def fact(self, expr: Affine) -> None:
-        """Adds the assumption that an expression is nonnegative."""
+        """Add the assumption that an expression is nonnegative."""
         expr = self.system.reduce(expr)
         if expr.terms:
             self.facts[expr] = None
 
     def reduce(self, expr: Affine) -> Affine:
-        """The expression over free unknowns."""
+        """The expression with unknowns that the equations determine eliminated, so that only free unknowns remain."""
         if not expr.terms:
             return expr
         found = self.reduced.get(expr)
@@ -81,7 +83,8 @@ class Signs:
         return found
 
     def nonnegative(self, expr: Affine, depth: int = 2) -> bool:
-        """Whether the expression is provably >= 0: a nonnegative constant plus a nonnegative combination of facts.
+        """Whether the expression is provably >= 0: a nonnegative constant plus a nonnegative combination of facts
+        (expressions known to be nonnegative).
 
         `depth`: number of facts at most, less one.
         """

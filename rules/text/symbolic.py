@@ -69,7 +69,7 @@ class SymbolicProver:
 
     # ------------------------------------------------------------ values
     def value(self, term: Typed, at: Sequence[IndexPolynomial]) -> Sum:
-        """The element of a term at a symbolic index, as a sum of monomials."""
+        """The element of a term at the symbolic index `at`, as a sum of monomials."""
         found = self.forms.simple(getattr(self, f"_{term.op}", self._opaque)(term, list(at)))
         act = term.params.get("act", 0)
         return self.apply(ACTS[act], found) if act else found
@@ -99,7 +99,7 @@ class SymbolicProver:
         return tuple(x.times(y) for x in a for y in b)
 
     def apply(self, name: str, *sums: Sum) -> Sum:
-        """An elementwise function applied to sums, simplified by the laws of the function."""
+        """The elementwise function `name` applied to sums, as a sum simplified by the laws of the function."""
         (first, *others) = sums
         if name in INCREASING and not others:
             if not first:
@@ -187,7 +187,7 @@ class SymbolicProver:
             )
 
     def there(self, index: IndexPolynomial, size: Affine) -> Factor:
-        """Guard factor that states that an index is within [0, size)."""
+        """The factor that is 1 where the index is within [0, size), else 0 (a guard)."""
         return Factor("guard", indices=(index,), size=self.signs.reduce(size))
 
     def _split_0(self, term: Typed, at: list[IndexPolynomial]) -> Sum:
@@ -243,14 +243,15 @@ class SymbolicProver:
         return found
 
     def group(self, at: IndexPolynomial, outputs: Affine, groups: int) -> int:
-        """Number of the group to which output channel `at` belongs."""
+        """Number of the group to which output channel `at` of a grouped convolution with `outputs` channels belongs.
+        Raises Seam if it may belong to several."""
         for j in range(groups - 1):
             if self.indices.before(at, outputs * quotient(j + 1, groups)):
                 return j
         return groups - 1
 
     def guarded(self, terms: Sum, guards: Sequence[Factor]) -> Sum:
-        """Monomials multiplied by guards: zero where a guard does not hold."""
+        """The monomials multiplied by guards (factors that are 1 or 0): zero where a guard does not hold."""
         return tuple(Monomial(m.coefficient, m.factors + tuple(guards), m.bound) for m in terms)
 
     def pooled(
@@ -308,7 +309,7 @@ class SymbolicProver:
         return self.value(w, [at[0], at[1].plus(IndexPolynomial(w.axes[1].size * group), -1), *at[2:]])
 
     def equal(self, *pairs: tuple[IndexPolynomial, IndexPolynomial]) -> tuple[Factor, ...]:
-        """Factors that state that indices are equal."""
+        """For each pair of indices the factor that is 1 where the two are equal, else 0."""
         return tuple(Factor("delta", indices=(a.plus(b, -1),)) for a, b in pairs)
 
     def _Imatmul(self, term: Typed, at: list[IndexPolynomial]) -> Sum:

@@ -26,7 +26,8 @@ class SymbolicIndices:
         self._inside: dict[tuple[IndexPolynomial, Affine], bool | None] = {}
 
     def variable(self, start: Affine, size: Affine) -> IndexPolynomial:
-        """start + a fresh index variable with this range; the start alone if the range has one position."""
+        """The index start + v, where v is a fresh index variable with `size` values from 0 on; the start alone if
+        `size` is 1."""
         if self.signs.reduce(size).number == 1:
             return IndexPolynomial(start)
         number = next(self.numbers)
@@ -34,7 +35,7 @@ class SymbolicIndices:
         return IndexPolynomial(start, ((number, 1),))
 
     def bounds(self, index: IndexPolynomial) -> tuple[Affine, Affine]:
-        """The smallest and largest value of an index."""
+        """(smallest value, largest value) of an index, as size expressions."""
         low = high = index.offset
         for v, c in index.parts:
             end = self.ranges[v] - 1
@@ -55,7 +56,8 @@ class SymbolicIndices:
         return False if self.signs.nonnegative(high * -1 - 1) or self.signs.nonnegative(low - size) else None
 
     def before(self, index: IndexPolynomial, place: Affine) -> bool:
-        """Whether an index is always below a position; raises Seam unless it is always below or always at or above."""
+        """Whether an index is always below a position; raises Seam unless it is provably always below or always at or
+        above."""
         low, high = self.bounds(index)
         if self.signs.nonnegative(place - high - 1):
             return True
@@ -64,7 +66,7 @@ class SymbolicIndices:
         raise Seam("a window across the seam of a concat")
 
     def stepped(self, at: IndexPolynomial, step: int | Affine, places: Affine) -> IndexPolynomial:
-        """step × an index `at` with `places` positions.
+        """The index step × `at`, where `at` has `places` positions.
 
         For an unknown step, the product is an index variable of its own. Raises Unprovable if the index is only a part
         of an axis.

@@ -8,9 +8,9 @@ multi-pattern rule: both left sides must match at once, and each equals its righ
 parameter (a stride, an axis, an activation) is a parameter variable. The semantics of the operators are in
 `text/shapes.py`, which yields a rule's sides as tensors at concrete shapes.
 
-`SIGNATURES` lists the forms of each operator: the slot `.` is a tensor, `:` a scalar tensor or a number, and a name is
-a parameter. The form is chosen by the number of arguments and by the positions of numbers: `(enlarge KH KW W)` is
-TASO's, `(enlarge W LIKE)` is Tensat's.
+`SIGNATURES` lists the signatures of each operator: the slot `.` is a tensor, `:` a scalar tensor or a number, and a
+name is a parameter. The signature is chosen by the number of arguments and by the positions of numbers: `(enlarge KH KW
+W)` is TASO's, `(enlarge W LIKE)` is Tensat's.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def parse_line(text: str, line: int) -> list[TextRule]:
 
 
 def paired(first: TextRule, second: TextRule) -> TextRule:
-    """Two rules combined into one multi-pattern rule: both left sides must match."""
+    """Combine two rules into one multi-pattern rule, which applies where both left sides match."""
     return TextRule(
         f"{first.text}\n{second.text}", first.line, first.lefts + second.lefts, first.rights + second.rights,
         problem=first.problem or second.problem,

@@ -1,4 +1,5 @@
-"""Typed terms of text rules (symbolic sizes per axis), and backtracking over open choices."""
+"""Typed terms of text rules (with a symbolic size for each axis), and backtracking over choices that the rule leaves
+open."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ class Untypable(Exception):
 # ---------------------------------------------------------------- axes and typed terms
 @dataclass(eq=False)
 class TermAxis:
-    """One axis of a term of a text rule: its size, and the two parts if it is a concatenation.
+    """One axis of a term of a text rule: its size, and the two parts (`cut`) if it is a concatenation.
 
-    `open`: a split of unknown position may still divide it into two parts, once. `cut`: the parts.
+    `open`: a split of unknown position may still divide it into two parts, once.
     """
 
     size: Affine
@@ -32,17 +33,20 @@ class TermAxis:
     same: tuple[TermAxis, ...] = ()  # the operands' axes that this axis stems from
 
     def cuts(self) -> list[tuple[TermAxis, TermAxis]]:
-        """All concatenations that this axis stems from, as (left part, right part)."""
+        """All concatenations from which this axis comes, directly or through its operands' axes, as (left part, right
+        part)."""
         return [self.cut] if self.cut else [c for a in self.same for c in a.cuts()]
 
     def openings(self) -> list[TermAxis]:
-        """The open axes that this axis stems from."""
+        """The open axes (that a split may still divide) from which this axis comes, directly or through its operands'
+        axes."""
         return [self] if self.open else [o for a in self.same for o in a.openings()]
 
 
 @dataclass(eq=False)
 class Typed:
-    """A term with symbolic sizes per axis. `numbers` holds further sizes that its semantics need (a cut, paddings)."""
+    """A term of a text rule with a symbolic size for each axis. `numbers` holds further sizes that its semantics need
+    (a cut, paddings)."""
 
     op: str
     axes: list[TermAxis]
@@ -70,10 +74,8 @@ def subterms(terms: Iterable[Typed]) -> list[Typed]:
 
 # ---------------------------------------------------------------- choices
 class Choices:
-    """Backtracking enumeration: answers to questions asked in a fixed order.
-
-    `next` moves to the next untried combination.
-    """
+    """Backtracking enumeration: `choose` answers questions that are asked in the same order every time; `next` moves to
+    the next untried combination of answers."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -81,7 +83,8 @@ class Choices:
         self.at = 0
 
     def choose(self, options: Sequence[Any]) -> Any:
-        """One of the options, chosen by the search over choices. Raises Untypable without options."""
+        """The answer to the next question: one of the options, by the current combination. Raises Untypable without
+        options."""
         if not options:
             raise Untypable("no option is left")
         if self.at == len(self.taken):

@@ -30,7 +30,7 @@ class Number:
 
 @dataclass(frozen=True)
 class TextApply:
-    """Operator of a text rule with its parameters and operands.
+    """Operator of a text rule with its parameters, pairs (name, value), and its operands `args`.
 
     The halves of a split are `split_0` and `split_1` of a tensor along `axis`.
     """
@@ -40,7 +40,7 @@ class TextApply:
     args: tuple[Term, ...]
 
     def param(self, name: str) -> Param | None:
-        """The value of a parameter, or None if the form used has none."""
+        """The value of the parameter `name`; None if the operator, as it is written here, has no such parameter."""
         return next((v for n, v in self.params if n == name), None)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Type inference for text rules: shape laws of the operators as linear equations between unknown sizes."""
+"""Type inference for text rules: the operators' rules for result shapes, as linear equations between unknown sizes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SYMBOLIC = ("stride_h", "stride_w", "kernel_h", "kernel_w")
 
 
 class Typer:
-    """Type inference for the terms of a rule under one combination of choices.
+    """Type inference for the terms of a text rule, under one combination of the choices that the rule leaves open.
 
-    `symbolic`: the parameters in `SYMBOLIC` are unknowns instead of numbers.
+    `symbolic`: the parameters in `SYMBOLIC` (strides, kernel sizes) are unknowns instead of numbers.
     """
 
     def __init__(self, rule: TextRule, choices: Choices, scope: AxisScope, symbolic: bool = False) -> None:
@@ -52,22 +52,23 @@ class Typer:
         self.groups = group_counts(rule, scope)
 
     def rank(self, i: int) -> int:
-        """The value of a rank variable, chosen if it is free."""
+        """The rank that a rank variable has, chosen among the possible ones if it is free."""
         rank = self.choices.choose(self.ranks.options(i))
         return self.ranks.rank[self.ranks.set(i, rank)]
 
     def fresh(self, **more: Any) -> Affine:
-        """An unknown size; `more` are options of `System.fresh`."""
+        """A new unknown size; `more` are options of `System.fresh`."""
         return self.system.fresh(**more)
 
     def merge(self, *axes: TermAxis) -> TermAxis:
-        """The axis of an elementwise result; equates the sizes of the operands' axes."""
+        """The axis of an elementwise result over the operands' axes `axes`; adds the equations that their sizes are
+        equal."""
         for a in axes[1:]:
             self.system.equate(axes[0].size, a.size)
         return axes[0] if len(axes) == 1 else TermAxis(axes[0].size, same=axes)
 
     def visit(self, term: Term) -> Typed:
-        """The typed form of a term."""
+        """Infer the types of a term and its subterms; returns the typed term."""
         if isinstance(term, Number):
             return Typed("number", [], params={"value": term.value})
         if isinstance(term, Input):
@@ -295,9 +296,8 @@ class Typer:
                 self.system.equate(p, q)
 
     def run(self, only_left: bool) -> Typing:
-        """The family of shapes under the current choices, of the left sides only if `only_left`. Raises Untypable or
-        Inconsistent if there is none.
-        """
+        """Infer the family of shapes under the current choices, of the left sides only if `only_left`. Raises Untypable
+        or Inconsistent if there is none."""
         lefts, rights = self.rule.lefts, () if only_left else self.rule.rights
         ranks = [self.ranks.visit(t) for t in (*lefts, *rights)]
         for a, b in zip(ranks[: len(lefts)], ranks[len(lefts) :]):
@@ -316,7 +316,8 @@ class Typer:
         return Typing(tuple(typed), found, self.inputs, self.attrs, self.system, tuple(self.at_least), self.spans)
 
     def unite(self) -> None:
-        """Equates the numbers of positions of axes whose sizes turned out to be equal, also for unknown strides."""
+        """Add equations between the numbers of window positions along axes whose sizes turned out to be equal, also for
+        unknown strides."""
         for (size, kernel, like, found), (other, width, kind, count) in combinations(self.strided, 2):
             same = self.system.reduce(size - other).number == 0 and like == kind and isinstance(like[0], Affine)
             if same and (like[1] == 0 or self.system.reduce(kernel - width).number == 0):

@@ -1,4 +1,4 @@
-"""`python -m tensor_graphs`: entry point of the command line where the script is not installed."""
+"""`python -m tensor_graphs`: runs the command line, as the installed script `tensor-graphs` does."""
 
 from .cli import main
 

@@ -16,7 +16,10 @@ _making = Lock()
 
 
 def home() -> Path:
-    """The cache folder, created with mode 0700; a temporary folder of this process if unwritable or unknown."""
+    """Path of the user's cache folder, created with mode 0700.
+
+    If it is not writable, or the user's home folder is unknown: a temporary folder of this process, with a warning.
+    """
     configured = settings.current().home
     folder = Path(configured) if configured else _cache_folder()
     with suppress(OSError):

@@ -220,9 +220,8 @@ class Interrupted(TensorGraphsError):
 
 
 class Unpicklable:
-    """Base of objects that hold loaded code: pickle and `copy.deepcopy` raise UsageError; a `copy.copy` shares all
-    attributes.
-    """
+    """Base class of objects that hold loaded code: pickle and `copy.deepcopy` raise UsageError (`kept_by` says what to
+    do instead); a `copy.copy` shares all attributes."""
 
     kept_by: ClassVar[str] = ""  # what to do instead
 
@@ -251,7 +250,8 @@ def warned(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextmanager
 def warnings_into(heard: list[str]) -> Iterator[None]:
-    """Context manager that appends the messages of `warned` to the list `heard`, in this context only.
+    """Context manager: messages of warnings issued with `warned` inside it are appended to `heard` instead of being
+    shown, in the current `contextvars` context only, so not in other threads.
 
     (`warnings.catch_warnings` affects all threads.)
     """

@@ -8,9 +8,8 @@ from typing import Any
 
 
 def imported(name: str) -> Any:
-    """The module `name` if it has been imported, else None. Another thread's import of it is waited for: until its end,
-    `sys.modules` has a module without most of its contents.
-    """
+    """The module `name` if it has been imported, else None. Waits for an import that runs in another thread: until its
+    end, `sys.modules` has a module without most of its contents."""
     if name not in sys.modules:
         return None
     try:

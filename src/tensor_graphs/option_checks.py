@@ -16,11 +16,12 @@ Check = Callable[[str, Any], None]
 
 
 def anything(name: str, value: Any) -> None:
-    """Validator that accepts any value; later stages check it."""
+    """Accept any value: a validator for options that later stages check."""
 
 
 def of_kind(meaning: str, *kinds: type) -> Check:
-    """Validator that accepts instances of one of the types, described in an error by `meaning`."""
+    """Make a validator that raises UsageError unless the value is an instance of one of the types, which `meaning`
+    describes in the message."""
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kinds):
@@ -30,27 +31,27 @@ def of_kind(meaning: str, *kinds: type) -> Check:
 
 
 def is_flag(name: str, value: Any) -> None:
-    """Validator that accepts Python and NumPy bools, and integers."""
+    """Raise UsageError unless the value is a Python or NumPy bool, or an integer."""
     if not isinstance(value, Integral) and type(value).__name__ not in ("bool", "bool_"):
         raise UsageError(f"invalid argument {name}={value!r}", hint=f"{name} is True or False")
 
 
 def is_budget(name: str, value: Any) -> None:
-    """Validator that accepts a number of seconds from 0 on, infinity included."""
+    """Raise UsageError unless the value is a number of seconds from 0 on, infinity included."""
     of_kind("a number of seconds", Real)(name, value)
     if not as_float(value) >= 0:
         raise UsageError(f"invalid argument budget={str(value)[:40]} (seconds)", hint="give a number from 0 on")
 
 
 def is_seed(name: str, value: Any) -> None:
-    """Validator that accepts an integer from 0 on."""
+    """Raise UsageError unless the value is an integer from 0 on."""
     of_kind("an integer", Integral)(name, value)
     if value < 0:
         raise UsageError(f"invalid argument seed={value}", hint="give an integer from 0 on")
 
 
 def are_bounds(name: str, value: Any) -> None:
-    """Validator that accepts None or positive integers in ascending order."""
+    """Raise UsageError unless the value is None or positive integers in ascending order."""
     of_kind("a sequence of integers", Sequence, NoneType)(name, value)
     found = list(value or ())
     if not all(isinstance(n, Integral) and int(n) > 0 for n in found) or found != sorted(set(found)):
@@ -61,39 +62,39 @@ def are_bounds(name: str, value: Any) -> None:
 
 
 def is_tolerance(name: str, value: Any) -> None:
-    """Validator that accepts the name of a tolerance or a relative error."""
+    """Raise UsageError unless the value is the name of a tolerance or a relative error."""
     from .verification.comparison import allowed_error
 
     allowed_error(value, 0.0, "float32")
 
 
 def is_limits(name: str, value: Any) -> None:
-    """Validator that accepts saturation limits or None."""
+    """Raise UsageError unless the value is a `Limits` (limits of saturation) or None."""
     from .egraph.saturate.saturate import Limits
 
     of_kind("a tg.Limits(...)", Limits, NoneType)(name, value)
 
 
 def is_amount(name: str, value: Any) -> None:
-    """Validator that accepts a number from 0 on, infinity included."""
+    """Raise UsageError unless the value is a number from 0 on, infinity included."""
     if not as_float(value) >= 0:
         raise UsageError(f"invalid argument {name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
 
 
 def is_bound(name: str, value: Any) -> None:
-    """Validator that accepts None or a number from 0 on."""
+    """Raise UsageError unless the value is None or a number from 0 on."""
     if value is not None:
         is_amount(name, value)
 
 
 def is_named(name: str, value: Any) -> None:
-    """Validator that accepts None or a mapping whose keys are texts."""
+    """Raise UsageError unless the value is None or a mapping whose keys are texts."""
     if not isinstance(value, Mapping | NoneType) or not all(isinstance(key, str) for key in value or ()):
         raise UsageError(f"invalid argument {name}={str(value)[:80]}", hint=f"{name} is a dict by name")
 
 
 def is_rules(name: str, value: Any) -> None:
-    """Validator that accepts a list or tuple of rewrite rules."""
+    """Raise UsageError unless the value is a list or tuple of rewrite rules."""
     from .egraph.ir.rule import Rule
 
     of_kind("a list of tg.Rule(...)", list, tuple)(name, value)
@@ -105,13 +106,15 @@ def is_rules(name: str, value: Any) -> None:
 
 
 def is_progress(name: str, value: Any) -> None:
-    """Validator that accepts None or a receiver of messages: `say(stage, message)`, `stopped`."""
+    """Raise UsageError unless the value is None or a receiver of messages: it has `say(stage, message)` and
+    `stopped`."""
     if value is not None and not (callable(getattr(value, "say", None)) and hasattr(value, "stopped")):
         raise UsageError(f"invalid argument {name}={value!r}", hint=f"{name} is a tg.Progress(...)")
 
 
 def is_quantization(name: str, value: Any) -> None:
-    """Validator that accepts the name of a form of quantized weights ("int8", for example) or None."""
+    """Raise UsageError unless the value is None or the name of an encoding of quantized weights ("int8", for
+    example)."""
     if value is not None:
         from .models.common.quantization import check_form
 

@@ -101,7 +101,7 @@ class CommonOptions:
     )
     quantize: str | None = option(
         None,
-        'Form of the weights of matrix products, quantized when they are loaded: "int8", "int4", "fp8" or "mxfp4".',
+        'Encoding of the weights of matrix products, quantized when they are loaded: "int8", "int4", "fp8" or "mxfp4".',
         is_quantization, decides=False,
     )  # fmt: skip
     rules: Sequence[Rule] = option(
@@ -162,7 +162,7 @@ class SaturateOptions(CommonOptions):
     tolerance: str | float = option(
         "eager",
         'Allowed error: "eager" (at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise'
-        " equal to the graph in NumPy, and to the caller's function, which runs itself where no plan is), or a relative error."
+        " equal to the graph in NumPy, and to the caller's function, which runs itself if no plan is), or a relative error."
         " From 1e-3 on, float32 products may use TF32 on a GPU.",
         is_tolerance,
     )
@@ -175,7 +175,7 @@ class SaturateOptions(CommonOptions):
 
     @property
     def exact(self) -> bool:
-        """Whether only bitwise-exact rewriting is allowed."""
+        """Whether only rewriting is allowed that changes no bit of a value."""
         return self.tolerance == "exact"
 
 
@@ -254,7 +254,8 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
 
 
 def summary(name: str) -> str:
-    """Command-line help of an option: the first sentence of its documentation, without its full stop, in lower case."""
+    """Command-line help of the option `name`: the first sentence of its documentation, without its full stop, in lower
+    case."""
     doc: str = next(f.metadata["doc"] for f in fields(Options) if f.name == name)
     first = doc.partition(". ")[0].rstrip(".")
     return first[0].lower() + first[1:]

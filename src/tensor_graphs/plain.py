@@ -118,7 +118,8 @@ def as_int(text: str) -> int | None:
 
 # ---------------------------------------------------------------- decoding
 def decode(kind: Any, value: Any, place: str = "") -> Any:
-    """Value of type `kind` from parsed JSON; Malformed (with the location `place`) for anything else.
+    """Check parsed JSON against a type; returns the value of type `kind`. Raises Malformed, which names the location
+    `place`, for anything else.
 
     Types: bool, int, float (finite; integers accepted), str, None, Any, Literal, `A | B`, Annotated with `Within`,
     list[T], tuple[A, B], tuple[T, ...], dict[str, T], and dataclasses of these (objects; unknown keys are ignored).

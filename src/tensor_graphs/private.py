@@ -112,9 +112,9 @@ def temporary_place() -> str:
 
 
 def sealed(content: bytes, name: str = "") -> bytes:
-    """The content followed by its SHA-256, the format that `read_sealed` reads. (An ELF file may have more bytes behind
-    its end.) The checksum covers `name` as well, so that the content of a file of another name is refused.
-    """
+    """The content followed by its SHA-256, the format that `read_sealed` reads. (A checksum behind the end of an ELF
+    file does not hinder loading it.) The checksum covers `name` as well, so that the content of a file of another name
+    is refused."""
     return content + b"\nsha256 " + hashlib.sha256(name.encode() + content).hexdigest().encode()
 
 

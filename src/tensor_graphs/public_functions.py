@@ -32,7 +32,8 @@ R = TypeVar("R")
 
 
 def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], PublicFunction[P, R]]:
-    """Decorator that lets callers give the fields of `kind` as keyword arguments; signature and docstring list them.
+    """Decorator for a function that takes its options as one object of the class `kind`: its callers give the fields of
+    that class as keyword arguments, which its signature and docstring list.
 
     A call with another keyword raises TypeError.
     """

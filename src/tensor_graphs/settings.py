@@ -58,12 +58,16 @@ def current() -> Settings:
 
 
 def overridden() -> bool:
-    """Whether an enclosing `override` decides, so that environment variables do not."""
+    """Whether the settings are those of an enclosing `override`; environment variables are ignored then."""
     return _override.get() is not None
 
 
 def planned_gpu() -> str:
-    """Value of the setting `gpu`, without reading the other settings: callers ask for it often."""
+    """Value of the setting `gpu`: device key of a GPU that is not in this machine, for which plans are made; "" if it
+    is not set.
+
+    Reads no other setting, because it is called often.
+    """
     changed = _override.get()
     return _check_gpu(os.environ.get("TENSOR_GRAPHS_GPU", "")) if changed is None else changed.gpu
 

@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """cuda-core and a GPU, in the form of this CPU (`cuda_host.emulate`)."""
+    """Emulation of cuda-core and of a GPU on this CPU (`cuda_host.emulate`)."""
     emulate(monkeypatch, tmp_path)
 
 

@@ -46,7 +46,9 @@ def compiler() -> str:
 
 
 def source_of(launches: Iterable[CudaLaunch]) -> str:
-    """A complete source: the library of all, once what else launches need beside it, and their kernels."""
+    """A complete CUDA source: the common library, the further definitions of the launches once each, and their
+    kernels.
+    """
     listed = list(launches)
     beside = {name: text for launch in listed for name, text in launch.beside.items()}
     return "\n".join([CUDA_LIBRARY, *beside.values(), *(launch.text for launch in listed)])
@@ -65,8 +67,9 @@ def library_of(text: str, file: Path, *options: str) -> ctypes.CDLL:
 
 @cache
 def standard_headers(*options: str) -> Path:
-    """A header that includes the standard ones of the *_host.h; compiled once, because they take most of a
-    compilation."""
+    """A precompiled header of the standard headers that the *_host.h files include, which take most of the time of a
+    compilation.
+    """
     lines = [
         line for file in sorted(HERE.glob("cuda_*host.h")) for line in file.read_text(encoding="utf-8").splitlines()
     ]
@@ -79,7 +82,9 @@ def standard_headers(*options: str) -> Path:
 
 
 def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str, Kernel]:
-    """The kernels of a complete CUDA source by name: each takes addresses, blocks, and threads of a block."""
+    """The kernels of a complete CUDA source by name: functions of operand addresses, number of blocks, and threads
+    per block.
+    """
     text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
     assert text != source
     text = text.replace(TILE_INTRINSICS, (HERE / "cuda_tiles_host.h").read_text(encoding="utf-8"))
@@ -108,14 +113,14 @@ def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str,
 
 @dataclass
 class Guarded:
-    """An array between margins of poison, at an address that 64 divides."""
+    """An array aligned to 64 bytes between margins filled with a known pattern, which show writes out of bounds."""
 
     raw: np.ndarray
     array: np.ndarray
 
     @staticmethod
     def of(size: int, dtype: Any) -> Guarded:
-        """An array full of poison: NaN where it is of floats."""
+        """An uninitialized array: filled with the pattern of the margins, NaN for floats."""
         nbytes = size * np.dtype(dtype).itemsize
         raw = np.full(nbytes + 2 * GUARD + 64, 255, np.uint8)
         start = -raw.ctypes.data % 64 + GUARD
@@ -123,7 +128,7 @@ class Guarded:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing was written beside the array."""
+        """Whether the margins are unchanged."""
         start = self.array.ctypes.data - self.raw.ctypes.data
         return bool((self.raw[:start] == 255).all() and (self.raw[start + self.array.nbytes :] == 255).all())
 
@@ -141,7 +146,7 @@ def emulate(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def cuda_core(folder: Path) -> dict[str, ModuleType]:
-    """Modules in the place of cuda-core, by which emitted source compiles for and launches on this CPU."""
+    """Replacements of cuda-core's modules, by name, with which emitted source compiles for and launches on this CPU."""
 
     class Program:
         def __init__(self, source: str, kind: str, options: Any) -> None:

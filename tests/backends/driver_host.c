@@ -9,7 +9,7 @@ typedef struct {
 } Params;
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;
 typedef struct { Params how; void *places[MOST]; char values[MOST][128]; } Node;
-typedef struct { Node *nodes[64]; size_t count; } Graph;
+typedef struct { Node *nodes[1024]; size_t count; } Graph;
 
 static Graph *captured;
 static int has_context = 1;

@@ -1,4 +1,4 @@
-"""Torch and the CUDA driver of emitted GPU programs, replaced by functions of this CPU (driver_host.c)."""
+"""Emulation on the CPU of the parts of Torch and of the CUDA driver that emitted GPU programs call (driver_host.c)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensor_graphs.backends.program import any_size_gpu_helpers, any_size_launch
 
 
 def compiled(folder: Path) -> Any:
-    """The driver as a library, compiled into a folder."""
+    """The emulated driver, compiled into a folder and loaded as a library."""
     made = folder / "driver.so"
     source = Path(__file__).with_name("driver_host.c")
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
@@ -24,9 +24,9 @@ def compiled(folder: Path) -> Any:
 
 
 def install(library: Any, replace: Callable[..., None]) -> Any:
-    """Make the driver and Torch's side of it those of `library`: one stream, captured between `begin_capture` and
-    `end_capture`. `replace(object, name, value)` sets an attribute, as pytest's `monkeypatch.setattr`. Returns the
-    driver's state.
+    """Replace the CUDA driver and Torch's streams and graphs by those of `library`: one stream, captured between
+    `begin_capture` and `end_capture`. `replace(object, name, value)` sets an attribute, as pytest's
+    `monkeypatch.setattr`. Returns the state of the emulated driver.
     """
     library.end_capture.restype = ctypes.c_void_p
     state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0)
@@ -78,7 +78,9 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
 
 
 def as_on_gpu(calls: Any) -> Any:
-    """`Calls` on the CPU, made to launch as on a GPU."""
+    """The object `calls` (`Calls` of an emitted program on the CPU), with its fields set so that it launches as on a
+    GPU.
+    """
     calls.gpu, calls.index, calls.wanted = True, -1, True
     return calls
 
@@ -106,7 +108,9 @@ def _checked(shapes: Any, wanted: Any, conditions: Any) -> None:
 
 
 class Kernel:
-    """A kernel of the host's driver by its name, with its own interface: tensors, and `boxes` for tensor maps."""
+    """A kernel of the emulated driver, by name, with the interface of `CudaKernel`: tensors as arguments, and `boxes`
+    for tensor maps.
+    """
 
     early = False
     count = 8  # elements

@@ -1,8 +1,8 @@
-"""Gluon's language on a CPU: enough to run kernels whose warps have roles without a GPU.
+"""Interpreter of the Gluon language on a CPU, complete enough to run warp-specialized kernels.
 
-Each role is a thread; barriers in memory count arrivals and bytes as Hopper's do; a product under way is computed when
-it is waited for, so that memory that is given back too early shows. Tensors know their layout, and two of different
-layouts do not meet; what the compiler would refuse fails here.
+Each warp role (partition) is a thread; mbarriers count arrivals and bytes as on Hopper. An asynchronous matrix product
+is computed when it is waited for, so that a kernel that reuses its operands' memory too early gives wrong results.
+Tensors have a layout; an operation on tensors of different layouts raises an error, as in the compiler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _slice(dim: int, parent: Layout) -> Layout:
 
 
 class Tensor:
-    """Numbers in a layout; binary operations need equal ones."""
+    """Array of numbers in a layout; operands of binary operations must have equal layouts."""
 
     def __init__(self, data: Any, layout: Layout) -> None:
         self.data, self.layout = np.asarray(data), layout
@@ -90,7 +90,7 @@ _operators()
 
 @dataclass
 class Pointer:
-    """A place in an array, or a tensor of places."""
+    """Pointer to an element of an array, or a tensor of pointers."""
 
     array: np.ndarray
     at: Any = 0
@@ -101,7 +101,7 @@ class Pointer:
 
 @dataclass
 class Shared:
-    """Shared memory."""
+    """A buffer in shared memory."""
 
     data: np.ndarray
 
@@ -126,7 +126,7 @@ class Shared:
 
 @dataclass
 class Barrier:
-    """A barrier in shared memory: a phase ends when all have arrived and all bytes are there."""
+    """An mbarrier in shared memory: a phase ends when all expected arrivals and bytes have been counted."""
 
     count: int = 0
     arrived: int = 0
@@ -149,7 +149,7 @@ class Barrier:
 
 @dataclass
 class Descriptor:
-    """A matrix whose blocks are copied."""
+    """A TMA descriptor: a matrix in global memory whose blocks are copied asynchronously."""
 
     matrix: np.ndarray
     block: tuple[int, ...]
@@ -175,7 +175,7 @@ def _copy(desc: Descriptor, at: list[int], barrier: Barrier, to: Shared) -> None
 
 
 class Pending:
-    """A product under way: computed when it is waited for."""
+    """An asynchronous matrix product (wgmma), computed when it is waited for."""
 
     def __init__(self, a: Any, b: Shared, acc: Any, use: bool) -> None:
         self.a, self.b, self.acc, self.use, self.value = a, b, acc, use, None
@@ -260,7 +260,7 @@ def _specialize(roles: list[tuple[Any, tuple[Any, ...]]], warps: list[int], regi
 
 
 class Function:
-    """A function of Gluon: called by others, or launched over a grid."""
+    """A Gluon function, called by other functions or launched over a grid."""
 
     def __init__(self, function: Callable[..., None]) -> None:
         self.function = function
@@ -279,7 +279,7 @@ class Function:
 
 
 class Number(float):
-    """One number, which meets every layout."""
+    """A scalar, which is compatible with tensors of every layout."""
 
     def to(self, dtype: Any) -> Number:
         return self
@@ -308,7 +308,9 @@ def _filled(shape: list[int], value: float, dtype: Any, layout: Layout) -> Tenso
 
 @contextmanager
 def host(multiprocessors: int) -> Iterator[None]:
-    """Gluon's modules replaced by these, and kernels emitted for so many multiprocessors."""
+    """Context manager in which Gluon's modules are replaced by this interpreter, and kernels are emitted for a GPU
+    with `multiprocessors` SMs.
+    """
     pytest.importorskip("torch")  # now: what is first imported below is forgotten behind, and a second time crashes
     pytest.importorskip("triton.language")  # whole, before its modules are replaced
     language = SimpleNamespace(

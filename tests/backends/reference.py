@@ -16,9 +16,9 @@ from tensor_graphs.extract.model.meaning import output_terms
 Array = np.ndarray[Any, Any]
 
 
-def expected(template: Template, call: Call, operands: Mapping[str, Array]) -> Array:
-    """The reference of the kernel's first output, in float64."""
-    root = output_terms(template, call)[0]
+def expected(template: Template, call: Call, operands: Mapping[str, Array], output: int = 0) -> Array:
+    """The reference of the kernel's output with this number, in float64."""
+    root = output_terms(template, call)[output]
     given = {
         leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
         for leaf in Graph.of(root).leaves("param")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import contiguous
+from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
@@ -264,11 +266,22 @@ def test_a_decode_step_has_one_kernel_for_attention_and_caches_written_in_place(
     assert "carried(" not in source.partition("def launch()")[2]
 
 
+class CheapGenerated(Cheap):
+    """Bytes and a launch; library kernels cost more than every plan of generated ones."""
+
+    def price(self, found: Any) -> list[Priced]:
+        library = [0.0 if k.is_view or k.template.backend == BACKEND.name else 1e3 for k in found]
+        costs = [p.us + more for p, more in zip(super().price(found), library)]
+        return [Priced(us, us, us, "bound") for us in costs]
+
+
 def test_states_are_read_before_the_wait_and_values_of_the_program_are_not() -> None:
     """The first kernel waits for all before the program; the caches are written by the kernel that reads them."""
+    pytest.importorskip("torch")
     graph = simplify(decode_step())
     view = saturate_block(graph, ALL, Limits(iterations=3), session=InProcess())
-    plan = plan_of(search(candidate_hypergraph(view, [BACKEND], view_strides), Cheap()), graph)
+    found = candidate_hypergraph(view, [BACKEND, backend("torch_cuda")], view_strides)
+    plan = plan_of(search(found, CheapGenerated()), graph)
     early = [
         replace(s, call=replace(s.call, schedule={**s.template.space(s.call)[0], "early": 1}))
         if s.template.space

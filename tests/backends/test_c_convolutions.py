@@ -12,6 +12,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.backends.c.convolutions import SOURCE, VERSION, convolution_rows, pool_rows
+from tensor_graphs.backends.c.image_copies import image_copy_rows
 from tensor_graphs.backends.registry import backend, select, unfused_backends
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
 from tensor_graphs.egraph.ir.ops import Type
@@ -192,3 +193,39 @@ def test_the_text_is_the_same_for_all_kernels() -> None:
     call = call_of("c.tiled_conv", (1, 16, 4, 4), 16)
     assert all(row.source is not None and row.source(replace(call)) is SOURCE for row in ROWS.values())
     assert {row.version for row in ROWS.values()} == {VERSION}, "measurements belong to the text"
+
+
+@pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4)])
+def test_a_copy_to_channels_last(shape: tuple[int, ...]) -> None:
+    (row,) = image_copy_rows()
+    kind, rng = Type(shape, "float32"), np.random.default_rng(0)
+    call = Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, last(shape)), {})
+    assert row.applies is not None and row.applies(call)
+    x = rng.standard_normal(shape).astype(np.float32)
+    found = compiled(row, call)({"x": x})()[0]
+    np.testing.assert_array_equal(found, x)
+    assert found.strides[1] == 4 or shape[1] == 1
+    if shape[1] > 1:
+        assert not row.applies(Call({"x": Operand(kind, last(shape))}, Operand(kind, last(shape)), {}))
+        assert not row.applies(Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, contiguous(shape)), {}))
+
+
+def test_row_major_values_reach_convolutions_in_c() -> None:
+    """The graph's input and a concatenation are row-major; both convolutions have kernels in C behind a copy."""
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.Conv2d(128, 64, 3, padding=1)
+
+        def forward(self, x: Any) -> Any:
+            up = torch.nn.functional.interpolate(self.a(x), scale_factor=2.0)
+            return self.b(torch.cat([up, up.sin()], 1))
+
+    module, x = Module().eval().requires_grad_(False), torch.randn(1, 64, 8, 8)
+    explorer = tg.saturate(module, (x,), budget=5)
+    candidates = explorer.choice.hypergraph.candidates
+    reads = lambda c: c.call.operands["x"].type.shape[1]
+    assert {reads(c) for c in candidates if c.template.name == "c.winograd_conv_bias"} == {64, 128}
+    assert {reads(c) for c in candidates if c.template.name == "c.to_channels_last"} >= {64, 128}

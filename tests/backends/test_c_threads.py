@@ -173,36 +173,50 @@ print(out.sum())
 
 
 def test_consecutive_calls_are_one_function() -> None:
-    """Three calls and a comment between other lines; a single call and one with a number stay."""
-    calls = {"double_()": "twice(x_a, y_a)", "double_2()": "twice(y_a, x_a)", "sum_()": "sum(x_a, ctypes.c_long(3))"}
+    """Three calls and comments between other lines, behind what makes their arrays; a single call at fixed addresses
+    and one with an object of ctypes stay."""
+    calls = {
+        "double_()": "twice(x_a, y_a)", "double_2()": "twice(y_a, z_a)", "double_3()": "twice(z_a, x_a)",
+        "sum_()": "sum(x_a, ctypes.c_long(3))",
+    }  # fmt: skip
     functions = {
         name: f"void {name}(const float *restrict x, float *restrict y)\n{{\n    *y = 2 * *x;\n}}"
         for name in ("twice", "sum")
     }
-    made: dict[str, str] = {}
+    names: dict[str, int] = {}
 
-    def once(text: str, name: str) -> str:
-        made[name] = text
-        return name
+    def named(base: str) -> str:
+        names[base] = names.get(base, 0) + 1
+        return base if names[base] == 1 else f"{base}_{names[base]}"
 
-    join = JoinedCalls(calls, functions, lambda base: base, once)
+    join = JoinedCalls(calls, {"y_a = argument(y)", "y = np.empty(1)"}, functions, named)
     lines = [
         "# first",
         "double_()",
         "# second */",
+        "y = np.empty(1)",
+        "y_a = argument(y)",
         "double_2()",
         "double_()",
         "# third",
         "np.add(a, b)",
         "sum_()",
-        "double_()",
+        "twice(y_a, 3)",
+        "del y, y_a",
+        "double_3()",
     ]
-    assert join.joined(lines) == ["steps_()", "# third", "np.add(a, b)", "sum_()", "double_()"]
-    assert made == {"steps_": "partial(steps, table(x_a, y_a))"}
+    assert join.joined(lines) == [
+        "y = np.empty(1)", "at[0] = start_of(y)", "steps_()", "# third", "np.add(a, b)", "sum_()", "steps_2_()",
+        "del y", "double_3()",
+    ]  # fmt: skip
+    assert join.once == ["at = table(None, x_a, z_a)", "steps_ = partial(steps, at)", "steps_2_ = partial(steps_2, at)"]
+    assert "twice(at[0], 3)" in functions["steps_2"] and "/* second * / */" in functions["steps"]
     text = library_text(functions, own_threads=True).split('r"""')[1].split('"""')[0]
     x, y = np.float32([3]), np.float32([0])
     space: dict[str, Any] = {"ctypes": ctypes}
     exec(HELPERS["table"], space)
-    pointers = (ctypes.c_float * 0).from_buffer(x), ctypes.c_void_p(y.ctypes.data)
-    c_helpers.c_library(text).steps(space["table"](*pointers))
-    assert (x[0], y[0]) == (12.0, 24.0)
+    z = np.float32([0])
+    at = space["table"](None, (ctypes.c_float * 0).from_buffer(x), ctypes.c_void_p(z.ctypes.data))
+    at[0] = y.ctypes.data
+    c_helpers.c_library(text).steps(at)
+    assert (x[0], y[0], z[0]) == (3.0, 6.0, 12.0)

@@ -7,24 +7,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
-from tensor_graphs.backends.cuda.clustered_attention.kernel import ClusteredAttentionSchedule, attention_of
+from tensor_graphs.backends.cuda.clustered_attention.decode_attention import attention_of
+from tensor_graphs.backends.cuda.clustered_attention.parameters import ClusteredAttentionSchedule
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.machine import of_key, using_machine
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor
 from tensor_graphs.extract.model.kernel import Call
 
 from .cuda_host import compiled, source_of
-from .test_cuda_cpp import TOLERANCE, call_of, check, memory
-from .test_few_row_attention import attention
-from .test_kernel_ir import error, x
+from .test_cuda_cpp import call_of, check
+from .test_few_row_attention import LARGEST, SMALLEST, attention, check_visible
+from .test_kernel_ir import x
 
 
 def schedule(parts: int, warps: int, across: int, deep: int, **more: int) -> dict[str, int]:
@@ -82,32 +81,13 @@ def test_attention_in_clusters_computes_what_is_specified(dtype: str, tmp_path: 
         check(template, call, launch, kernels[launch.name], dtype)
 
 
-@pytest.mark.parametrize("seen", [{}, {"seen": 1}], ids=["all read", "visible ones read"])
-def test_positions_beyond_the_number_in_memory_do_not_matter(seen: dict[str, int], tmp_path: Path) -> None:
-    """Every number of visible positions: blocks without any, one position, none at all (NaN, as specified)."""
-    template = generated(attention(64, 64, 2, batch=2))
-    call = replace(call_of(template, "bfloat16"), schedule=schedule(2, 1, 1, 1) | seen)
-    (launch,) = launches(template, call)
-    assert isinstance(launch, CudaLaunch)
-    kernel = compiled(source_of([launch]), tmp_path)[launch.name]
-    found = template.lower(call)
-    assert found is not None
-    whole = np.iinfo(np.int64)  # a number that stands for "all of them", to which nothing can be added
-    for first, second in ((0, 63), (7, 8), (-1, 16), (40, 3), (63, whole.max), (whole.min, 31), (32, 17)):
-        where = memory(template, call)
-        where["at"].array[:] = first, second
-        want = {
-            n: g.array.astype(np.float64) if g.array.dtype.kind == "V" else g.array.copy() for n, g in where.items()
-        }
-        with np.errstate(invalid="ignore"):
-            kir_numpy.run(found.kernel, want)
-        if seen:  # what is not read may be anything
-            where["v"].array.reshape(2, 64, 64)[0, min(max(first, -1), 63) + 1 :] = np.nan
-        kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
-        got = where["out"].array.astype(np.float64)
-        assert (np.isnan(got) == np.isnan(want["out"])).all() and np.isnan(got).any() == (first < 0)
-        there = ~np.isnan(got)
-        assert error(got[there], want["out"][there]) < TOLERANCE["bfloat16"]
+@pytest.mark.parametrize("seen", [False, True], ids=["all read", "visible ones read"])
+def test_positions_beyond_the_number_in_memory_do_not_matter(seen: bool, tmp_path: Path) -> None:
+    """Every number of visible positions: blocks without any, one position, none at all."""
+    unread = (lambda last: min(max(last, -1), 63) + 1) if seen else None
+    chosen = schedule(2, 1, 1, 1, **({"seen": 1} if seen else {}))
+    visible = ((0, 63), (7, 8), (-1, 16), (40, 3), (63, LARGEST), (SMALLEST, 31), (32, 17))
+    check_visible(attention(64, 64, 2, batch=2), chosen, visible, tmp_path, unread)
 
 
 def test_every_ranked_schedule_is_legal_and_can_be_emitted() -> None:

@@ -79,6 +79,43 @@ def test_inputs_and_results_of_libraries_are_copied(driver: Any) -> None:  # noq
     assert direct_calls.direct_call(calls(driver, "flat", with_library=True), (x, y), run.lock) is None
 
 
+def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(driver: Any) -> None:  # noqa: F811
+    run = calls(driver, "graph", with_library=True)
+    run.steady = frozenset({1})
+    ((x, y), (a, b)) = inputs(2)
+    call = direct(run, x, y)
+    for given in (x, a, x):
+        y += 1
+        found = call(given, y)
+        assert not run.places  # to which it could be copied
+        torch.testing.assert_close(found[0], wanted(given, y))
+        torch.testing.assert_close(found[2], 2 * y)
+    assert call(x, b) is None
+    torch.testing.assert_close(run(x, b)[2], 2 * b)
+    assert call(x, y) is None  # of the graph before
+    torch.testing.assert_close(direct(run, x, y)(a, b)[2], 2 * b)
+
+
+def test_a_call_may_have_hundreds_of_tensors(driver: Any) -> None:  # noqa: F811
+    """A training step has as many inputs as the model has parameters."""
+    count, kernels = 500, gpu_launches.Launches()
+    twice = kernels.of(driver_host.Kernel(driver.library, "twice"))
+
+    def launch(*given: Any) -> Any:
+        for x, out in zip(given[:count], given[count:], strict=True):
+            twice(out, boxes=[(x, (1, N), (1, N))])
+        return given[count:]
+
+    spec = ((N,), torch.float32)
+    run = driver_host.as_on_gpu(
+        gpu_calls.Calls(launch, kernels, [spec] * count, [(*spec, None)] * count, "cpu", True, way="flat")
+    )
+    given = [torch.full((N,), float(i)) for i in range(count)]
+    call = direct(run, *given)
+    found = call(*reversed(given))
+    assert all(torch.equal(x, 2 * y) for x, y in zip(found, reversed(given), strict=True))
+
+
 def test_other_arguments_are_left_to_the_program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     for way in ("flat", "graph"):
         run = calls(driver, way)

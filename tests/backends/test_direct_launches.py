@@ -17,6 +17,7 @@ from . import driver_host
 from .driver_host import Kernel
 
 torch = pytest.importorskip("torch")
+TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 N = Kernel.count
 
@@ -117,6 +118,74 @@ def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
         three, four = run(x[:N])
         torch.testing.assert_close(three, 3 * x[:N])
         torch.testing.assert_close(four, 4 * x[:N])
+
+
+def test_a_graph_keeps_what_a_library_returned_when_it_was_recorded(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flat calls, which are timed before graphs, write the addresses of what the library returned in their calls."""
+    kernels, held = gpu_launches.Launches(), []
+    add = kernels.of(Kernel(driver.library, "add"))
+
+    def launch(x: Any, out: Any) -> Any:
+        held.append(found := torch.empty(N))
+        Kernel(driver.library, "add")(x, x, found)  # not wrapped: like a library's
+        add(found, x, out)
+        return (out,)
+
+    measured = gpu_calls.Calls.fastest
+
+    def fastest(*given: Any) -> str:
+        measured(*given)
+        for result in held[2:]:  # of all calls but the recorded one: freed, and reused by others
+            result.fill_(torch.nan)
+        return "graph"
+
+    monkeypatch.setattr(gpu_calls.Calls, "fastest", fastest)
+    result = ((N,), torch.float32, None)
+    run = gpu_calls.Calls(launch, kernels, [result[:2]], [result], "cpu", True, strict=False, library=[0])
+    driver_host.as_on_gpu(run)
+    for x, _ in inputs(4):
+        torch.testing.assert_close(run(x[:N])[0], 3 * x[:N])
+
+
+def copies(call: Any) -> int:
+    """Number of tensors that a call copies."""
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+            self.count += function in (torch.ops.aten.copy_.default, torch.ops.aten.clone.default)
+            return function(*given, **(options or {}))
+
+    with Counting() as counting:
+        call()
+    return counting.count
+
+
+def test_a_graph_reads_steady_inputs_in_place(driver: Any) -> None:
+    """Parameters of a model that is trained are read where they are, also by library kernels."""
+    (x, y), (_, other), (_, last), *more = inputs(6)
+    run = calls(driver, "graph", with_library=True)
+    run(x, y)
+    assert copies(lambda: run(x, y)) == 2  # the library's input, and its result
+    run = calls(driver, "graph", with_library=True)
+    run.steady = frozenset({1})
+    parameter = y.clone()
+    run(x, parameter)
+    assert not run.places and run.pinned == {1: parameter.data_ptr()}
+    for step, (fresh, _) in enumerate([(x, y), *more]):
+        parameter += step  # as an optimizer does
+        found: list[Any] = []
+        assert copies(lambda x=fresh, y=parameter, found=found: found.extend(run(x, y))) == 1  # the library's result
+        torch.testing.assert_close(found[0], wanted(fresh, parameter))
+        torch.testing.assert_close(found[2], 2 * parameter)
+    for moved in (other, last, parameter, other):
+        found = run(x, moved)
+        torch.testing.assert_close(found[0], wanted(x, moved))
+        torch.testing.assert_close(found[2], 2 * moved)
+    assert run.pinned == {} and set(run.places) == {1} and run.way == "graph"
 
 
 def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:

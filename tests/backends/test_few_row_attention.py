@@ -4,7 +4,7 @@ specification."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,18 +101,26 @@ def test_attention_of_few_rows_computes_what_is_specified(dtype: str, tmp_path: 
         check(template, call, launch, kernels[launch.name], dtype)
 
 
-@pytest.mark.parametrize("seen", [{}, {"seen": 1}], ids=["all read", "visible ones read"])
-def test_positions_beyond_the_number_in_memory_do_not_matter(seen: dict[str, int], tmp_path: Path) -> None:
-    """Every number of visible positions: parts without any, one position, none at all (NaN, as specified)."""
-    template = generated(attention(32, 64, 2, batch=2))
-    call = replace(call_of(template, "bfloat16"), schedule=schedule(8, 8, 4, 1, split=4) | seen)
+def check_visible(
+    term: Tensor,
+    chosen: dict[str, int],
+    visible: Sequence[tuple[int, int]],
+    folder: Path,
+    unread: Callable[[int], int] | None,
+) -> None:
+    """Run attention of two batches with a schedule, at numbers of the last visible position of each batch.
+
+    `unread`: function from that number to the first position of the first batch that is not read; its values become
+    NaN. Results are NaN where no position is visible, as specified.
+    """
+    template = generated(term)
+    call = replace(call_of(template, "bfloat16"), schedule=chosen)
     (launch,) = launches(template, call)
     assert isinstance(launch, CudaLaunch)
-    kernel = compiled(source_of([launch]), tmp_path)[launch.name]
+    kernel = compiled(source_of([launch]), folder)[launch.name]
     found = template.lower(call)
     assert found is not None
-    whole = np.iinfo(np.int64)  # a number that stands for "all of them", to which nothing can be added
-    for first, second in ((0, 31), (7, 8), (-1, 16), (40, 3), (31, whole.max), (whole.min, 31)):
+    for first, second in visible:
         where = memory(template, call)
         where["at"].array[:] = first, second
         want = {
@@ -120,14 +128,26 @@ def test_positions_beyond_the_number_in_memory_do_not_matter(seen: dict[str, int
         }
         with np.errstate(invalid="ignore"):
             kir_numpy.run(found.kernel, want)
-        if seen:  # what is not read may be anything
-            cache = where["v"].array.reshape(2, 32, 64)
-            cache[0, (min(max(first, -1), 32) // 4 + 1) * 4 :] = np.nan
+        if unread is not None:
+            where["v"].array.reshape(2, -1, 64)[0, unread(first) :] = np.nan
         kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
         got = where["out"].array.astype(np.float64)
         assert (np.isnan(got) == np.isnan(want["out"])).all() and np.isnan(got).any() == (first < 0)
         there = ~np.isnan(got)
         assert error(got[there], want["out"][there]) < TOLERANCE["bfloat16"]
+
+
+#: Numbers that stand for "all positions" and "none", to which nothing can be added or from which nothing subtracted.
+LARGEST, SMALLEST = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["all read", "visible ones read"])
+def test_positions_beyond_the_number_in_memory_do_not_matter(seen: bool, tmp_path: Path) -> None:
+    """Every number of visible positions: parts without any, one position, none at all."""
+    unread = (lambda last: (min(max(last, -1), 32) // 4 + 1) * 4) if seen else None
+    chosen = schedule(8, 8, 4, 1, split=4, **({"seen": 1} if seen else {}))
+    visible = ((0, 31), (7, 8), (-1, 16), (40, 3), (31, LARGEST), (SMALLEST, 31))
+    check_visible(attention(32, 64, 2, batch=2), chosen, visible, tmp_path, unread)
 
 
 def test_every_ranked_schedule_can_be_emitted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,3 +200,13 @@ def test_plans_remember_their_way_to_launch() -> None:
         assert stored.get("launching", "") == way and plan_from_json(stored, graph).launching == way
     with pytest.raises(UsageError, match="no way to launch"):
         plan_from_json({**stored, "launching": "at once"}, graph)
+
+
+def test_counters_of_split_reductions_are_made_before_any_call() -> None:
+    """In a call that its caller captures, they would be zeroed by the caller's graph, in that graph's memory."""
+    source = emit_for(planned("mlp", True)).source
+    bind, _, launch = source.partition("def bind(")[2].partition("    def launch(")
+    assert bind.count("    counts = counters(device)\n") == 1
+    assert "counts)" in launch and "counters(" not in launch.partition("    return Calls(")[0].replace(
+        "kernels.of(", ""
+    )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.library.numpy import row
+from tensor_graphs.backends.library.numpy_rows import row
 from tensor_graphs.backends.program import memory_plan as memory
 from tensor_graphs.backends.program.memory_plan import ALIGNMENT, LiveBuffer, aligned, place
 from tensor_graphs.backends.program.program import Program

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.library import numpy_helpers, torch_helpers
-from tensor_graphs.backends.library.torch import multiplies_bfloat16
+from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values

@@ -113,6 +113,34 @@ def test_results_are_the_caller_s(kind: str, tmp_path: Any) -> None:
     assert all(torch.equal(check(loaded, x), y) for x, y in zip(xs, copies))
 
 
+def test_programs_that_use_an_input_as_an_array_take_tensors_nevertheless() -> None:
+    """Of two inputs one is read by C kernels, the other by NumPy; outputs of C kernels are tensors of the call, also
+    where a Torch kernel reads a reshaped one."""
+    if backend("c").unavailable():
+        pytest.skip("no C compiler")
+    x, y, w = tg.input("x", (N, 64)), tg.input("y", (N, 64)), tg.input("w", (64, 4))
+    one, other = t.tanh(x), t.flip(y, 0) + 1.0
+    two = t.tanh(one)
+    product = t.matmul(t.reshape(two, (N // 2, 2, 64)), w)
+    kernels = [SimpleNamespace(templates=[generated(one), generated(two)]), backend("torch"), backend("numpy")]
+    plan = direct_plan(Graph.of({"one": one, "two": two, "product": product, "other": other}), kernels)
+    call = Program(plan)
+    assert "TENSORS = True" in call.source and "RESULTS = (0, 1" in call.source
+    run = call.source[call.source.index("def run(") :]
+    assert (
+        run.count("steps_2()") == 1
+        and "at[0:3] = starts_of(x, v3, v4)" in run
+        and "start_of" not in run.replace("starts_of", "")
+        and "argument(" not in run
+    )
+    for _ in range(4):
+        a, b, c = torch.randn(N, 64), torch.randn(N, 64), torch.randn(64, 4)
+        want = (a.tanh(), a.tanh().tanh(), a.tanh().tanh().reshape(N // 2, 2, 64) @ c, b.flip(0) + 1)
+        for given in ((a, c, b), (a.numpy(), c.numpy(), b.numpy()), (a, c, b.numpy()), (a.numpy(), c, b)):
+            for found, right in zip(call(*given).values(), want, strict=True):
+                torch.testing.assert_close(torch.as_tensor(found), right, rtol=1e-5, atol=1e-6)
+
+
 def test_two_arguments_that_are_one_tensor_or_of_two_kinds() -> None:
     x, y = tg.input("x", (N, 4)), tg.input("y", (N, 4))
     for names in (["numpy"], ["torch", "numpy"]):

@@ -146,16 +146,16 @@ def check(template: Template, call: Call, seed: int, device: str = "cpu") -> Non
             for n, o in call.operands.items() if o.type.dtype == "int64" and o.type.rank and n == "i"
         }  # fmt: skip
     placed = {n: place(tensor_of(a), call.operands[n], device) for n, a in operands.items()}
-    got = compiled(template, call, device)(placed)()[0].cpu()
-    kind = call.output.type
-    assert tuple(got.shape) == kind.shape and str(got.dtype) == f"torch.{kind.dtype}"
-    assert all(a == b for a, b, d in zip(got.stride(), call.output.strides, got.shape) if d != 1)
+    found = [x.cpu() for x in compiled(template, call, device)(placed)()]
     used = [o.type.dtype for o in (*call.operands.values(), call.output) if dtypes.is_float(o.type.dtype)]
     tolerance = max((TOLERANCE[d] for d in used), default=0.0)
     if device == "cuda" and used:  # where operands may be rounded; some functions have constants in single precision
         tolerance = max(tolerance, 1e-7, LOST * template.loss)
-    want = expected(template, call, operands).astype(float)
-    np.testing.assert_allclose(got.double().numpy(), want, rtol=tolerance, atol=tolerance)
+    for number, (got, output) in enumerate(zip(found, call.outputs, strict=True)):
+        assert tuple(got.shape) == output.type.shape and str(got.dtype) == f"torch.{output.type.dtype}"
+        assert all(a == b for a, b, d in zip(got.stride(), output.strides, got.shape) if d != 1)
+        want = expected(template, call, operands, number).astype(float)
+        np.testing.assert_allclose(got.double().numpy(), want, rtol=tolerance, atol=tolerance)
 
 
 def test_what_is_for_a_gpu_only_does_fail_here() -> None:

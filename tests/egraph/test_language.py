@@ -21,11 +21,12 @@ from tensor_graphs.egraph.ir.pattern_parser import parse_guard
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor, make
 from tensor_graphs.egraph.ir.type_laws import LAWS
+from tensor_graphs.egraph.saturate.decoding import decode
 from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.language import DTYPE_ID, Interner, signature
 from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.rule_compiler import compile_rule
-from tensor_graphs.egraph.saturate.saturate import Limits, decode, saturate_block
+from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.saturate.tables import LoweredGraph
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, tree_costs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.weight_layouts import channels_innermost
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
@@ -18,6 +20,7 @@ from tensor_graphs.extract.candidates.image_layouts import (
     image_classes,
     image_layout_indices,
 )
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex, contiguous
 
 SHAPE = (2, 16, 8, 8)
@@ -115,3 +118,24 @@ def test_layouts_that_go_together() -> None:
 def test_an_image_that_nothing_turns_lies_as_it_is() -> None:
     assert image_layout_indices([(4, 1), (1, 4)], None) == {} == image_layout_indices([(4, 1)], (1, 4))
     assert image_layout_indices([(4, 1), (2, 2), (1, 4)], (1, 4)) == {ImageLayout.ROWS: 0, ImageLayout.TURNED: 2}
+
+
+def test_matching_that_runs_out_of_time_keeps_what_covers_the_roots() -> None:
+    """Once all library kernels are bound, a search goes on with the generated kernels bound so far; before, there is no
+    hypergraph."""
+    view = view_of(block())
+    whole = candidate_hypergraph(view, [LIBRARIES, TRITON], view_strides)
+    with pytest.raises(Halted):
+        candidate_hypergraph(view, [LIBRARIES, TRITON], view_strides, stop=lambda: True)
+    asked = 0
+
+    def stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return False
+
+    candidate_hypergraph(view, [LIBRARIES, TRITON], view_strides, stop=stop)
+    last = iter(range(asked - 1))
+    part = candidate_hypergraph(view, [LIBRARIES, TRITON], view_strides, stop=lambda: next(last, None) is None)
+    assert part.stats["left_out"] == 1 and 0 < len(part.candidates) <= len(whole.candidates)
+    assert set(part.roots) <= {v for c in part.candidates for v in c.outputs}

@@ -336,3 +336,31 @@ class _Each(PricerBase):
 
     def price(self, found: Sequence[Candidate]) -> list[Priced]:
         return [Priced(1.0, 1.0, 1.0, "bound")] * len(found)
+
+
+def test_attention_that_writes_rows_reads_slices_of_a_product_as_such() -> None:
+    """Queries, keys and values of one product: another product that contains them will do as well."""
+    from tensor_graphs.extract.candidates.candidates import given_classes
+    from tensor_graphs.generation.cached_model import caches_of
+    from tensor_graphs.generation.programs import step_graph
+    from tensor_graphs.models.huggingface.step import Folder
+    from tensor_graphs.models.random_checkpoints import random_checkpoint
+
+    config = {
+        "model_type": "phi3", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
+        "original_max_position_embeddings": 64, "torch_dtype": "bfloat16", "architectures": ["Phi3ForCausalLM"],
+    }  # fmt: skip
+    graph = step_graph(Folder.of(config, random_checkpoint(config)), caches_of(1, 32), 1)  # type: ignore[arg-type]
+    found = view_of(graph)
+    together = FusionGroups(found, given_classes(found))
+    groups = MultiOutputFusion(together, list(together))
+    scattered = {int(found.cls[n]) for n, op in enumerate(found.op) if op == "scatter_elements"}
+    writing = [g for g in groups if len(scattered & {*g.classes}) == 2]
+    assert writing
+    whole = {int(found.kids(n)[0]) for n, op in enumerate(found.op) if op == "slice"}
+    parts = {int(found.cls[n]) for n, op in enumerate(found.op) if op == "slice"}
+    for g in writing:
+        read = {c for _, c in g.leaves}
+        assert not read & whole and len(read & parts) >= 2
+        assert all(found.types[c] == leaf.type for leaf, c in g.leaves)

@@ -1,1 +1,3 @@
-"""Random typed graphs against what they mean: `python -m tests.fuzz --help`."""
+"""Fuzz tests: random typed graphs are optimized and compared with their float64 semantics: `python -m tests.fuzz
+--help`.
+"""

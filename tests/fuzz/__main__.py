@@ -1,6 +1,7 @@
 """Fuzzing from the command line: `python -m tests.fuzz CHECK [--seconds S] [--seed N] [--steps K]`.
 
-Prints every graph that fails, cut down, with the seed that makes it again; then what was exercised.
+Prints every graph that fails, reduced (`shrink.py`), with the seed that reproduces it; then counts of failures and of
+what the checks covered.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CHECKS: Mapping[str, tuple[Callable[..., str], Kinds]] = {
 
 
 def attempted(check: Callable[..., str], one: Case, seed: int) -> str:
-    """What a check says of a graph; an exception is said in words."""
+    """The problem that a check finds in a graph, "" for none; an exception becomes a text."""
     try:
         return check(one, random.Random(seed))
     except Exception as error:
@@ -56,7 +57,7 @@ def attempted(check: Callable[..., str], one: Case, seed: int) -> str:
 
 
 def kind_of(said: str) -> str:
-    """What two failures have in common if they are of one kind."""
+    """The kind of a failure: the raised exception, "wrong" for wrong values, "" for no failure."""
     return said.partition(":")[0] if said.startswith("raised") else "wrong" if said else ""
 
 
@@ -65,7 +66,7 @@ def _alike(check: Callable[..., str], seed: int, kind: str, one: Case) -> bool:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("check", choices=list(CHECKS))
     parser.add_argument("--seconds", type=float, default=30.0)

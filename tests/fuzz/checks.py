@@ -1,4 +1,4 @@
-"""What must hold of a graph on its way to a program. Each check returns what is wrong in words, '' if nothing is."""
+"""Checks of the stages from a graph to a program. Each check returns a description of the problem, '' for none."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SEEN: Counter[str] = Counter()  # what was exercised: kernels, rules, classes, b
 
 
 def work_of(graph: Graph, *, exact: bool = False) -> Graph:
-    """The form of a graph that is optimized."""
+    """The simplified graph that the pipeline optimizes; `exact`: without widening of 16-bit floats."""
     session = Session(Options(backend="numpy", tolerance="exact" if exact else "eager", limits=Limits(iterations=0)))
     return prepare(session, graph, None).work
 
@@ -66,7 +66,7 @@ def data_of(one: Case) -> dict[str, Array]:
 
 # ---------------------------------------------------------------- simplification
 def simplified(one: Case, rng: random.Random) -> str:
-    """The form that is optimized means what the graph means; where exactness is asked for, bit by bit."""
+    """Problem if the simplified graph has other values than the graph; with tolerance "exact", other bits."""
     oracle = Oracle(one.graph.outputs, data_of(one))  # constants are folded in their own dtype
     with np.errstate(all="ignore"):
         found = evaluate(work_of(one.graph), one.inputs, float64=True)
@@ -96,7 +96,9 @@ def classes(
     one: Case, rng: random.Random, *, rules: Sequence[Rule] = ALL, rounds: int = 5, nodes: int = 2500, seconds: float = 8.0,
     exact: bool = False,
 ) -> str:  # fmt: skip
-    """All e-nodes of a class have one value, after more rounds than the default and without pruning."""
+    """Problem if two e-nodes of an e-class have different values, after more rounds than the default and without
+    pruning.
+    """
     work = work_of(one.graph, exact=exact)
     view = saturate_block(
         work, rules, Limits(nodes=nodes, iterations=rounds, seconds=seconds), guard=False, exact=exact
@@ -106,7 +108,9 @@ def classes(
 
 
 def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = False) -> str:
-    """Every e-node over the values of its operands' classes against the value of its own class."""
+    """Problem if an e-node, evaluated on the values of its operands' classes, differs from the value of its own
+    class.
+    """
     choice = view.cheapest([1.0] * len(view))[1]
     known = [c for c in range(view.n_classes) if choice[c] >= 0]
     with np.errstate(all="ignore"):
@@ -136,15 +140,16 @@ def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = Fals
 
 
 def of_node(view: EGraphView, node: int, operands: Sequence[Array], *, exact: bool = False) -> Array:
-    """An e-node's value over operands."""
+    """The value of an e-node for given operand values."""
     leaves = [tg.input(f"k{i}", t.shape, t.dtype) for i, t in enumerate(view.types[k] for k in view.kids(node))]
     made = view.node_tensor(node, leaves)
     return evaluate([made], {f"k{i}": x for i, x in enumerate(operands)}, float64=not exact)[0]
 
 
 def apart(view: EGraphView, node: int, got: Array, want: Array, operands: Sequence[Array]) -> str:
-    """What is wrong between two values of a class; '' for rounding, and for jumps that rounding of the operands
-    explains."""
+    """Description of the difference of two values of a class; '' if rounding explains it, or a discontinuity near the
+    operands.
+    """
     floats = dtypes.is_float(view.types[int(view.cls[node])].dtype)
     if not floats and np.array_equal(got, want):
         return ""
@@ -184,7 +189,7 @@ def apart(view: EGraphView, node: int, got: Array, want: Array, operands: Sequen
 
 
 def shown(view: EGraphView, node: int, terms: Sequence[Tensor], known: Sequence[int]) -> str:
-    """An e-node and its class's term."""
+    """Text of an e-node and of the term of its class."""
     at = dict(zip(known, terms))
     cls = int(view.cls[node])
     made = view.node_tensor(node, [at[k] for k in view.kids(node).tolist()])
@@ -221,14 +226,16 @@ def odd_choice(found: Hypergraph, rng: random.Random, done: set[Any]) -> Choice 
 
 
 def kernel_key(candidate: Any) -> Any:
-    """A kernel as it is called."""
+    """Key of a candidate kernel: equal for kernels with equal calls."""
     call = candidate.call
     places = tuple((o.type, o.strides) for o in call.places.values())
     return candidate.template.name, candidate.template.pattern, places, repr(call.attrs)
 
 
 def cheapest(found: Hypergraph, price: Sequence[float]) -> list[int] | None:
-    """Candidates of the cheapest trees, inputs before users; None where a root has none (Knuth's algorithm)."""
+    """Candidates of the trees of least cost, operands before users; None if a root has no derivation (Knuth's
+    algorithm).
+    """
     numbered = found.numbered
     left = [len(kids) for kids in numbered.needs]
     users: dict[int, list[int]] = {}
@@ -267,13 +274,13 @@ def cheapest(found: Hypergraph, price: Sequence[float]) -> list[int] | None:
 
 
 def own_text(source: str) -> str:
-    """A program without what all programs have."""
+    """The source of a program from its first kernel on, without the helper functions before it."""
     starts = [at for mark in ("@triton.jit", "extern ", "\ndef bind(", "\nvoid ") if (at := source.find(mark)) >= 0]
     return source[min(starts) :]
 
 
 def forms(one: Case, *, exact: bool = False) -> tuple[Graph, EGraphView]:
-    """The graph's saturated view, as the pipeline has it."""
+    """(simplified graph, its saturated view), computed as the pipeline does."""
     work = work_of(one.graph, exact=exact)
     blocks = find_blocks(work)
     rules = [r for r in ALL if r.exact or not exact]
@@ -284,8 +291,9 @@ def forms(one: Case, *, exact: bool = False) -> tuple[Graph, EGraphView]:
 
 
 def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, narrow: bool) -> Iterator[Plan]:
-    """Plans of the graph at random prices, each with kernels that no earlier one has. ValueError where none covers the
-    outputs."""
+    """Yields plans of the graph at random prices, each with kernels that no earlier plan contains. Raises ValueError
+    if no plan covers the outputs.
+    """
     work, view = forms(one)
     types = narrow_types(view) if narrow else None
     chosen = backends_of(*names)
@@ -308,7 +316,7 @@ def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, n
 
 def plans(one: Case, rng: random.Random, *, names: Sequence[str] = CPU, tries: int = 8, device: str | None = None,
           narrow: bool = False) -> str:  # fmt: skip
-    """Programs of kernels that were picked for being odd compute what the graph means."""
+    """Problem if a program of rarely chosen kernels has other values than the graph."""
     dtype = coarsest(one.graph.nodes())
     dtype = max(dtype, "float32", key=BASE.__getitem__) if dtype != "float64" else dtype
     oracle = Oracle(one.graph.outputs, data_of(one), dtype=dtype)
@@ -335,7 +343,7 @@ FILED: tuple[tuple[tuple[str, ...], bool], ...] = (
 
 
 def filed(one: Case, rng: random.Random, *, tries: int = 3) -> str:
-    """Plans of every backend's kernels, written to JSON and read again, are the same programs."""
+    """Problem if a plan that is written to JSON and read again gives another program, for kernels of every backend."""
     for names, narrow in FILED:
         for plan in odd_plans(one, rng, names, tries, narrow):
             SEEN.update(f"kernel {s.template.name}" for s in plan.steps)
@@ -356,7 +364,9 @@ SPECIAL = (np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-40, 3e38, 65504.0, 1.0
 
 
 def special(one: Case, made: Program, rng: random.Random) -> str:
-    """An exact program on NaN, infinities, signed zeros and denormals is the graph bit by bit."""
+    """Problem if a program with tolerance "exact" has other bits than the graph for NaN, infinities, signed zeros and
+    denormals.
+    """
     draw = np.random.default_rng(rng.randrange(1 << 30))
     inputs = dict(one.inputs)
     for leaf in one.graph.inputs:
@@ -374,7 +384,7 @@ def special(one: Case, made: Program, rng: random.Random) -> str:
 
 
 def optimized(one: Case, rng: random.Random, *, exact: bool = False) -> str:
-    """`optimize` as it is, with options at random; then saved and loaded."""
+    """Problem of a program that `optimize` returns with random options, before and after it is saved and loaded."""
     options: dict[str, Any] = {"backend": rng.choice(("auto", "numpy", "torch", "c")), "effort": rng.choice((0, 1, 1))}
     exact = exact or rng.random() < 0.25
     if exact:

@@ -35,7 +35,7 @@ COMMANDS = (
 
 
 def wrong(arguments: Sequence[str]) -> str:
-    """What is wrong with how a command ends; empty if nothing is."""
+    """Description of a wrong exit code or output of a command; empty if both are right."""
     from tensor_graphs.cli import app as cli
 
     out, begin = io.StringIO(), (time.process_time(), time.monotonic())
@@ -54,7 +54,7 @@ def wrong(arguments: Sequence[str]) -> str:
 
 
 def odd_paths(folder: Path) -> Iterator[str]:
-    """Paths that are no readable plain file."""
+    """Paths that are not readable plain files."""
     os.mkfifo(folder / "pipe.onnx")
     (folder / "loop.safetensors").symlink_to(folder / "loop.safetensors")
     (folder / "dangling.json").symlink_to(folder / "gone")
@@ -113,7 +113,7 @@ def findings(folder: Path, count: int, seed: int) -> Iterator[tuple[tuple[str, .
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Random programs through the engine against NumPy in float64: `python -m tests.fuzz.eager --graphs 50000 --seed 0`.
+"""Random programs, optimized and compared with NumPy in float64: `python -m tests.fuzz.eager --graphs 50000 --seed 0`.
 
 Neither the programs nor what they are compared with come from the op table: every operation is written down here a
 second time, once as a call of the public API and once as NumPy in float64 (whole numbers in their own dtype, which wrap
@@ -60,7 +60,9 @@ def kind(dtype: str) -> str:
 
 @dataclass(eq=False)
 class Value:
-    """A value of the program: as the engine is told of it, as NumPy computes it, and how far off the former may be."""
+    """A value of a random program: its expression, its value in NumPy, and a bound of the rounding error of the
+    program's value.
+    """
 
     tensor: tg.Tensor
     x: Array  # floats in float64, others in their own dtype
@@ -75,7 +77,7 @@ class Value:
 
 
 class Unfit(Exception):
-    """This step leads nowhere."""
+    """Raised when a random step gives no usable value."""
 
 
 def bounded(e: Any) -> Array:
@@ -197,7 +199,7 @@ class Writer:
 
     # ------------------------------------------------ results
     def made(self, tensor: tg.Tensor, x: Any, e: Any, dtype: str, *of: Value) -> Value:
-        """A result that is finite and of a size that its dtype holds with room to spare; Unfit else."""
+        """A result as a `Value`. Raises Unfit if it is not finite, or near the limits of its dtype."""
         x = np.asarray(x)
         if x.size > VOLUME or x.ndim > RANK:
             raise Unfit
@@ -214,7 +216,7 @@ class Writer:
         return Value(tensor, x, np.broadcast_to(e, x.shape), dtype, sys._getframe(1).f_code.co_name, of)
 
     def moved(self, tensor: tg.Tensor, f: Callable[[Array], Array], *of: Value) -> Value:
-        """A result whose elements are elements of the first operand, picked by a function of arrays."""
+        """Result of an operation that only moves elements of its first operand; `f`: the same on arrays."""
         x = np.asarray(f(of[0].x))
         if x.size > VOLUME or x.ndim > RANK:
             raise Unfit
@@ -223,7 +225,7 @@ class Writer:
         return Value(tensor, x, e, of[0].dtype, sys._getframe(1).f_code.co_name, of)
 
     def write(self, steps: int) -> Writer:
-        """Up to so many operations."""
+        """Append up to `steps` operations; returns the writer itself."""
         names, weights, functions = zip(*STEPS, strict=True)
         for _ in range(self.rng.randint(1, 2)):
             self.leaf(self.shape(1))
@@ -275,7 +277,7 @@ def fits(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def doubt(*of: Value) -> Any:
-    """inf where an operand of whole numbers or truth values may be either."""
+    """Error bound of a result: inf where an integer or boolean operand is undecided, 0 elsewhere."""
     found: Any = 0.0
     for v in of:
         found = found + np.where(v.e > 0, np.inf, 0.0)
@@ -838,7 +840,7 @@ def scattered(w: Writer) -> Value:
 
 # ---------------------------------------------------------------- what must hold
 def wrong(found: Any, want: Value) -> str:
-    """What is wrong with a result, in words; '' if nothing is."""
+    """Description of the error of a result; '' if it is within its bound."""
     found = np.asarray(found)
     if found.shape != want.shape or found.dtype != numpy_dtype(want.dtype):
         return f"{found.dtype}{list(found.shape)} for {want.dtype}{list(want.shape)}"
@@ -863,7 +865,7 @@ WAYS: list[dict[str, Any]] = [
 def compiled(
     writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool
 ) -> list[str]:
-    """What is wrong with each program, all of them compiled together."""
+    """For each program a description of its error ('' for none); all are compiled in one call of `optimize`."""
     outputs = {f"g{w.seed}.{i}": v.tensor for w, values in zip(writers, roots) for i, v in enumerate(values)}
     params = {n: a for w in writers for n, a in w.params.items()}
     values = {n: a for w in writers for n, a in w.inputs.items()}
@@ -920,7 +922,7 @@ def batch(
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--graphs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)

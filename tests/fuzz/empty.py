@@ -168,7 +168,7 @@ CASES: Mapping[str, Case] = {
 
 
 def samples(name: str) -> Iterator[Sample]:
-    """The case with every letter, and every two, set to 0, as eager takes them."""
+    """Samples of a case with each size, and each pair of sizes, set to 0, without those that eager PyTorch refuses."""
     function, operands = CASES[name]
     letters = sorted({c for o in operands for c in o.removeprefix("i:")} - {"1"})
     for gone in [*combinations(letters, 1), *combinations(letters, 2)]:
@@ -193,7 +193,7 @@ def _tensor(operand: str, sizes: Mapping[str, int]) -> Any:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--optimized", action="store_true", help="through `optimize` as well")

@@ -1,5 +1,6 @@
-"""Generated kernels, run on this CPU: what the IR says of them (in NumPy) against the values of the e-graph, and
-programs for a GPU: Triton's text in its interpreter, CUDA C++ through the host's compiler."""
+"""Checks of generated kernels on the CPU: the kernel IR, interpreted in NumPy, against the values of the e-graph; and
+GPU programs: Triton in its interpreter, CUDA C++ compiled by the host's compiler.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ EACH = 60  # kernels of a graph that are looked at
 
 
 def lying(value: Array, operand: Operand) -> Array:
-    """The memory of an operand, as numbers."""
+    """Array of the memory of an operand, in which `value` has the operand's strides; gaps are 0."""
     shape = concrete(operand.type.shape)
     kind = np.float64 if dtypes.is_float(operand.type.dtype) else dtypes.numpy_dtype(operand.type.dtype)
     room = np.zeros(1 + sum((d - 1) * s for d, s in zip(shape, operand.strides) if d), kind)
@@ -41,7 +42,7 @@ def lying(value: Array, operand: Operand) -> Array:
 
 
 def specified(one: Case, rng: random.Random) -> str:
-    """What the kernel IR says of a kernel is what its term means, in every layout that there is."""
+    """Problem if the IR of a kernel computes other values than its term, in any layout."""
     _, view = forms(one)
     found = candidate_hypergraph(view, backends_of("numpy", "torch_cuda", "triton", "nvrtc", "c"), view_strides)
     choice = view.cheapest([1.0] * len(view))[1]
@@ -91,13 +92,13 @@ def specified(one: Case, rng: random.Random) -> str:
 
 
 def triton(one: Case, rng: random.Random) -> str:
-    """Programs of Triton's kernels in its interpreter, values stored as the graph stores them."""
+    """Problem of programs of Triton kernels in Triton's interpreter; values are stored in the dtypes of the graph."""
     return plans(one, rng, names=("torch_cuda", "triton"), tries=4, device="cpu", narrow=True)
 
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """cuda-core and a GPU in the form of this CPU."""
+    """Context manager in which cuda-core and a GPU are emulated on this CPU."""
     import torch
 
     from ..backends.cuda_host import cuda_core
@@ -111,12 +112,11 @@ def emulated() -> Iterator[None]:
 
 
 def cuda(one: Case, rng: random.Random) -> str:
-    """Programs of CUDA C++, compiled by the host's compiler."""
+    """Problem of programs of CUDA C++ kernels, compiled by the host's compiler."""
     with emulated():
         return plans(one, rng, names=("torch_cuda", "nvrtc"), tries=3, device="cpu", narrow=True)
 
 
 def gpu(one: Case, rng: random.Random) -> str:
-    """Programs of all backends of a GPU, on one: what its copy units, matrix units and early starts make of kernels'
-    texts."""
+    """Problem of programs of all GPU backends, run on a GPU."""
     return plans(one, rng, names=("torch_cuda", "triton", "nvrtc"), tries=2, device="cuda", narrow=True)

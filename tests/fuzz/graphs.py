@@ -2,7 +2,7 @@
 
 A `Grower` adds one value after another: an op of the table over values that fit it, or the left side of a rule over
 fresh leaves (so that rules meet what they were written for). Each value is evaluated at once, in float64, and one that
-is too large, or not finite, is not kept: what a graph computes can be compared without excuses.
+is too large, or not finite, is not kept, so that all values of a graph can be compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ACTIVATIONS = ("relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish
 
 @dataclass(frozen=True)
 class Kinds:
-    """What graphs are made of."""
+    """Settings of random graphs: dtypes, sizes, ops, and how often rules and integers occur."""
 
     floats: Sequence[str] = FLOATS
     ints: Sequence[str] = INTS
@@ -70,12 +70,12 @@ class Case:
 
 
 class Unfit(Exception):
-    """This step leads nowhere."""
+    """Raised when a random step gives no usable value."""
 
 
 @dataclass
 class Grower:
-    """See above; the same seed gives the same graph."""
+    """Generator of random graphs, described above; the same seed gives the same graph."""
 
     seed: int
     kinds: Kinds = field(default_factory=Kinds)
@@ -151,7 +151,7 @@ class Grower:
         return self.rng.choice(found) if found and self.rng.random() < 0.6 else self.leaf(shape, dtype)
 
     def like(self, x: Tensor) -> Tensor:
-        """Something that broadcasts with x, either way."""
+        """A value that broadcasts with x, or to whose shape x broadcasts."""
         found = [
             v for v in self.values
             if v.dtype == x.dtype and v.rank == x.rank and all(1 in (a, b) or a == b for a, b in zip(v.shape, x.shape))
@@ -162,7 +162,7 @@ class Grower:
 
     # ------------------------------------------------ one step
     def kept(self, x: Tensor) -> bool:
-        """Whether the value is finite and small; then it is one of the graph's."""
+        """Add a value to the graph if it is finite and small; returns whether it was added."""
         if x.rank > RANK or math.prod(concrete(x.shape)) > self.kinds.volume or x.is_leaf:
             return False
         with np.errstate(all="ignore"):
@@ -174,7 +174,7 @@ class Grower:
         return True
 
     def step(self) -> None:
-        """One more value, where one is found."""
+        """Try to add one more value."""
         names = sorted(self.kinds.ops) or OPS  # a set's order is not the same in each process
         for _ in range(20):
             try:
@@ -208,7 +208,7 @@ class Grower:
         return lefts[0]
 
     def grow(self, op: str) -> Tensor:
-        """A node of an op (or what it stands for); Unfit where no value fits."""
+        """A node of an op over fitting values. Raises Unfit if there are none."""
         made = (_OWN.get(op) or _LAWS.get(OPS[op].law) or _unfit)(self, op)
         while made.entry.composite and self.rng.random() < 0.35:
             made = composite.expand(made)
@@ -227,7 +227,7 @@ class Grower:
 
 
 def case(roots: Sequence[Tensor], inputs: Mapping[str, Array], params: Mapping[str, Array]) -> Case:
-    """The graph of some roots, with the data that it needs."""
+    """The graph of the roots, with data for its leaves."""
     graph = Graph.of(list(roots))
     params = {str(p.attr("name")): params[str(p.attr("name"))] for p in graph.leaves("param")}
     graph = Graph.of(list(roots), params=params)

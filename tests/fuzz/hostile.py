@@ -1,4 +1,4 @@
-"""Hostile files: damaged and twisted versions of good ones, the same for the same seed.
+"""Generator of malformed files: damaged versions of valid ones, reproducible by a seed.
 
 Bytes are flipped, cut, repeated and put together from two files. Where a file holds JSON (alone, gzipped, or behind the
 length that a safetensors file begins with), its values are also exchanged for ones of other types, huge numbers, deep
@@ -26,7 +26,7 @@ NUMBERS = (
 
 
 def nest(depth: int, kind: int = 0) -> Any:
-    """Lists or objects in each other."""
+    """JSON values nested to a depth: lists (`kind` 0), or objects with one of two keys (1, 2)."""
     found: Any = 0
     for _ in range(depth):
         found = [found] if kind == 0 else {"tuple": [found]} if kind == 1 else {"sum": [[1, [found]]]}
@@ -133,7 +133,7 @@ def _parsed(content: bytes) -> Any:
 
 
 def hostile(content: bytes, other: bytes, rng: random.Random) -> bytes:
-    """One hostile version of a good file; `other` is a second good one."""
+    """One malformed version of a valid file; `other` is a second valid one."""
     if content[:2] == b"\x1f\x8b" and rng.random() < 0.7:
         try:
             return gzip.compress(hostile(gzip.decompress(content), b"", rng), 1, mtime=0)
@@ -177,7 +177,7 @@ def _safetensors(header: dict[str, Any], data: bytes, rng: random.Random) -> byt
 
 
 def corpus(good: Sequence[bytes], count: int, seed: int = 0) -> Iterator[bytes]:
-    """`count` hostile files made from good ones."""
+    """Yields `count` malformed files made from valid ones."""
     for i in range(count):
         rng = random.Random(f"{seed} {i}")
         yield hostile(rng.choice(good), rng.choice(good), rng)

@@ -29,7 +29,7 @@ CALLS = 3  # calls of each program, with other values
 
 
 class Drawn:
-    """Random terms over inputs, the same for the same seed."""
+    """Generator of random integer terms over inputs, reproducible by its seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.inputs = random.Random(seed), list[Tensor]()

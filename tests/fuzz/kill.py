@@ -62,7 +62,7 @@ def _row(size: int) -> Any:
 
 
 def save(folder: Path, begin: int) -> Iterator[str]:
-    """Two programs, saved over each other."""
+    """Save two programs alternately into one folder; yields a line after each."""
     made = [_program(2), _program(3)]
     made[0].save(folder / "out")
     yield SAYS
@@ -73,7 +73,7 @@ def save(folder: Path, begin: int) -> Iterator[str]:
 
 
 def saved(folder: Path, said: list[str]) -> str:
-    """Whether one of the two is there, alone and whole."""
+    """Problem unless the folder holds exactly one of the two programs, complete."""
     import numpy as np
 
     from tensor_graphs.backends.program.saved_program import load_program
@@ -86,7 +86,7 @@ def saved(folder: Path, said: list[str]) -> str:
 
 
 def append(folder: Path, begin: int) -> Iterator[str]:
-    """Rows, one shard each, which are said when they are durable."""
+    """Append rows, one shard each; yields a line for each row when it is durable."""
     from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
@@ -98,7 +98,7 @@ def append(folder: Path, begin: int) -> Iterator[str]:
 
 
 def appended(folder: Path, said: list[str]) -> str:
-    """Whether all rows that were said are there."""
+    """Problem if an acknowledged row is missing."""
     from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
@@ -117,7 +117,7 @@ def _whole_store(folder: Path, store: Any) -> str:
 
 
 def compact(folder: Path, begin: int) -> Iterator[str]:
-    """Three shards that are made one, and as many new ones."""
+    """Write three shards and compact the store, again and again; yields a line for each durable row."""
     from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
@@ -132,7 +132,7 @@ def compact(folder: Path, begin: int) -> Iterator[str]:
 
 
 def report(folder: Path, begin: int) -> Iterator[str]:
-    """A text of one letter and one of another, over each other, through a link."""
+    """Write two texts alternately over one file, through a symbolic link."""
     from tensor_graphs.writing.files import write_text
 
     target = folder / "there" / "report.html"
@@ -148,7 +148,9 @@ def report(folder: Path, begin: int) -> Iterator[str]:
 
 
 def reported(folder: Path, said: list[str]) -> str:
-    """Whether one of the two texts is there, whole, and is the only file after it was written again."""
+    """Problem unless the file holds one of the two texts, complete, and no other file is left after it was written
+    again.
+    """
     from tensor_graphs.writing.files import write_text
 
     text = (folder / "there" / "report.html").read_text()
@@ -209,7 +211,9 @@ def _say(line: str) -> None:
 
 
 def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
-    """What is wrong after each kill ("" if nothing), and whether a hidden file was there: a write was under way."""
+    """Yields, for each kill, the problem found after it ("" for none) and whether a temporary file showed that a
+    write was interrupted.
+    """
     rng = random.Random(f"{what} {seed}")
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # what a kill leaves does not depend on the disk
     with tempfile.TemporaryDirectory(prefix="kills-", dir=memory) as scratch:
@@ -266,7 +270,7 @@ def _one_kill(child: subprocess.Popen[str], where: str, steps: int, seconds: flo
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=list(WHAT))
     parser.add_argument("--count", type=int, default=1000)

@@ -341,7 +341,7 @@ def leaves(value: Any) -> list[np.ndarray]:
 
 
 def called(source: str, captured: dict[str, np.ndarray], arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """What the source gives for arrays, in NumPy alone."""
+    """Results of the source text, executed by NumPy alone."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return [np.array(a) for a in leaves(function_of(source, captured)(*(a.copy() for a in arrays)))]
@@ -395,14 +395,14 @@ def within(found: np.ndarray, want: np.ndarray, roundings: float) -> bool:
 
 
 def reason(error: Exception) -> str:
-    """What a refusal is about, without the particulars."""
+    """The kind of a refusal: the first line of its message with quoted names and numbers replaced."""
     text = str(error).partition("\n")[0]
     text = re.sub(r"\([^)]*\)|\[[^\]]*\]|'[^']*'|-?\d+(\.\d+)?", "·", text)
     return text[:90]
 
 
 def attempt(seed: int, steps: int = 6, optimized: bool = False) -> tuple[str, str, str]:
-    """One function: 'right', 'refused' or 'wrong', what is said of it, and its source."""
+    """(verdict "right", "refused" or "wrong", explanation, source) of one random function."""
     rng = random.Random(seed)
     writer = Writer(rng)
     source = writer.write(rng.randint(1, steps))

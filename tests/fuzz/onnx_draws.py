@@ -12,7 +12,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Skip(Exception):
-    """No such node at this opset."""
+    """Raised when the drawn node does not exist at this opset."""
 
 
 class Draw:

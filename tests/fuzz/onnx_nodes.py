@@ -97,7 +97,7 @@ def agree(a: Array, b: Array) -> bool:
 
 
 def runtime(one: onnx.ModelProto, given: dict[str, Array]) -> list[Array]:
-    """ONNX Runtime's results; none where it refuses."""
+    """ONNX Runtime's results; an empty list if it refuses the model."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -109,7 +109,7 @@ def runtime(one: onnx.ModelProto, given: dict[str, Array]) -> list[Array]:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)

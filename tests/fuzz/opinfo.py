@@ -69,7 +69,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a sample: `right`, `refused` or `wrong`, and why."""
+    """Verdict of a sample: `right`, `refused` or `wrong`, and the reason."""
 
     status: str
     why: str = ""
@@ -101,7 +101,9 @@ def sample_of(entry: Any, sample: Any) -> Sample:
 
 
 def places_of(name: str) -> int | None:
-    """The first result of an entry that says where values stand; None for entries whose integers are determined."""
+    """Number of the first result of an operator that holds positions of values, which ties make ambiguous; None for
+    other operators.
+    """
     return None if name not in POSITIONS else int(name != "argsort")
 
 
@@ -119,7 +121,7 @@ def load(samples: Sequence[Sample], title: str) -> Graph:
 
 
 def verdicts(samples: Sequence[Sample], title: str, *, optimized: bool = False) -> list[Verdict]:
-    """What becomes of each sample."""
+    """The verdict of each sample."""
     if len(samples) > BATCH:
         parts = [samples[i : i + BATCH] for i in range(0, len(samples), BATCH)]
         return [v for part in parts for v in verdicts(part, title, optimized=optimized)]
@@ -173,7 +175,7 @@ def eager_of(s: Sample) -> tuple[list[Any], list[Any] | None]:
 
 
 def different(found: Sequence[Array], eager: Sequence[Any], exact: Sequence[Any] | None, s: Sample) -> str:
-    """How results differ from eager's, in words; '' where they do not."""
+    """Description of how results differ from eager's; '' if they agree."""
     coarse = [str(v.dtype).removeprefix("torch.") for v in (*s.tensors, *eager) if v.dtype.is_floating_point]
     rtol = max([RTOL.get(d, 0.0) for d in coarse], default=0.0)
     for number, (got, own) in enumerate(zip(found, eager, strict=True)):
@@ -194,7 +196,7 @@ def different(found: Sequence[Array], eager: Sequence[Any], exact: Sequence[Any]
 
 
 def apart(got: Array, own: Array, exact: Array, rtol: float) -> Array:
-    """Where a result differs from eager's by more than rounding explains."""
+    """Boolean mask of the elements that differ from eager's by more than rounding explains."""
     g, o, e = (v.astype(np.float64) for v in (got, own, exact))
     same = (g == o) | (np.isnan(g) & np.isnan(o)) | (g == e) | (np.isnan(g) & np.isnan(e))
     finite = np.isfinite(g) & np.isfinite(o) & np.isfinite(e)
@@ -205,7 +207,7 @@ def apart(got: Array, own: Array, exact: Array, rtol: float) -> Array:
 
 
 def reason(error: TensorGraphsError) -> str:
-    """What is missing, without numbers and names of one sample."""
+    """The missing feature that an error names, without the numbers and names of one sample."""
     missing = getattr(error, "missing", None)
     if missing:
         return "; ".join(sorted(missing))
@@ -251,7 +253,7 @@ def looked_at(entry: Any, dtype: str, count: int, share: int) -> dict[str, Any]:
 
 
 def table(files: Sequence[str]) -> str:
-    """The record in Markdown."""
+    """The results of the given files as a Markdown table."""
     rows = [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
     last = {(r["entry"], r["dtype"]): r for r in rows}
     lines = [
@@ -283,7 +285,7 @@ def table(files: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--samples", type=int, default=8, help="of each entry, spread over all (0: all)")

@@ -34,7 +34,7 @@ from .opinfo import RTOL, UNDEFINED, Sample, Verdict, apart, entries, samples_of
 
 
 class Refused(Exception):
-    """Operators of a traced graph that cannot be imported."""
+    """Raised for a traced graph with operators that cannot be imported; names them."""
 
 
 def imported(module: Any, _: Any) -> Callable[..., Any]:
@@ -82,7 +82,7 @@ def gradients(call: Callable[..., Any], tensors: Sequence[Any], wide: bool = Fal
 
 
 def verdict(sample: Sample) -> Verdict | None:
-    """What becomes of a sample; None if eager has no gradient for it."""
+    """The verdict of a sample; None if eager has no gradient for it."""
     if any(v.is_complex() for v in sample.tensors) or not any(v.is_floating_point() for v in sample.tensors):
         return None
     try:
@@ -126,7 +126,7 @@ def verdict(sample: Sample) -> Verdict | None:
 
 
 def table(files: Sequence[str]) -> str:
-    """The record in Markdown."""
+    """The results of the given files as a Markdown table."""
     rows = {r["entry"]: r for f in files for r in map(json.loads, Path(f).read_text().splitlines())}
     counts = {k: sum(r.get(k, 0) for r in rows.values()) for k in ("right", "refused", "wrong")}
     reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -144,7 +144,7 @@ def table(files: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line described above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=3, help="of each entry, spread over all")
     parser.add_argument("--shard", default="0/1")

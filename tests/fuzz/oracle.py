@@ -1,9 +1,9 @@
-"""Whether a result is what a graph means: float64, and as far off as rounding may bring it.
+"""Comparison of a result with the float64 value of a graph, within the error that rounding may cause.
 
-How far that is, is found out: the graph is evaluated a few times with noise of the size of its dtypes' rounding in
-every value that is computed. Where the noise moves a value (a cancellation, a floor near a whole number, an argmax of
-near ties), a result may move as well; where it does not, it must be there. Short numbers, such as 1.5, are taken to be
-computed exactly (but not what was divided or looked up), so that ties among them are no excuse.
+That error is estimated by evaluating the graph a few times with random noise, of the size of its dtypes' rounding, in
+every computed value. Elements that the noise changes (a cancellation, a floor near an integer, an argmax of near ties)
+may differ as much; all others must agree. Values with few significant bits, such as 1.5, count as computed exactly
+(except results of divisions and gathers), so that ties among them are not exempt.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ APPROXIMATE = (
 
 
 def coarsest(nodes: Sequence[Tensor]) -> str:
-    """The float dtype of the largest rounding."""
+    """The float dtype of the nodes with the fewest significant bits."""
     return max((n.dtype for n in nodes if dtypes.is_float(n.dtype)), key=NOISE.__getitem__, default="float64")
 
 
 class Oracle:
-    """What a graph's roots are, on one set of data. `dtype`: the rounding to allow for, if not the graph's own."""
+    """The expected values of a graph's roots on one set of data, with their tolerances. `dtype`: float dtype whose
+    rounding is allowed, if not that of the graph.
+    """
 
     def __init__(self, roots: Sequence[Tensor], data: Mapping[str, Array], *, dtype: str = "", runs: int = 12) -> None:
         self.roots = expand_all(list(roots))
@@ -121,7 +123,7 @@ class Oracle:
         return np.asarray(mantissa == np.round(mantissa))
 
     def wrong(self, found: Sequence[Any], tolerance: float = 0.0) -> str:
-        """What is wrong with a result, in words; '' if it may be right."""
+        """Description of the error of a result; '' if rounding explains all differences."""
         for k, (f, w, moved, root) in enumerate(zip(found, self.want, self.moved, self.roots, strict=True)):
             f = np.asarray(f)
             if f.shape != w.shape:

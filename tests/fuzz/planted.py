@@ -200,7 +200,7 @@ FAULTS = {
 
 
 def plant(fault: Fault) -> None:
-    """Put a fault in place of its function (a method: `Class.name`), in every module that has imported it."""
+    """Replace the function of a fault (a method: `Class.name`) in every module that has imported it."""
     module: Any = importlib.import_module(fault.module)
     *outer, name = fault.name.split(".")
     owner = module
@@ -259,7 +259,9 @@ def pytest_collection_finish() -> None:
 
 
 def passes(fault: str, test: str) -> tuple[bool, str]:
-    """(whether a test passes with a fault planted, "": none; what pytest says last)."""
+    """(whether a test passes with a fault planted, pytest's line for its failure, or its last line); `fault`: "" for
+    none.
+    """
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.fuzz.planted", "-p", "no:cacheprovider", test]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "sitecustomize.py").write_text("from tests.fuzz.planted import plant_in_child\nplant_in_child()\n")
@@ -274,7 +276,7 @@ def passes(fault: str, test: str) -> tuple[bool, str]:
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line described above."""
     bad = 0
     for name in sys.argv[1:] or FAULTS:
         fault = FAULTS[name]

@@ -43,7 +43,8 @@ def _backward(
     ds = p * (grad @ v.transpose(-1, -2) - (grad * out).sum(-1, keepdim=True))
     by_scale = ds * (scale or q.shape[-1] ** -0.5)
     found = by_scale @ k, by_scale.transpose(-1, -2) @ q, p.transpose(-1, -2) @ grad
-    return *map(_laid_out, found), None if bias is None else ds
+    # FlashAttention's are laid out as the operands are; with traced operands, in the traced layout
+    return *(torch.empty_like(x).copy_(g) for x, g in zip((q, k, v), found)), None if bias is None else ds
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,14 @@ import tensor_graphs as tg
 from tensor_graphs.errors import UsageError
 from tensor_graphs.torch_compile import compiled_graph, judge, search
 
+from .timings import timed
+
 torch = pytest.importorskip("torch")
 nn = torch.nn
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 BEHIND = {**QUICK, "wait": False}
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def timed(eager: float, program: float) -> Callable[..., dict[str, list[float]]]:
-    """A timer that calls everything once and reports these µs."""
-
-    def run(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
-        for call in calls.values():
-            first()
-            call()
-        return {"eager": [eager] * 5, "program": [program] * 5}
-
-    return run
 
 
 def model() -> Any:
@@ -308,7 +291,7 @@ def test_each_bucket_of_sizes_is_judged_by_itself(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(size_buckets, "BOUNDS", (16,))
     monkeypatch.setattr(size_buckets, "LEAST", 2.0)  # no plans of their own
     rows = [0]
-    monkeypatch.setattr(judge, "faster", lambda eager, program, gpu, first: (program() is not None and rows[0] > 16, 2.0, 1.0))  # fmt: skip
+    monkeypatch.setattr(judge, "faster", lambda eager, program, gpu, first: (program() is not None and rows[0] > 16, 2.0, 1.0, ""))  # fmt: skip
     module = model()
     compiled = torch.compile(module, backend="tensor_graphs", options={**QUICK, "measure": True})
     for rows[0] in (40, 40, 5, 5, 90, 7):

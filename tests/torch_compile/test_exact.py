@@ -3,34 +3,21 @@ call's check."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.torch_compile import judge
 
 torch = pytest.importorskip("torch")
 from tensor_graphs.torch_compile.exact import unequal_bits  # noqa: E402
 from tensor_graphs.torch_compile.runner import differs  # noqa: E402
 
-from .test_backend import timed  # noqa: E402
-
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
 EXACT = {"wait": True, "measure": False, "effort": 0, "budget": 0.5, "tolerance": "exact"}
 INF, NAN = float("inf"), float("nan")
 SPECIAL = [0.0, -0.0, INF, -INF, NAN, 1.0, -1.0, 0.3, 1e-40, 3.4e38, -88.0, 7.3, -20.0, 8388609.0, -2.5, 1e-20]
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(judge, "timed", timed(100.0, 1.0))  # programs always win
-    torch._dynamo.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.torch_compile import judge
 
 torch = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
 
 #: Options of a search that takes a fraction of a second.
 QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 
 
 @pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Programs win every comparison; no graphs of other tests."""
-    monkeypatch.setattr(judge, "timed", lambda calls, device, first: won(calls, first))
-    torch._dynamo.reset()
+def seed() -> None:
+    """Equal random numbers in every test."""
     torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
-
-
-def won(calls: dict[str, Callable[[], Any]], first: Callable[[], None]) -> dict[str, list[float]]:
-    """Timings in which programs take half as long; each is called once."""
-    for call in calls.values():
-        first()
-        call()
-    return {"eager": [2.0] * 5, "program": [1.0] * 5}
 
 
 class Call(nn.Module):

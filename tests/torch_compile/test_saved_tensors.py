@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from benchmarks.training import Attention, always
+from benchmarks.training import always
+from benchmarks.training_models import Attention
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.torch_compile import traced_graph
 
 torch = pytest.importorskip("torch")
+from tests.torch_compile import gpu_attention  # noqa: E402
+
 from tensor_graphs.torch_compile.memory_layout import TracedLayouts, arranged, axis_order  # noqa: E402
 from tensor_graphs.torch_compile.plain_tensors import PlainTensors  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings")
 QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 
 
@@ -36,6 +41,11 @@ def test_memory_layouts() -> None:
     assert (
         order == [0, 2, 1, 3] and axis_order(x) is None and axis_order(x[:, :, ::2]) is None and axis_order(3) is None
     )
+    part = (
+        torch.randn(2, 6, 48).chunk(3, -1)[1].view(2, 6, 2, 8).transpose(1, 2)
+    )  # heads of a fused projection: not dense
+    assert axis_order(part) == [0, 2, 1, 3] and axis_order(torch.randn(2, 1, 3).expand(2, 4, 3)) is None
+    assert arranged(part.contiguous(), axis_order(part)).transpose(1, 2).view(2, 6, 16).shape == (2, 6, 16)
     y = arranged(x, order)
     assert y.stride() == (60, 5, 15, 1) and torch.equal(y, x) and arranged(y, order) is y
     assert arranged(y, None).is_contiguous()
@@ -59,10 +69,16 @@ def gradients(call: Any, module: Any, x: Any) -> list[Any]:
     return [x.grad, *(p.grad.clone() for p in module.parameters())]
 
 
+@pytest.mark.parametrize("attention", ["cpu", "gpu"])
 @pytest.mark.parametrize("backward", ["program", "eager"])
 def test_saved_tensors_are_contiguous_also_for_an_eager_backward_pass(
-    backward: str, monkeypatch: pytest.MonkeyPatch
+    backward: str, attention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with gpu_attention.on_cpu() if attention == "gpu" else nullcontext():
+        saved_tensors_are_contiguous(backward, monkeypatch)
+
+
+def saved_tensors_are_contiguous(backward: str, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[Any] = []
     if backward == "eager":
         begin = traced_graph.Variant._begin
@@ -97,6 +113,27 @@ def test_saved_tensors_are_contiguous_also_for_an_eager_backward_pass(
     assert permuted and all(saved[i].is_contiguous() for i in permuted)
     for one, right in zip(found, expected, strict=True):
         torch.testing.assert_close(one, right, rtol=1e-4, atol=1e-5)
+
+
+def test_programs_are_told_which_inputs_are_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both passes, so that a CUDA graph reads them where they are."""
+    told: list[set[str]] = []
+    given = Program.steady
+
+    def steady(self: Any, inputs: Any) -> Any:
+        found = list(inputs)
+        told.append({self.input_names[i] for i in found})
+        return given(self, found)
+
+    monkeypatch.setattr(Program, "steady", steady)
+    module, x = heads()
+    with always():
+        compiled = tg.compile(module, **QUICK)
+        for _ in range(3):
+            gradients(compiled, module, x)
+    weights = [name for name in told[0] if name.startswith("primals")]
+    assert len(told) == 2 and len(weights) == len(told[0]) == len(list(module.parameters()))
+    assert told[1] and told[1] < told[0]  # the products' weights; not what the forward pass computed
 
 
 def traced_graph_of(report: Any) -> Any:

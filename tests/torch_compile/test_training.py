@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from benchmarks import training  # noqa: E402
 from tests.torch_compile import gpu_attention  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings")
 QUICK = {"measure": False, "effort": 0, "budget": 1, "verify": False}
 
 

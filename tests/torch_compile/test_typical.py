@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,8 @@ from tensor_graphs.torch_compile import search, traced_graph, worker
 torch = pytest.importorskip("torch")
 from tensor_graphs.torch_compile.typical import typical_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 QUICK = {"measure": False, "effort": 0, "budget": 1, "verify": False}
-
-
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def test_typical_values_of_tensors() -> None:

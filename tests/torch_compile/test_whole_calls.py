@@ -14,19 +14,21 @@ import tensor_graphs as tg
 from tensor_graphs.torch_compile import judge
 from tensor_graphs.torch_compile.report import EAGER, PROGRAM, SEARCHING, GraphReport
 
+from .timings import timed
+
 torch = pytest.importorskip("torch")
 whole_calls = pytest.importorskip("tensor_graphs.torch_compile.whole_calls")
 nn = torch.nn
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "no_grad")
 QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 
 
-@pytest.fixture(autouse=True)
-def clean() -> Iterator[None]:
-    torch._dynamo.reset()
+@pytest.fixture
+def no_grad() -> Iterator[None]:
+    """Autograd records nothing."""
     with torch.no_grad():
         yield
-    torch._dynamo.reset()
 
 
 class Graph:
@@ -219,16 +221,6 @@ def test_steps_of_signatures_that_alternate_go_to_the_compiled_callable() -> Non
     assert not stepped.calls._trials and set(stepped.seen[-4:]) == {"compiled"}
 
 
-def timed(program: float) -> Callable[..., dict[str, list[float]]]:
-    def run(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
-        for call in calls.values():
-            first()
-            call()
-        return {"eager": [2.0] * 5, "program": [program] * 5}
-
-    return run
-
-
 class Counted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +233,7 @@ class Counted(nn.Module):
 
 @pytest.mark.parametrize("program", [1.0, 3.0])
 def test_every_call_has_its_side_effects_once(program: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "timed", timed(program))
+    monkeypatch.setattr(judge, "timed", timed(2.0, program))
     module, other = Counted().eval(), Counted().eval()
     other.load_state_dict(module.state_dict())
     compiled = tg.compile(module, **QUICK)
@@ -254,7 +246,7 @@ def test_every_call_has_its_side_effects_once(program: float, monkeypatch: pytes
 
 
 def test_a_new_shape_is_compiled_although_another_goes_to_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "timed", timed(3.0))
+    monkeypatch.setattr(judge, "timed", timed(2.0, 3.0))
     compiled = tg.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval(), dynamic=False, **QUICK)
     before = len(tg.torch_compile.reports())
     for n in (3, 3, 5, 5):
@@ -264,7 +256,7 @@ def test_a_new_shape_is_compiled_although_another_goes_to_the_module(monkeypatch
 
 
 def test_copies_pickles_hooks_and_outer_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "timed", timed(1.0))
+    monkeypatch.setattr(judge, "timed", timed(2.0, 1.0))
     module = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
     x, seen = torch.randn(3, 8), []
     compiled = tg.compile(module, **QUICK)

@@ -1,4 +1,4 @@
-"""C emitter: loop nests, values, spelling of types.
+"""C emitter: loop nests, values, C text of types and operations.
 
 In: a kernel of the IR.
 Out: C source.

@@ -5,9 +5,9 @@ The rows are the query heads that share keys and values, times the tokens of a s
 
     queries[rows][head]                                 once
     for (first = 0; first < end; first += BLOCK)        end: from a mask over a number in memory, say a cache's length
-        keys, values [BLOCK][..]                        as float32, whatever they are computed from
-        scores[rows][BLOCK]                             product with the queries, then what follows it: scale, cap, mask
-        weights, sums, results                          exponentials below the maximum so far (online softmax)
+        keys, values [BLOCK][..]                        as float32, whatever they are computed from scores[rows][BLOCK]
+        product with the queries, then scale, soft cap, mask weights, sums, results
+        exponentials below the maximum so far (online softmax)
 
 Rows of these arrays are padded with zeros to whole vectors; `backends/ir/c_attention.py` has the C functions of the
 products.
@@ -39,10 +39,10 @@ PARALLEL = 500_000.0  # work (multiplications) from which several threads pay of
 class FewRowAttention:
     """Parts of a kernel that is attention of few rows.
 
-    `score`: the products of `query` and `key` summed over the axis `head`; `maximum`: maximum of the masked scores
-    over the axis `positions`; `total`: sum of the weights (None if nothing is divided by the sum); `result`: sum of
-    `values`, over the axis `column`, weighted by the scores' exponentials. `batch`, `rows`: the other axes of the
-    result.
+    `score`: the products of `query` and `key` summed over the axis `head`; `maximum`: maximum of the masked scores over
+    the axis `positions`; `total`: sum of the weights (None if nothing is divided by the sum); `result`: sum of
+    `values`, over the axis `positions`, weighted by the scores' exponentials; `column`: axis of its elements. `batch`,
+    `rows`: the other axes of the result.
     """
 
     batch: tuple[Axis, ...]
@@ -60,9 +60,9 @@ class FewRowAttention:
 
 
 def few_row_attention(kernel: Kernel, shape: Shape | None = None) -> FewRowAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows; None for other kernels.
+    """The parts of `kernel` if it is attention with at most `ROWS` query rows; None for other kernels.
 
-    `shape`: the kernel's shape, by default computed here.
+    `shape`: roles of the kernel's axes (row, column, batch, reduction), by default computed here.
     """
     shape = if_fusable(shape_of, kernel) if shape is None else shape
     if shape is None or shape.kind != "attention" or shape.walks or shape.joined or len(kernel.stores) != 1:
@@ -117,12 +117,12 @@ def _beside_weights(kernel: Kernel, e: Expr, maximum: Expr) -> Expr:
 
 
 def padded(size: int) -> int:
-    """A size rounded up to whole vectors."""
+    """`size` rounded up to a multiple of 16, the length of a vector."""
     return -(-size // 16) * 16
 
 
 class AttentionWriter(CValues):
-    """Writer of the C function of attention of few rows."""
+    """Writer of the loops of a C function for attention of few rows (decode steps)."""
 
     sums: set[Expr] = set()  # scores and what is summed over positions
 

@@ -22,10 +22,10 @@ BLOCKS = (128, 256, 64, 32, 16)
 
 @dataclass(frozen=True)
 class BlockedSum:
-    """A sum in blocks.
+    """A sum over blocks of consecutive elements, each divided into chunks of `LANES` elements.
 
-    `block`: axis over blocks. `lane`: axis over the elements of a chunk. `shared`: factors that all elements of a
-    block have. `bodies`: for each chunk of a block, the summand without these factors.
+    `block`: axis over blocks. `lane`: axis over the elements of a chunk. `shared`: factors that all elements of a block
+    have. `bodies`: for each chunk of a block, the summand without these factors.
     """
 
     block: Axis
@@ -35,10 +35,10 @@ class BlockedSum:
 
 
 def blocked(b: Builder, e: Expr) -> BlockedSum | None:
-    """A reduction as a sum in blocks.
+    """The reduction `e` as a sum over blocks of consecutive elements, made in builder `b`.
 
-    None for other reductions, if no block size makes all operands contiguous within chunks, or if blocks are not
-    needed (no operand of bytes and no index with a division).
+    None for other reductions, if no block size makes all operands contiguous within chunks, or if blocks are not needed
+    (no operand of bytes and no index with a division).
     """
     axis, body = e.axis, e.args[0]
     if e.value[0] != "sum" or e.kind != "float":
@@ -78,7 +78,7 @@ def _divided(roots: tuple[Expr, ...] | list[Expr]) -> Iterator[Index]:
 
 
 def moved(b: Builder, e: Expr, axis: Axis, to: Index) -> Expr:
-    """The expression with the index `to` in place of an axis, simplified."""
+    """The expression `e` rebuilt in builder `b` with `axis` replaced by the index `to`, simplified."""
     change = {axis: to}
 
     def one(x: Expr, args: tuple[Expr, ...]) -> Expr | None:

@@ -1,4 +1,5 @@
-"""C text of integer dot products: splitting the row into planes of 8 bits, and the sums of a block."""
+"""C text of integer dot products: a row of floats is split into planes of 8-bit integers, and the sums of a block are
+computed from them."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from .integer_dots import DotGroup, DotVector, IntegerDots
 
 @dataclass(frozen=True)
 class SplitRow:
-    """Names of the C variables of a row that is split into `planes` planes of 8-bit integers in `blocks` blocks
-    (`dots_split`).
+    """Names of the C variables of a row of floats that is split into `planes` planes of 8-bit integers in `blocks`
+    blocks (`dots_split` in backends/ir/c_dots.py).
 
-    `row`: its floats. `digits`: the planes. `steps`: the step of each block. `totals`: sums of the integers by block
-    and group of weights. `whole`: flag, whether the row could be split.
+    `row`: its floats. `digits`: the planes. `steps`: the step (scale) of each block. `totals`: sums of the integers by
+    block and group of weights. `whole`: flag, whether the row could be split.
     """
 
     planes: int
@@ -29,11 +30,12 @@ class SplitRow:
 
     @staticmethod
     def named(fresh: Callable[[str], str], planes: int, blocks: int) -> SplitRow:
-        """The variables of a row in `planes` planes and `blocks` blocks, with fresh names."""
+        """New variables for a row in `planes` planes and `blocks` blocks; `fresh` returns an unused name that begins
+        with its argument."""
         return SplitRow(planes, blocks, *(fresh(n) for n in ("row", "digits", "steps", "totals", "whole")))
 
     def declared(self, dots: IntegerDots) -> list[str]:
-        """C statements that declare these variables and split the row for the sum `dots`; `row` is declared before."""
+        """C statements that declare these variables, except `row`, and split the row for the sum `dots`."""
         vectors, groups = len(dots.vectors), len(dots.groups)
         order = ", ".join(str(n) for v in dots.vectors for n in v.chunks)
         of = ", ".join(str(g) for v in range(vectors) for g, own in enumerate(dots.groups) if v in own.vectors)
@@ -51,8 +53,8 @@ class SplitRow:
     ) -> list[str]:  # fmt: skip
         """C statements that add the products of one block of the sum `dots` to the variable `sums`.
 
-        `block`: the axis over blocks. `value`: text of a scale or offset; `at`: text of an index; `fresh`: a new
-        variable name from a stem.
+        `block`: the axis over blocks. `value`: returns the C expression of a scale or offset; `at`: that of an index;
+        `fresh`: an unused variable name that begins with its argument.
         """
         lines: list[str] = []
         read: dict[tuple[str, Index, int], str] = {}

@@ -33,10 +33,10 @@ class ByteNumber:
 
 @dataclass(frozen=True)
 class DotVector:
-    """64 consecutive bytes of weights in an operand, from index `at` on.
+    """64 consecutive bytes of packed weights in an operand, from index `at` on.
 
-    The numbers are the bits `mask`, from bit `low` on, of the bytes ^ `flip`. `chunks`: for each quarter of the
-    bytes, the chunk of the row with which it is multiplied.
+    The numbers are the bits `mask`, from bit `low` on, of the bytes ^ `flip`. `chunks`: for each quarter of the bytes,
+    the chunk of the row with which it is multiplied.
     """
 
     operand: str
@@ -61,8 +61,8 @@ class DotGroup:
 
 @dataclass(frozen=True)
 class IntegerDots:
-    """A sum in blocks as integer dot products of `row`, the float factor over the reduction axis, with the weights of
-    `vectors`. `groups`: the vectors with equal scales and offsets."""
+    """A sum over blocks as integer dot products of `row`, the float factor over the reduction axis, with the packed
+    weights of `vectors`. `groups`: the vectors with equal scales and offsets."""
 
     row: Expr
     vectors: tuple[DotVector, ...]
@@ -70,7 +70,8 @@ class IntegerDots:
 
 
 def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
-    """A sum `e` in blocks `parts` as integer dot products; None if it has another form."""
+    """The sum `e`, whose blocks are `parts`, as integer dot products made in builder `b`; None if it is no product of
+    floats and packed integers."""
     over, under = factors(e.args[0])
     start = index(parts.block) * (LANES * len(parts.bodies)) + index(parts.lane)
 
@@ -90,7 +91,7 @@ def integer_dots(b: Builder, e: Expr, parts: BlockedSum) -> IntegerDots | None:
 
 
 def _chunk(b: Builder, body: Expr, parts: BlockedSum) -> tuple[ByteNumber, Expr, Expr] | None:
-    """(number, scale, offset in units of the integer) of the summand of one chunk; None if it has another form."""
+    """(number, scale, offset in units of the integer) of the summand of one chunk; None if it is not such a product."""
     over, under = factors(body)
     found = [n for f in over if (n := _number(b, f, parts.lane)) is not None]
     if len(found) != 1:
@@ -102,7 +103,7 @@ def _chunk(b: Builder, body: Expr, parts: BlockedSum) -> tuple[ByteNumber, Expr,
 
 
 def _number(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
-    """A value along `lane` as a `ByteNumber`; None if it has another form."""
+    """A value along `lane` as a `ByteNumber`; None if it is not affine in the bits of a byte."""
     if e.kind != "float" or lane not in e.axes:
         return None
     if e.op == "cast":
@@ -121,7 +122,7 @@ def _number(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
 
 
 def _bits(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
-    """An integer expression of one byte as a `ByteNumber`; None if it has another form."""
+    """An integer expression of one byte as a `ByteNumber`; None if it does not select bits of a byte."""
     mask, flip = 255, 0
     while e.op in ("and", "xor") and e.args[1].op == "const":
         constant = int(e.args[1].value) & 255
@@ -141,7 +142,8 @@ def _bits(b: Builder, e: Expr, lane: Axis) -> ByteNumber | None:
 
 def _vectors(row: Expr, chunks: Sequence[tuple[ByteNumber, Expr, Expr]], lane: Axis) -> IntegerDots | None:
     """The dot products of chunks, four of which form a vector if they are consecutive in memory and use the same bits
-    of their bytes. None if some chunks form no vector."""
+    of their bytes. None if some chunks do not belong to such a vector.
+    """
     streams: dict[tuple[str, int, int], list[tuple[int, int]]] = {}  # -> (bytes from the first chunk, chunk)
     starts: dict[str, Index] = {}
     for n, (number, _, _) in enumerate(chunks):

@@ -47,15 +47,16 @@ PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: 
 
 
 def emit(kernel: Kernel, name: str, doc: str = "", integers: bool = True) -> str:
-    """C function of a kernel: `void name(operands..., out)`. `doc`: text of the comment before it. `integers`: sums
-    over packed numbers may be integer dot products (emit/integer_dots.py). Raises Unfusable if an operation has no C
-    spelling.
+    """C function of `kernel`: `void name(operands..., out)`. `doc`: text of the comment before it. `integers`: sums
+    over packed numbers may be integer dot products (emit/integer_dots.py).
+
+    Raises Unfusable if an operation has no C text.
     """
     return FunctionWriter(kernel, name, integers).function(doc)
 
 
 def work(kernel: Kernel) -> float:
-    """Number of operations of a kernel, weighted by cost in units of one addition."""
+    """Number of operations that `kernel` computes over all of its axes, weighted by cost in units of one addition."""
     extra = {e: prod(a.size for a in e.axes) for e in kernel.exprs}
     bodies = {e.args[0] for e in kernel.reductions}
     return sum(
@@ -64,10 +65,10 @@ def work(kernel: Kernel) -> float:
 
 
 class FunctionWriter(AttentionWriter):
-    """Writer of a kernel's C function."""
+    """Writer of the C function of one kernel: its signature, then its loops."""
 
     def function(self, doc: str) -> str:
-        """C text of the function; `doc` is its comment."""
+        """C text of the whole function, with the comment `doc` before it ("": none)."""
         top = LoopScope(None, None, [self._signature()])
         top.items += self._carried()
         attention = few_row_attention(self.kernel)

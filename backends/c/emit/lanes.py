@@ -1,6 +1,8 @@
-"""C text of expressions over `LANES` consecutive elements at once, in the compiler's vector types, which are used
-explicitly because compilers do not vectorize the conversion of packed bytes to floats well. Helpers in
-`backends/ir/c_lanes.py` load and convert them, by instructions of AVX-512 or AVX2 where the processor has them."""
+"""C text of expressions over `LANES` consecutive elements at once, in the compiler's vector types.
+
+Vector types are used because compilers do not vectorize the conversion of packed bytes to floats well. Helpers in
+`backends/ir/c_lanes.py` load and convert vectors, by instructions of AVX-512 or AVX2 where the processor has them.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ TEXTS = {
 
 @dataclass
 class LaneWriter:
-    """Writer of statements that compute values of `LANES` consecutive elements along `lane`.
+    """Writer of C statements that compute values of `LANES` consecutive elements along the axis `lane`, in vectors.
 
-    `scalar`: text of a value that does not depend on the lane; `fresh`: a new variable name from a stem; `known`:
-    variables of values computed so far.
+    `scalar`: returns the C expression of a value that does not depend on the lane; `fresh`: an unused variable name
+    that begins with its argument; `lines`: the statements; `known`: variables of the values computed so far.
     """
 
     lane: Axis
@@ -42,9 +44,10 @@ class LaneWriter:
     known: dict[Expr, str] = field(default_factory=dict)
 
     def value(self, e: Expr) -> str:
-        """Variable of a vector with the values of an expression.
+        """Name of a vector variable with the values of the expression `e`; writes the statements that compute it when
+        first asked.
 
-        Raises Unfusable for operations without a text over vectors.
+        Raises Unfusable for operations without C text on vectors.
         """
         if e not in self.known:
             text = self._text(e)
@@ -54,12 +57,13 @@ class LaneWriter:
         return self.known[e]
 
     def operand(self, e: Expr) -> str:
-        """Text of an operand of a vector operation: a vector's variable, or the text of a scalar where C permits
-        one."""
+        """C expression of `e` as an operand of a vector operation: a vector, or a scalar (which C combines with each
+        lane) if `e` does not depend on the lane."""
         return self.value(e) if self.lane in e.axes else self.scalar(e)
 
     def vector(self, e: Expr) -> str:
-        """C text of a vector with the value of an expression in each lane; a constant is broadcast."""
+        """C expression of a vector with the value of `e` in each lane; a value that does not depend on the lane is
+        broadcast."""
         return self.value(e) if self.lane in e.axes else f"lanes({self.scalar(e)})"
 
     def _text(self, e: Expr) -> str:

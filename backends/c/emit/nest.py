@@ -34,27 +34,27 @@ class LoopScope:
 
     @cached_property
     def bound(self) -> frozenset[Axis]:
-        """Axes whose loops enclose this block."""
+        """Axes of the loops around this block's statements, its own included."""
         outer: frozenset[Axis] = self.parent.bound if self.parent is not None else frozenset()
         return outer | ({self.axis} if self.axis is not None else set())
 
     def opened(self, axis: Axis | None, *head: str) -> LoopScope:
-        """New nested block, with the lines `head` before it. `close` inserts it, so that hoisted statements come
-        first."""
+        """New block nested in this one, with the lines `head` before it; `axis`: what it loops over, None for no loop.
+        `LoopScope.close` inserts it, so that statements hoisted out of it come first."""
         return LoopScope(self, axis, list(head))
 
     def close(self) -> None:
-        """Append the block to its parent."""
+        """Append the finished block to the block around it."""
         assert self.parent is not None
         self.parent.items.append(self)
 
     @property
     def innermost(self) -> bool:
-        """Whether the block contains no loop."""
+        """Whether no blocks are nested in this one."""
         return not any(isinstance(item, LoopScope) for item in self.items)
 
     def text(self, depth: int) -> Iterator[str]:
-        """Lines of C of the block, indented by `depth` levels."""
+        """Yields the block's lines of C, indented by `depth` levels."""
         pad = "    " * depth
         *pragmas, loop = self.head
         yield from (pad + line for line in pragmas)
@@ -67,7 +67,7 @@ class LoopScope:
 @dataclass
 class LoopNest:
     """Emitter of the loops of a kernel's C function, with its state: the order of the axes, types, accumulators, and
-    the values defined so far."""
+    the values that are in variables so far."""
 
     kernel: Kernel
     name: str
@@ -154,8 +154,8 @@ class LoopNest:
 
 
 def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Expr]) -> Expr:
-    """An expression with the indices `change` in place of free axes; the axis of a nested reduction is not replaced in
-    its body. `done`: results so far."""
+    """The expression `e` rebuilt in builder `b` with free axes replaced by the indices `change`; a nested reduction
+    keeps its own axis in the expression that it reduces. `done`: expressions replaced so far, with the results."""
     if e.axes.isdisjoint(change):
         return e
     if e not in done:

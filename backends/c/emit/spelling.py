@@ -1,4 +1,4 @@
-"""C spelling of IR operations for the CPU: float and double arithmetic, types in memory."""
+"""C text of IR operations for the CPU: float and double arithmetic, types in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES = {
 
 
 def stored(value: str, dtype: str) -> str:
-    """C text of a computed value, converted to its storage dtype."""
+    """C expression that converts `value`, the expression of a computed value, to the storage dtype `dtype`."""
     if dtype == "bfloat16":
         return f"narrowed({value})"
     return f"({TYPES[dtype]})({value})" if dtype not in ("float32", "float64") else value

@@ -19,7 +19,7 @@ SUMS = 8  # sums over packed numbers from which splitting the row into integers 
 
 
 class CValues(LoopNest):
-    """Writer of the C statements that compute expressions inside the loop nest."""
+    """Writer of the C statements that compute expressions inside the loops of a kernel's function."""
 
     def _at(self, at: Index) -> str:
         return position(at, str)
@@ -37,8 +37,8 @@ class CValues(LoopNest):
         return {"float": self.real, "int": "int64_t", "bool": "int"}[kind]
 
     def value(self, e: Expr, scope: LoopScope) -> str:
-        """Variable or text of an expression's value, valid in `scope`; its statements go to the outermost legal
-        scope."""
+        """C expression of the value of `e`, valid in the block `scope`. Statements that compute it are written when it
+        is first needed, into the outermost block in which all its operands are known."""
         if e.op == "const":
             return self.spelling.number(e.value) if e.kind == "float" else str(int(e.value))
         if e in self.lines:

@@ -1,6 +1,6 @@
 // Hardware access of clustered attention (sm_90): distributed shared memory, mbarriers, cluster barrier.
 namespace clustered {
-typedef unsigned Address;  // in shared memory
+typedef unsigned Address;  // an address in shared memory
 
 DEVICE Address place_of(const void* x) { return (Address)__cvta_generic_to_shared(x); }
 DEVICE int block_rank() { int x; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(x)); return x; }
@@ -16,7 +16,7 @@ DEVICE void await(Address at) {
 }
 DEVICE void arrive_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The same address in another block of the cluster; stores there, counted by an mbarrier of that block.
+// mapa: the corresponding address in another block of the cluster. st.async: stores there, counted by an mbarrier of that block.
 DEVICE Address in_block(Address at, int block) { Address x; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(at), "r"(block)); return x; }
 DEVICE void send(Address to, const float (&x)[4], Address barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
@@ -26,7 +26,7 @@ DEVICE void send(Address to, const float (&x)[2], Address barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
                  :: "r"(to), "f"(x[0]), "f"(x[1]), "r"(barrier) : "memory");
 }
-// The maximum of a warp, in all lanes; NaN if one is NaN. (Floats are ordered as the integers of their bits, negative ones reversed.)
+// Maximum over a warp, in all lanes; NaN if one value is NaN. (Bits of floats are ordered as integers are, negative ones in reverse.)
 DEVICE float highest(float x) {
     const float y = x != x ? __int_as_float(0x7fffffff) : x;
     const int bits = __float_as_int(y), most = __reduce_max_sync(0xffffffff, bits < 0 ? bits ^ 0x7fffffff : bits);

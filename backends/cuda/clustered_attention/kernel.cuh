@@ -1,10 +1,10 @@
 // Attention of ROWS query rows (at most 16) over cached positions, one thread-block cluster of PARTS blocks per set of keys and values.
 //
-// Each block has a slice of the positions, CHUNK of them at a time. A warp holds DEEP tiles of 16 positions of one of ACROSS parts of
-// the head size: keys and values are loaded as 16-byte vectors into registers, all before the first is used, in the order in which
+// Each block processes a slice of the positions, CHUNK of them at a time. A warp holds DEEP tiles of 16 positions of one of ACROSS parts
+// of the head size: keys and values are loaded as 16-byte vectors into registers, all before the first is used, in the order in which
 // mma.m16n8k16 needs them. Scores are keys times queries (positions are the 16 rows of the instruction, query rows its 8 columns);
-// they and the softmax weights pass through shared memory. Results are values times weights (16 columns of values, 8 query rows).
-// Each block sends its maxima, sums and results by st.async to the blocks that finish them: block i has columns [i * OWN, (i + 1) * OWN).
+// scores and softmax weights pass through shared memory. Results are values times weights (16 columns of values, 8 query rows).
+// Each block sends its maxima, sums and results by st.async to the blocks that combine them: block i combines columns [i * OWN, (i + 1) * OWN).
 //
 // WHOLE: whether every chunk of every block is full.
 namespace clustered {
@@ -28,7 +28,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
     static_assert(OWN * PARTS == COLUMNS && OWN % 4 == 0 && ROWS <= 16, "parts of the columns");
 
     float* const shared;
-    const int thread, lane, row, column, along, across, block;  // `row`, `column`: of the lane in fragments
+    const int thread, lane, row, column, along, across, block;  // `row`, `column`: position of the lane in mma fragments
     Pack<T, 8> keys[DEEP][KEYS][2], values[DEEP][VALUES][4];
     float sums[VALUES][EIGHTS][4][4], totals[EIGHTS][4];  // results; sums of softmax weights, equal in all rows of a fragment
 
@@ -73,7 +73,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
     }
     static DEVICE Pack<T, 8> vector(bool there, const T* from, long long at) { return read_once_if<8>(there, from + at, from); }
 
-    // A row in shared memory in the place of what was loaded at position `place`, of a chunk that begins at position `first`.
+    // Replace the row loaded at position `place`, in a chunk that begins at position `first`, by the new row in shared memory.
     DEVICE void replace_keys(long long place, int first, const T* row_there) {
 #pragma unroll
         for (int d = 0; d < DEEP; ++d)
@@ -101,10 +101,10 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
                 }
     }
 
-    // Queries in shared memory, and the chunk's scores.
+    // Address of queries in shared memory; scores of the chunk, written to shared memory.
     DEVICE T* query(int row, int element) const { return reinterpret_cast<T*>(shared + QUERIES) + row * QUERY + element; }
     DEVICE void write_scores() {
-        constexpr int CHAINS = KEYS > 1 ? 2 : 1;  // sums that do not wait for each other
+        constexpr int CHAINS = KEYS > 1 ? 2 : 1;  // independent accumulators, so that mma instructions do not wait for each other
         float scores[CHAINS][DEEP][EIGHTS][4];
 #pragma unroll
         for (int c = 0; c < CHAINS; ++c)
@@ -134,7 +134,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
                     if (m < ROWS) shared[SCORES + (across * ROWS + m) * SCORE + (along * DEEP + d) * 16 + row + i / 2 * 8] = CHAINS > 1 ? scores[0][d][e][i] + scores[CHAINS - 1][d][e][i] : scores[0][d][e][i];
                 }
     }
-    // The score of a row and a position of the chunk; positions beyond it have that of the last one.
+    // Score of a query row and a position of the chunk; for positions beyond the chunk, that of its last position.
     DEVICE float score(int m, int position) const {
         const float* at = shared + SCORES + m * SCORE + least(position, CHUNK - 1);
         float found = at[0];
@@ -144,7 +144,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
     }
 
     // Softmax weights of R rows in a warp, rows `first`, `first + STEP`, ...; each lane has N positions, 32 apart. `tops`: maxima of the chunks so
-    // far. Weights, maxima and the factors of earlier sums go to shared memory.
+    // far. Writes weights, maxima, and the factors by which earlier sums are rescaled to shared memory.
     template <class Power, int STEP, int N, int R> DEVICE void weights(float (&tops)[R], const float* scores, int first) const {
         float highest[R];
 #pragma unroll
@@ -167,7 +167,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
         }
     }
 
-    // Results: sums of earlier chunks in units of the new maxima, and the sums of this chunk.
+    // Rescale the sums of earlier chunks to the new maxima; add the weighted values of this chunk.
     DEVICE void rescale() {
 #pragma unroll
         for (int e = 0; e < EIGHTS; ++e)
@@ -212,7 +212,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
         }
     }
 
-    // The block's results to shared memory, from there to the blocks that finish them, maxima and sums of rows to all blocks.
+    // Write the block's results to shared memory; send them to the blocks that combine them, and maxima and sums of rows to all blocks.
     DEVICE void write_results() {
 #pragma unroll
         for (int c = 0; c < VALUES; ++c)
@@ -255,7 +255,7 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
         }
 #pragma unroll
         for (int t = 0; t < (ROWS * PARTS + THREADS - 1) / THREADS; ++t) {
-            const int i = THREADS - 1 - thread + t * THREADS;  // first by threads that have less of the loop above
+            const int i = THREADS - 1 - thread + t * THREADS;  // in reverse order of threads, since the last ones have fewer iterations of the loop above
             if (ROWS * PARTS % THREADS && i >= ROWS * PARTS) break;
             const int m = i / PARTS, to = i % PARTS;
             float x[2] = {shared[SCALES + 2 * m], 0.0f};
@@ -265,8 +265,8 @@ template <class T, int ROWS, int HEAD, int COLUMNS, int WARPS, int ACROSS, int D
         }
         await(place_of(shared));
     }
-    // Maximum, sum and N results of a row from column `first` of this block's columns on, over all parts. LANES neighbouring threads share
-    // the parts; all of them get the results.
+    // Combine the partial results of all blocks: maximum, sum and N results of a row, from column `first` of this block's columns on. LANES
+    // neighbouring threads share the blocks' parts; all of them get the results.
     template <class Power, int LANES, int N> DEVICE void combine(int m, int first, float& top, float& total, float* results) const {
         constexpr int EACH = PARTS / LANES;
         Pack<float, 2> states[EACH];

@@ -1,164 +1,51 @@
-"""Attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and values.
+"""Attention of few rows on tensor cores in CUDA C++ for Hopper (decode steps): one cluster per set of keys and
+values.
 
-Each block of a cluster has a slice of the positions. Keys and values go from global memory straight into mma fragments
-(kernel.cuh); partial results are combined through distributed shared memory. What surrounds the two products is emitted
-from the kernel IR in three thread layouts, each with a frame of its own: the queries (norms, rotary embedding), the
-scores (scale, mask, soft cap), and the results (division by the sum, gates, casts).
+Each block of a cluster processes a slice of the positions. Keys and values are loaded from global memory straight into
+mma fragments (kernel.cuh); partial results are combined through distributed shared memory. The operations around the
+two products are emitted from the kernel IR in three thread layouts, each with a frame of its own: the queries (norms,
+rotary embedding), the scores (scale, mask, soft cap), and the results (division by the sum, gates, casts).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 
-from ....egraph.ir.dtypes import HALVES
-from ...generate.schedule import Domain, Schedule, flag, number
-from ...ir.expr import Expr, factors, walk
-from ...ir.index import Axis, Index, index
+from ...ir.expr import Expr, walk
+from ...ir.index import Axis, Index
 from ...ir.kernel import Kernel, OutputStore
-from ...ir.loop_fusion import exponential_of, index_bounds, shared_maximum
-from ...ir.row_update import row_update
+from ...ir.loop_fusion import exponential_of
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
 from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
-from ..emit.thread_layout import DimensionThreads, ThreadLayout, is_vectorizable
-from .new_rows import NewRow, first_loads, new_rows, place_lines, row_bytes, row_layout, row_lines
+from ..emit.thread_layout import DimensionThreads, ThreadLayout
+from .decode_attention import attention_of
+from .new_rows import first_loads, place_lines, row_bytes, row_layout, row_lines
+from .parameters import ClusteredAttentionSchedule
+from .positions import BlockPositions, indented, trimmed
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
-ROWS = 16  # maximum query rows
-TILE = 16  # positions of an mma tile
 POWERS = {"exp": "Exp", "exp2": "Exp2"}
-
-
-@dataclass(frozen=True)
-class ClusteredAttentionSchedule(Schedule):
-    """Schedule of attention of few rows in which a cluster of thread blocks shares the positions."""
-
-    parts: int = number("cluster size: slices of the positions", Domain(1, 16, powers=True))
-    warps: int = number("warps along the positions", Domain(1, 32))
-    across: int = number("warps along the head size", Domain(1, 8, powers=True))
-    deep: int = number("tiles of 16 positions of a warp in flight", Domain(1, 8))
-    seen: bool = flag(
-        "positions that a mask hides from all rows are not read: the blocks divide those up to a number in memory"
-    )
-    early: bool = flag("programmatic dependent launch", common=True)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return 32 * self.warps * self.across
-
-    @property
-    def chunk(self) -> int:
-        """Number of positions that a block processes at a time."""
-        return TILE * self.warps * self.deep
-
-    def slice(self, room: int) -> int:
-        """Number of positions that one block of a cluster reads, of `room` positions in all."""
-        return -(-room // (self.parts * TILE)) * TILE
-
-    def tile(self, shape: Shape) -> tuple[int, int]:
-        """(rows, columns) of a block's tile: all rows and the columns that it finishes."""
-        return shape.m, max(1, shape.n // self.parts)
-
-    def room(self, rows: int, head: int, columns: int) -> int:
-        """Bytes of shared memory that a block needs (`ClusteredAttention::SIZE` in kernel.cuh)."""
-
-        def aligned(words: int) -> int:
-            return (words + 3) // 4 * 4
-
-        def padded(words: int) -> int:
-            return words + (36 - words % 32) % 32
-
-        queries = aligned(4 + rows * columns + 2 * self.parts * rows)
-        scores = aligned(queries + rows * (head + (0 if head % 64 else 32)) // 2)
-        shares = scores + self.across * rows * padded(self.chunk)
-        scales = aligned(shares + rows * padded(self.chunk // 2))
-        return 4 * (aligned(scales + 2 * rows) + self.warps * rows * (columns + 8))
-
-
-@dataclass(frozen=True)
-class DecodeAttention:
-    """The parts of an attention kernel.
-
-    `scores`: the product of queries and keys; `query`: its left side; `maximum`, `total`, `result`: the reductions over
-    the `positions`; `keys`, `values`: their loads; `head`, `column`: axes of the head sizes; `rows`: those that the
-    kernel writes into keys and values.
-    """
-
-    scores: Expr
-    query: Expr
-    maximum: Expr
-    total: Expr
-    result: Expr
-    keys: Expr
-    values: Expr
-    positions: Axis
-    head: Axis
-    column: Axis
-    rows: tuple[NewRow, ...] = ()
-
-
-def attention_of(kernel: Kernel, shape: Shape) -> DecodeAttention | None:
-    """The parts of a kernel that is attention of at most `ROWS` rows over 16-bit keys and values, each contiguous along
-    the head size, and that may write a row of each; None for other kernels."""
-    if shape.kind != "attention" or shape.walks or shape.joined or not 1 <= shape.m <= ROWS or len(shape.cols) != 1:
-        return None
-    results = [e for e in shape.dots if e.axis in shape.outer and any(x in shape.dots for x in walk(e.args))]
-    if len(results) != 1:
-        return None
-    (result,) = results
-    positions, column = result.axis, shape.cols[0]
-    maximum = shared_maximum(result, positions)
-    products = [x for x in walk(maximum.args) if x in shape.dots] if maximum is not None else []
-    own = [e for e in kernel.reductions if e.axis == positions and products and products[0] in walk(e.args)]
-    if maximum is None or len(own) != 3 or maximum not in own:
-        return None
-    (total,) = (e for e in own if e not in (maximum, result))
-    weights, under = factors(result.args[0])
-    values = [e for e in weights if column in e.axes]
-    rest = [e for e in weights if e not in values]
-    if len(products) != 1 or under or len(values) != 1 or rest != [total.args[0]] or total.value[0] != "sum":
-        return None
-    (scores,) = products
-    dot, value = shape.dots[scores], values[0]
-    if len(dot.right) != 1:
-        return None
-    head = scores.axis
-    rows = new_rows(kernel, {"keys": (dot.right[0], head), "values": (value, column)}, positions, shape)
-    if rows is None:
-        return None
-    key, value = (u.load if (u := row_update(e)) is not None else e for e in (dot.right[0], value))
-    for e, axis in ((key, head), (value, column)):
-        if e.op != "load" or e.args or e.value[3] not in HALVES or e.value[3] != key.value[3]:
-            return None
-        if e.axes - {axis, positions, *shape.batch} or not is_vectorizable(e.value[1], axis, 8, 2):
-            return None
-        step = e.value[1].coefficient(positions)
-        rest_of = e.value[1] - index(axis) - index(positions) * step
-        if rest_of.axes - {*shape.batch} or step < axis.size or step % 8:
-            return None
-    query = kernel.builder.product(dot.left, ())
-    if positions in query.axes or column in query.axes or head.size % 8 or column.size % 8:
-        return None
-    return DecodeAttention(scores, query, maximum, total, result, key, value, positions, head, column, rows)
 
 
 def emit_clusters(
     kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, name: str, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """The launch of attention of few rows in a schedule; `name`: of the emitted function; `constant`: operands that are
-    read before the wait for the previous kernel.
+    """Emit the CUDA source of attention of few rows with the schedule `s`; returns its launch.
 
-    Raises Unfusable if the kernel is not such attention or the schedule does not fit it.
+    `name`: of the emitted function. `shape`: roles of the kernel's axes (row, column, batch, reduction). `constant`:
+    operands that no earlier kernel of the program writes, which are therefore read before the wait for the previous
+    kernel (programmatic dependent launch; `Call.constant`). Raises Unfusable if the kernel is not such attention or the
+    schedule does not fit it.
     """
     found = attention_of(kernel, shape)
     if found is None:
@@ -167,7 +54,8 @@ def emit_clusters(
 
 
 class ChunkFrame(ThreadFrame):
-    """Frame of the scores of one chunk of positions: a block loops over their axis, and bounds are checked along it."""
+    """Emitter state for the scores of one chunk of positions, which a block computes in each iteration of its loop over
+    the axis of positions. Bounds are checked along that axis only."""
 
     def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
         super().__init__(kernel, layout, name, shape)
@@ -175,47 +63,30 @@ class ChunkFrame(ThreadFrame):
         self.top.bound.discard(positions)
 
     def ragged(self, dim: str) -> bool:
-        """Whether bounds are checked along a dimension: only along those that a block loops over."""
+        """Whether the emitted code checks bounds along `dim`, a dimension of the thread layout ("m", "n" or a reduction
+        axis): it does along dimensions that a block loops over, and where the last block is partial."""
         return dim in self.walked or super().ragged(dim)
 
 
-class ClusteredAttentionEmitter:
-    """Emitter of one kernel of clustered attention. The constructor raises Unfusable if the schedule does not suit the
-    kernel."""
+@dataclass(frozen=True)
+class ScoreLines:
+    """CUDA lines that compute the softmax weights of a chunk of positions.
 
-    def __init__(
-        self, kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule, found: DecodeAttention, name: str,
-        constant: frozenset[str],
-    ) -> None:  # fmt: skip
-        self.kernel, self.shape, self.s, self.found, self.name, self.constant = kernel, shape, s, found, name, constant
-        self.rows, self.head, self.columns = shape.m, found.head.size, found.column.size
-        if self.columns % (4 * s.parts):
-            raise Unfusable("columns that the blocks of a cluster do not share evenly")
-        self.own = self.columns // s.parts
-        self.slice = s.slice(found.positions.size)
-        self.counter = 0
-        self.places = {p: f"place{n or ''}" for n, p in enumerate(dict.fromkeys(r.update.place for r in found.rows))}
+    `before`: before the loop over chunks, the loads that scores need besides keys. `masks`: what does not depend on
+    the products of queries and keys. `weights`: from the products to the weights.
+    """
 
-    # ------------------------------------------------------------ frames
-    def frame(
-        self, layout: ThreadLayout, constant: frozenset[str] = frozenset(), store: OutputStore | None = None
-    ) -> SimtEmitter:
-        """The emitter of a part of the kernel in a thread layout of its own; `constant`: operands that it reads before
-        the wait for the previous kernel; `store`: the only one that counts, so that no reductions of other parts are
-        computed beside those of this part."""
-        kernel = self.kernel if store is None else replace(self.kernel, stores=(store,))
-        frame = ThreadFrame(kernel, layout, self.name, self.shape, constant)
-        frame.counter = self.counter
-        return SimtEmitter(frame)
+    before: list[str]
+    masks: list[str]
+    weights: list[str]
 
-    def _row_threads(self, lanes: int) -> DimensionThreads:
-        """Distribution of the query rows over groups of `lanes` threads."""
-        groups = self.s.threads // lanes
-        threads = max(n for n in range(1, self.rows + 1) if self.rows % n == 0 and n <= groups)
-        return DimensionThreads(threads, 1, self.rows // threads)
+
+class ClusteredAttentionEmitter(BlockPositions):
+    """Emitter of one kernel of clustered attention."""
 
     def launch(self) -> CudaLaunch:
-        """The launch: the function's text and its grid."""
+        """Emit the whole kernel; returns its launch: CUDA source, grid (one cluster of blocks for each set of keys and
+        values) and shared memory."""
         s, found = self.s, self.found
         batch = prod(a.size for a in self.shape.batch)
         begin = self._batch()
@@ -272,15 +143,6 @@ class ClusteredAttentionEmitter:
             beside={"CUDA_CLUSTERS": CLUSTER_LIBRARY},
         )  # fmt: skip
 
-    def _batch(self) -> list[str]:
-        """Lines that derive the values of batch axes from the index of the cluster."""
-        lines, step = [], self.s.parts
-        for a in reversed(self.shape.batch):
-            text = f"blockIdx.x / {step}" if step > 1 else "blockIdx.x"
-            lines.append(f"const int {a.name} = {text}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
-            step *= a.size
-        return lines
-
     # ------------------------------------------------------------ queries
     def _queries(self, loads: Sequence[str]) -> tuple[list[str], list[str]]:
         """(lines before the wait for the previous kernel, lines that write the queries to shared memory).
@@ -322,83 +184,13 @@ class ClusteredAttentionEmitter:
         self.counter = frame.counter
         if frame.shared:
             raise Unfusable("queries that need sums over several warps")
-        ahead = _trimmed([*head.lines, *frame.ahead.lines]) if frame.ahead.lines else []
-        lines = _trimmed(frame.top.lines)
-        lines = [*([] if ahead else _trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
+        ahead = trimmed([*head.lines, *frame.ahead.lines]) if frame.ahead.lines else []
+        lines = trimmed(frame.top.lines)
+        lines = [*([] if ahead else trimmed(head.lines)), *lines[:first], *loads, *lines[first:]]
         if 32 * warps == self.s.threads:
-            return ahead, ["{", *_indented(lines), "}"]
-        others = ["} else {", *_indented(loads)] if loads else []
-        return ahead, [f"if (thread < {32 * warps}) {{", *_indented(lines), *others, "}"]
-
-    # ------------------------------------------------------------ positions
-    def _slice(self) -> list[str]:
-        """Lines that define the block's positions, from `first` up to `end`."""
-        s, size = self.s, self.found.positions.size
-        block = "attention.block"
-        if not s.seen:
-            if s.parts == 1:
-                return [f"const int first = 0, end = {size};"]
-            last = f"{block} * {self.slice} + {self.slice}"
-            end = last if self.slice * s.parts == size else f"least({last}, {size})"
-            return [f"const int first = {block} * {self.slice}, end = {end};"]
-        lines = self._visible()
-        share = f"(visible + {s.parts * TILE - 1}) / {s.parts * TILE} * {TILE}" if s.parts > 1 else "visible"
-        return [
-            *lines, f"const int share = {share}, first = {block} * share, end = least(first + share, visible);",
-        ]  # fmt: skip
-
-    def _known(self, exprs: Sequence[Expr]) -> bool:
-        """Whether expressions read nothing that an earlier kernel may still be writing (`constant`)."""
-        return self.s.early and all(x.value[0] in self.constant for x in walk(exprs) if x.op == "load")
-
-    def _ends(self) -> list[Expr]:
-        """The numbers in memory that may end the positions that are read."""
-        bounds = index_bounds(self.found.maximum.args[0], hiding=True) if self.s.seen else []
-        return [number_ for _, number_, _ in bounds]
-
-    def _visible(self) -> list[str]:
-        """Lines that define `visible`, the number of positions that the mask does not hide from all rows.
-
-        Raises Unfusable unless the maximum is masked beyond a number in memory.
-        """
-        axis = self.found.positions
-        emitter = self.frame(ThreadLayout({}, self.s.early))
-        frame = emitter.frame
-        for at, number_, strict in index_bounds(self.found.maximum.args[0], hiding=True):
-            begin: Index = at - index(axis)
-            if axis in begin.axes or frame.dims(begin.axes) or frame.spans(number_):
-                continue
-            emitter.loads.need(number_)
-            nest = ThreadNest(frame, ())
-            none = f"({nest.position(begin - (not strict), (), begin.range[1])})"
-            most = f"op::min((long long){nest.scalar(number_, 0)}, {none} + {axis.size}LL)"
-            nest.line(f"const int visible = op::max({most} - {none}, 0LL);")
-            nest.close()
-            self.counter = frame.counter
-            return _trimmed(frame.top.lines)
-        raise Unfusable("no mask that ends the positions")
-
-    def _place(self, e: Expr, axis: Axis) -> tuple[str, int]:
-        """(text of the address of a load's first position and element, elements from a position to the next)."""
-        frame = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape)
-        operand, at, _, _ = e.value
-        step = at.coefficient(self.found.positions)
-        rest = at - index(axis) - index(self.found.positions) * step
-        span = at.range[1]
-        place = ThreadNest(frame, ()).position(rest, (), span)
-        return f"{frame.param[operand]}" + (f" + {place}" if place != "0" else ""), step
-
-    def _load(self, what: str, e: Expr, axis: Axis, first: str) -> str:
-        """Line that loads a chunk of keys or values from position `first` on."""
-        place, step = self._place(e, axis)
-        return f"attention.load_{what}({place}, {step}, {first}, end);"
-
-    def _loads(self, first: str) -> list[str]:
-        """Lines that load the first chunk."""
-        return [
-            self._load("keys", self.found.keys, self.found.head, first),
-            self._load("values", self.found.values, self.found.column, first),
-        ]
+            return ahead, ["{", *indented(lines), "}"]
+        others = ["} else {", *indented(loads)] if loads else []
+        return ahead, [f"if (thread < {32 * warps}) {{", *indented(lines), *others, "}"]
 
     # ------------------------------------------------------------ rows written into keys and values
     def _new_rows(self) -> tuple[list[str], list[str]]:
@@ -417,7 +209,7 @@ class ClusteredAttentionEmitter:
         return places, lines
 
     def _replaced(self, what: str) -> list[str]:
-        """Line that puts the row written into keys or values in the place of what was loaded there."""
+        """CUDA statement that replaces the row loaded from keys or values at the new row's position by the new row."""
         places = (self.places[r.update.place] for r in self.found.rows if r.what == what)
         return [f"attention.replace_{what}({place}, chunk, new_{what});" for place in places]
 
@@ -425,18 +217,42 @@ class ClusteredAttentionEmitter:
     def _chunks(self) -> tuple[list[str], list[str]]:
         """(lines with the loads that scores need besides keys, lines of the loop over the block's chunks of
         positions)."""
-        s, found = self.s, self.found
-        dim = found.positions.name
-        each = -(-s.chunk // 32)
+        s, found, scores = self.s, self.found, self._scores()
+        chunks = -(-self.slice // s.chunk)
+        more = chunks > 1
+        following = f"chunk + {s.chunk}"
+        step = [
+            *(scores.masks if more else []),
+            *self._replaced("keys"),
+            "attention.write_scores();",
+            *([self._load("keys", found.keys, found.head, following)] if more else []),
+            "__syncthreads();",
+            *scores.weights,
+            "__syncthreads();",
+            *(["attention.rescale();"] if more else []),
+            *self._replaced("values"),
+            "attention.add_values();",
+            *([self._load("values", found.values, found.column, following)] if more else []),
+        ]
+        # with `seen`, all blocks of a cluster have equal shares
+        end = "share" if s.seen else f"{chunks * s.chunk}"
+        loop = f"for (int chunk = first; chunk < first + {end}; chunk += {s.chunk}) {{"
+        meet = ["attention.await_blocks();", "__syncthreads();"]
+        body = (
+            [*meet, loop, *indented(step), "}"] if more else ["const int chunk = first;", *scores.masks, *meet, *step]
+        )
+        after = ["attention.write_results();", "attention.send_results();"]
+        return _with_own_row(scores.before), _with_own_row([*body, *after])
+
+    def _scores(self) -> ScoreLines:
+        """The lines by which the last warps compute the weights of a chunk; the first warps compute queries."""
+        s, found, dim = self.s, self.found, self.found.positions.name
         rows = self._row_threads(32)
-        skipped = (
-            s.threads // 32 - rows.threads
-        )  # the last warps compute weights, because the first ones compute queries
-        layout = ThreadLayout({dim: DimensionThreads(32, 1, each), "m": rows}, s.early, least=s.threads)
+        skipped = s.threads // 32 - rows.threads
+        layout = ThreadLayout({dim: DimensionThreads(32, 1, -(-s.chunk // 32)), "m": rows}, s.early, least=s.threads)
         frame = ChunkFrame(self.kernel, layout, self.name, self.shape, found.positions)
         frame.counter = self.counter
         emitter = SimtEmitter(frame)
-        body = found.maximum.args[0]
         head = CudaScope(1, set())
         with frame.inside(head):
             if rows.threads > 1:
@@ -447,72 +263,55 @@ class ClusteredAttentionEmitter:
             emitter.loads.need(e)
         inner = CudaScope(1, frame.top.bound | {found.positions}, outside=frame.top)
         with frame.inside(inner):
+            body = found.maximum.args[0]
             for e in nest_of(body):
                 if e.op == "load":
                     emitter.loads.need(e)
             for e in self._unscored(body):
                 frame.scope.known[e] = emitter.loads.kept(e)
             masks, inner.lines = inner.lines, []
-            names = ("m", dim) if self.rows > 1 else (dim,)
-            count = frame.count(names)
-            dots = Local(frame.fresh("dots"), names, "float32")
-            frame.line(f"float {dots.name}[{count}];")
-            nest = ThreadNest(frame, names)
-            row = nest.coordinate("m") if self.rows > 1 else "0"
-            nest.line(f"{nest.at(dots)} = attention.score({row}, {nest.coordinate(dim)} - chunk);")
-            nest.close()
-            frame.scope.known[found.scores] = dots
-            if any(x.op == "reduce" and frame.scope.find(x) is None for x in nest_of(body)):
-                raise Unfusable("a reduction beside the scores")
-            scores = Local(frame.fresh("scores"), names, "float32")
-            frame.line(f"float {scores.name}[{count}];")
-            nest = ThreadNest(frame, names)
-            text = nest.scalar(body, nest.deepest)
-            at = nest.coordinate(dim)
-            there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
-            nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
-            nest.close()
-            power = POWERS[exponential_of(self.kernel, found.maximum)]
-            first = "m_0" if rows.threads > 1 else "0"
-            frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
+            self._weights(frame, rows)
         self.counter = frame.counter
-        chunks = -(-self.slice // s.chunk)
-        more = chunks > 1
-        loop = [f"for (int chunk = first; chunk < first + {chunks * s.chunk}; chunk += {s.chunk}) {{"]
-        if s.seen and more:  # all blocks of a cluster have equal shares
-            loop = [f"for (int chunk = first; chunk < first + share; chunk += {s.chunk}) {{"]
-        following = f"chunk + {s.chunk}"
         warps = f"if (thread >= {32 * skipped}) {{" if skipped else "{"
         declared = [line for line in masks if re.fullmatch(r"\s*[\w<>, ]+ \w+(\[\d+\])?;", line)]
         masks = [line for line in masks if line not in declared]
-        masks = [
-            f"const int {dim}_0 = chunk + attention.lane;",
-            *_trimmed(declared),
-            *([warps, *masks, "}"] if masks else []),
-        ]
-        step = [
-            *(masks if more else []),
-            *self._replaced("keys"),
-            "attention.write_scores();",
-            *([self._load("keys", found.keys, found.head, following)] if more else []),
-            "__syncthreads();",
-            warps,
-            *inner.lines,
-            "}",
-            "__syncthreads();",
-            *(["attention.rescale();"] if more else []),
-            *self._replaced("values"),
-            "attention.add_values();",
-            *([self._load("values", found.values, found.column, following)] if more else []),
-        ]
-        meet = ["attention.await_blocks();", "__syncthreads();"]
-        if more:
-            body_lines = [*meet, *loop, *_indented(step), "}"]
-        else:
-            body_lines = ["const int chunk = first;", *masks, *meet, *step]
-        after = ["attention.write_results();", "attention.send_results();"]
-        lines = [re.sub(r"\bm_0\b", "m_1", line) for line in (*body_lines, *after)]
-        return [re.sub(r"\bm_0\b", "m_1", line) for line in _trimmed([*head.lines, *frame.top.lines])], lines
+        return ScoreLines(
+            before=trimmed([*head.lines, *frame.top.lines]),
+            masks=[
+                f"const int {dim}_0 = chunk + attention.lane;", *trimmed(declared), *([warps, *masks, "}"] if masks else [])
+            ],
+            weights=[warps, *inner.lines, "}"],
+        )  # fmt: skip
+
+    def _weights(self, frame: ChunkFrame, rows: DimensionThreads) -> None:
+        """Write the lines that read the products of queries and keys, compute scores and turn them into weights.
+
+        Raises Unfusable if the scores contain another reduction.
+        """
+        s, found, dim = self.s, self.found, self.found.positions.name
+        body = found.maximum.args[0]
+        names = ("m", dim) if self.rows > 1 else (dim,)
+        count = frame.count(names)
+        dots = Local(frame.fresh("dots"), names, "float32")
+        frame.line(f"float {dots.name}[{count}];")
+        nest = ThreadNest(frame, names)
+        row = nest.coordinate("m") if self.rows > 1 else "0"
+        nest.line(f"{nest.at(dots)} = attention.score({row}, {nest.coordinate(dim)} - chunk);")
+        nest.close()
+        frame.scope.known[found.scores] = dots
+        if any(x.op == "reduce" and frame.scope.find(x) is None for x in nest_of(body)):
+            raise Unfusable("a reduction beside the scores")
+        scores = Local(frame.fresh("scores"), names, "float32")
+        frame.line(f"float {scores.name}[{count}];")
+        nest = ThreadNest(frame, names)
+        text = nest.scalar(body, nest.deepest)
+        at = nest.coordinate(dim)
+        there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
+        nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
+        nest.close()
+        power = POWERS[exponential_of(self.kernel, found.maximum)]
+        first, each = "m_0" if rows.threads > 1 else "0", -(-s.chunk // 32)
+        frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
 
     def _beside_scores(self) -> list[Expr]:
         """The loads that scores need besides queries and keys, which are issued first."""
@@ -577,19 +376,12 @@ class ClusteredAttentionEmitter:
                 raise Unfusable("another reduction beside attention")
             emitter.stores.write(store)
         self.counter = frame.counter
-        return ["{", *_indented(_trimmed([*head.lines, *frame.top.lines])), "}"]
+        return ["{", *indented(trimmed([*head.lines, *frame.top.lines])), "}"]
 
 
-def _trimmed(lines: list[str]) -> list[str]:
-    """Lines without the indentation of a function's body."""
-    return [line.removeprefix("    ") for line in lines]
+def _with_own_row(lines: Sequence[str]) -> list[str]:
+    """Lines whose variable `m_0` is renamed to `m_1`, since queries have one of that name."""
+    return [re.sub(r"\bm_0\b", "m_1", line) for line in lines]
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    """Lines, four columns further right."""
-    return ["    " + line for line in lines]
-
-
-__all__ = [
-    "CLUSTER_INTRINSICS", "CLUSTER_LIBRARY", "ClusteredAttentionSchedule", "DecodeAttention", "attention_of", "emit_clusters",
-]  # fmt: skip
+__all__ = ["CLUSTER_INTRINSICS", "CLUSTER_LIBRARY", "emit_clusters"]

@@ -1,7 +1,7 @@
-"""Rows that attention writes into its keys and values: those of a decode step's token.
+"""New rows of keys and values (of a decode step's token) that an attention kernel writes into its caches.
 
-A warp computes such a row into shared memory, from where it replaces what was loaded at its place; the first block of a
-cluster writes it to global memory as well.
+A warp computes such a row into shared memory; there the kernel reads it in place of the row that was loaded from the
+cache at this position. The first block of a cluster also writes it to global memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ VECTOR = 8  # elements that a thread computes at a time
 
 @dataclass(frozen=True)
 class NewRow:
-    """A row that attention writes into its keys or values (`what`): its parts, the axis of its elements, the store that
-    writes it, and its position there, over the same axis."""
+    """A row that attention writes into its keys or values. `what`: "keys" or "values"; `update`: where the kernel reads
+    the row in place of the old one; `axis`: axis of the row's elements; `store`: the output that writes the row; `at`:
+    the position at which it is stored, as an index over `axis`."""
 
     what: str
     update: RowUpdate
@@ -38,12 +39,13 @@ class NewRow:
 
     @property
     def own(self) -> OutputStore:
-        """The store with the row over its own axis."""
+        """An output that stores only this row, with the elements along `axis` instead of the kernel's column axis."""
         return replace(self.store, value=self.update.row)
 
 
 def first_loads(e: Expr) -> list[Expr]:
-    """The loads of an expression whose positions depend on nothing loaded, which are issued before all arithmetic."""
+    """The loads in the expression `e` whose positions depend neither on other loads nor on reductions, so that they can
+    be issued first."""
     return [
         x for x in walk([e])
         if x.op == "load" and not any(y.op in ("load", "reduce") for a in x.args for y in walk([a]))
@@ -53,11 +55,12 @@ def first_loads(e: Expr) -> list[Expr]:
 def new_rows(
     kernel: Kernel, sides: Mapping[str, tuple[Expr, Axis]], positions: Axis, shape: Shape
 ) -> tuple[NewRow, ...] | None:
-    """The rows that attention writes into its keys and values.
+    """The rows that the attention `kernel` writes into its keys and values; empty if it writes none.
 
-    None if the kernel reads a new row that it does not write at the same place, if the row cannot be computed by
-    vectors along one axis, or if the kernel writes a row that it does not read. `sides`: "keys", "values" -> (the
-    factor of a product, the axis of its elements). `positions`: the axis of positions in the caches.
+    `sides`: "keys", "values" -> (the factor of a product that holds them, the axis of its elements). `positions`: the
+    axis of positions in the caches. `shape`: roles of the kernel's axes (row, column, batch, reduction). None if the
+    kernel reads a new row that it does not write at the same place, if the row cannot be computed by vectors along one
+    axis, or if the kernel writes a row that it does not read.
     """
     (column,), found = shape.cols, []
     for what, (side, axis) in sides.items():
@@ -91,12 +94,13 @@ def _writes(kernel: Kernel, store: OutputStore, update: RowUpdate, moved: Mappin
 
 
 def row_bytes(rows: Sequence[NewRow]) -> int:
-    """Bytes of shared memory that the rows take."""
+    """Total bytes of shared memory that the new rows take, each in the dtype of the cache that it goes into."""
     return sum(r.axis.size * itemsize(str(r.update.load.value[3])) for r in rows)
 
 
 def row_layout(new: NewRow, shape: Shape, early: bool) -> ThreadLayout:
-    """The layout of a warp that computes a row."""
+    """Thread layout of the one warp that computes the new row: vectors along the row. `early`: whether the kernel uses
+    programmatic dependent launch."""
     size, dim = new.axis.size, _dimension(new, shape)
     lanes = min(32, 1 << max(0, (-(-size // VECTOR) - 1).bit_length()))
     summed = {x.axis for x in walk([new.update.row]) if x.op == "reduce"} - {new.axis}
@@ -111,11 +115,11 @@ def _dimension(new: NewRow, shape: Shape) -> str:
 
 
 def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str) -> list[str]:
-    """Lines in which the warp that begins at thread `first` computes a row into shared memory, `new_WHAT`, and the
-    first block of `parts` writes it to global memory.
+    """Lines of CUDA code by which the warp that begins at thread `first` computes the row `new` into the shared-memory
+    array `new_keys` or `new_values`, and the first of the `parts` blocks of a cluster writes it to global memory.
 
-    `emitter`: of the row's store alone (`NewRow.own`), with `row_layout`; `place`: name of the row's position. Raises
-    Unfusable if the row needs several warps.
+    `emitter`: emitter of the row's store alone (`NewRow.own`) in the layout `row_layout`; `place`: variable with the
+    row's position. Raises Unfusable if the row needs several warps.
     """
     dim, store = _dimension(new, emitter.frame.shape), new.own
     frame, dtype, head = emitter.frame, str(new.update.load.value[3]), CudaScope(1, set())
@@ -130,7 +134,7 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
     text = nest.scalar(store.value, nest.deepest, dtype=dtype)
     masks = [*nest.masks((dim,)), *([f"thread < {frame.layout.used}"] if frame.layout.used < 32 else [])]
     guards = [nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards]
-    at = nest.position(new.at, store.parts, new.at.range[1], True)
+    at = nest.position(new.at, store.parts, new.at.range[1], start=True)
     nest.before(f"Pack<{CTYPES[dtype]}, {VECTOR}> {name};")
     nest.line(f"{name}.at[{dim}_v] = {text};")
     condition = f"if ({all_of(masks)}) " if masks else ""
@@ -151,7 +155,11 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
 
 
 def place_lines(place: Expr, name: str, emitter: SimtEmitter) -> list[str]:
-    """Lines that define `name`, the position of a row."""
+    """Lines of CUDA code, written by `emitter`, that define the integer variable `name` as `place`, the position of a
+    new row in the cache.
+
+    Raises Unfusable if the position differs between elements.
+    """
     frame = emitter.frame
     if frame.spans(place):
         raise Unfusable("a new row at several positions")

@@ -1,6 +1,6 @@
-"""Candidate schedules of clustered attention, best guess first, and their legality.
+"""Candidate schedules (tuning parameters) of clustered attention, best guess first, and whether a schedule is legal.
 
-The schedule class is `ClusteredAttentionSchedule` in clustered_attention/kernel.py.
+The schedule class is `ClusteredAttentionSchedule` in clustered_attention/parameters.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from ...ir.loop_fusion import index_bounds
 from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
 from ...machine import cached_per_machine, target
-from .kernel import TILE, ClusteredAttentionSchedule, attention_of, emit_clusters
+from .decode_attention import attention_of
+from .kernel import emit_clusters
 from .new_rows import row_bytes
+from .parameters import TILE, ClusteredAttentionSchedule
 
 HOPPER = 90  # least compute capability: clusters and asynchronous stores to shared memory of other blocks
 PARTS = (16, 8, 4, 2, 1)
@@ -33,9 +35,12 @@ READ = 1e5
 
 @dataclass(frozen=True)
 class AttentionSizes:
-    """Sizes of attention of few rows: `rows`, head sizes of keys (`head`) and values (`columns`), `positions`, sets of
-    keys and values (`batch`); `seen`: whether a mask can end the positions; `written`: bytes of the rows that the
-    kernel writes into keys and values."""
+    """Sizes of attention of few rows, from which its schedules are ranked: number of query rows (`rows`), head sizes of
+    keys (`head`) and values (`columns`), number of positions (`positions`) and of sets of keys and values (`batch`).
+
+    `seen`: whether a mask can end the loop over positions; `written`: bytes of the new rows that the kernel writes into
+    keys and values.
+    """
 
     rows: int
     head: int
@@ -46,7 +51,7 @@ class AttentionSizes:
     written: int = 0
 
     def ranked(self) -> Iterator[tuple[float, ClusteredAttentionSchedule]]:
-        """Yields (estimated µs, schedule) of every candidate."""
+        """Yields (estimated µs, schedule) of every candidate schedule that fits, in no particular order."""
         for parts, warps, across, deep in product(PARTS, WARPS, ACROSS, DEEP):
             s = ClusteredAttentionSchedule(parts, warps, across, deep)
             if self.fits(s):
@@ -57,7 +62,8 @@ class AttentionSizes:
         return ceil(self.head / (32 * s.across)), ceil(self.columns / (64 * s.across))
 
     def fits(self, s: ClusteredAttentionSchedule) -> bool:
-        """Whether a schedule has no idle blocks or warps, and its fragments and shared memory fit."""
+        """Whether the schedule `s` leaves no block or warp idle, and its operand fragments fit in registers and its
+        shared memory in a block's."""
         keys, values = self._tiles(s)
         if s.threads > THREADS or self.columns % (4 * s.parts) or self.columns // s.parts > 4 * s.threads:
             return False
@@ -73,7 +79,9 @@ class AttentionSizes:
         return held + others <= min(255, target().registers // s.threads) and room <= target().dynamic_shared
 
     def us(self, s: ClusteredAttentionSchedule) -> float:
-        """Estimated µs: launch and latency, bytes and instructions of the busiest SM, further chunks, exchange."""
+        """Estimated µs of the kernel with the schedule `s`. Sum of: launch and memory latency; reads of the busiest SM
+        or of the whole GPU, whichever takes longer; instructions of the busiest SM; the exchange between the blocks of
+        a cluster."""
         keys, values = self._tiles(s)
         share = ceil(self.batch * s.parts / target().multiprocessors)
         part = s.slice(self.positions)
@@ -85,7 +93,9 @@ class AttentionSizes:
 
 
 def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
-    """The sizes of a kernel for ranking; None if clustered attention does not write it."""
+    """Numbers of query rows, positions, head elements and sets of keys of the attention that `kernel` computes, whose
+    axes have the roles `shape` (row, column, batch, reduction). None if clustered attention cannot compute it, or the
+    GPU has no clusters."""
     found = attention_of(kernel, shape) if target().capability >= HOPPER else None
     if found is None:
         return None
@@ -97,7 +107,7 @@ def sizes_of(kernel: Kernel, shape: Shape) -> AttentionSizes | None:
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel is attention of few rows over 16-bit keys and values, and the GPU has clusters."""
+    """Whether `kernel` is attention of few rows over 16-bit keys and values, and the GPU has thread-block clusters."""
     return sizes_of(kernel, shape) is not None
 
 
@@ -117,7 +127,7 @@ def _ranked(sizes: AttentionSizes, count: int) -> tuple[ClusteredAttentionSchedu
 
 
 def clustered_schedules(kernel: Kernel, shape: Shape, count: int) -> list[ClusteredAttentionSchedule]:
-    """At most `count` schedules, best guess first."""
+    """At most `count` schedules of clustered attention for a kernel, best guess first; empty if none can be emitted."""
     sizes = sizes_of(kernel, shape)
     found = () if sizes is None else _ranked(sizes, count)
     written = {seen: s for seen in (False, True) if (s := next((s for s in found if s.seen == seen), None)) is not None}
@@ -126,7 +136,8 @@ def clustered_schedules(kernel: Kernel, shape: Shape, count: int) -> list[Cluste
 
 
 def clustered_fits(kernel: Kernel, shape: Shape, s: ClusteredAttentionSchedule) -> bool:
-    """Whether a schedule is legal: fragments and shared memory suffice, and the kernel can be emitted."""
+    """Whether the schedule `s` is legal for a kernel: operand fragments fit in registers, shared memory suffices, and
+    the kernel can be emitted."""
     sizes = sizes_of(kernel, shape)
     return sizes is not None and s.valid and sizes.fits(s) and _emitted(kernel, shape, s)
 

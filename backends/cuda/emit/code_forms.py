@@ -1,9 +1,10 @@
 """Encodings of quantized numbers that are converted several at a time in registers, recognized by evaluating
 expressions.
 
-An expression over one load of bytes is a `CodeForm` if its values for all 256 bytes are those of a known encoding, and
-if its elements along K are stored as the encoding requires: 16 contiguous bytes hold 16 elements, or 32 elements of 4
-bits, of which the first 16 are in the low halves of the bytes.
+A *code* is the bytes of a quantized number, the encoding is the function from codes to numbers. An expression over one
+load of bytes is a `CodeForm` if its values for all 256 bytes are those of a known encoding, and if its elements along K
+are stored as the encoding requires: 16 contiguous bytes hold 16 elements, or 32 elements of 4 bits, of which the first
+16 are in the low halves of the bytes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class CodeForm:
 
 
 def code_form(e: Expr, axis: Axis) -> CodeForm | None:
-    """The encoding that an expression over loaded bytes decodes along `axis` (K); None if the encoding is unknown."""
+    """The encoding by which the expression `e` decodes numbers from loaded bytes, with its elements along `axis` (K);
+    None if it does not load bytes or the encoding is unknown."""
     loads = [x for x in walk([e]) if x.op == "load"]
     if len(loads) != 1 or loads[0].value[3] not in ("uint8", "int8") or loads[0].args or e.kind != "float":
         return None

@@ -1,14 +1,15 @@
-"""Ring in shared memory through which the operands of a skinny GEMM with quantized weights pass: cp.async copies some
-iterations ahead.
+"""Ring buffer in shared memory for the operands of a skinny GEMM with quantized weights, filled by cp.async several
+loop iterations ahead.
 
-With codes in registers (packed_fragments.py), only those of the next iteration are under way, and rows and scales are
-waited for in each iteration, behind the codes that saturate the memory. Here codes, rows and scales are copied
-`Warps.ahead` iterations earlier into a round of the ring. Codes have a slot for each thread; the rows of a warp's part
-of K, and the scales of its columns, are shared by the warp. So a warp waits for its own copies only, and the loop has
-no barrier of the block. After the loop, the warps' partial sums lie in the same memory.
+Without it (packed_fragments.py), only the codes of the next iteration are prefetched, into registers; rows and scales
+are loaded in the iteration that needs them, and their loads queue behind those of the codes, which saturate the
+memory. With it, codes, rows and scales are copied `Warps.ahead` iterations earlier. The ring has one section per
+iteration in flight. Codes have a slot for each thread; the rows of a warp's part of K, and the scales of its columns,
+are shared by the warp. So a warp waits for its own copies only, and the loop has no barrier of the block. After the
+loop, the ring's memory holds the warps' partial sums.
 
-Rows that are computed from other loads than vectors of 16-bit floats, and scales that are not the same for all numbers
-that four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
+Rows that are computed from other loads than vectors of 16-bit floats, and scales that differ between the numbers that
+four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ WORDS = 4  # 32-bit words of a slot of 16 bytes
 
 @dataclass(eq=False)
 class CodeRing(CudaPart):
-    """Emitter part for the copies into a ring, and the reads from it.
+    """Emitter part for the copies into the ring buffer, and the reads from it.
 
-    `codes`, `values` and `rows`: the loads that are copied, of codes and of scales and zero points with the name of the
-    register value of a tile, and of rows.
+    `codes`: loads of quantized codes that go through the ring -> name of the register variable for one tile of columns;
+    `values`: likewise the loads of scales and zero points. `rows`: loads of the left operand that go through the ring.
     """
 
     frame: FragmentFrame
@@ -53,11 +54,13 @@ class CodeRing(CudaPart):
         frame.codes = (frame.warps.ahead + 1) * self.slots
 
     def height(self, x: Expr) -> int:
-        """Rows of a load: eight, or a multiple; one if it is the same for all rows."""
+        """Number of rows that the ring holds of `x`, a load of the left operand: the number of rows of the product
+        rounded up to a multiple of eight, or one if `x` is the same for all rows."""
         return -(-self.frame.extent["m"] // WIDTH) * WIDTH if "m" in self.frame.spans(x) else 1
 
     def coordinates(self) -> None:
-        """Emit the warp's and the lane's number, and the warp's first column and element along K."""
+        """Emit declarations of a warp's number, a thread's number in the warp (lane), and the warp's first column and
+        first element along K."""
         frame, warps = self.frame, self.frame.warps
         base = f"{enclosed(frame.place['n'])} * {frame.block}" if frame.place["n"] else "0"
         self.line("const int warp = thread / 32, lane = thread % 32;")
@@ -66,7 +69,8 @@ class CodeRing(CudaPart):
 
     # ------------------------------------------------------------ copies
     def first(self, *, weights: bool, rows: bool) -> None:
-        """Emit the copies of the first `Warps.ahead` rounds: of codes and scales (`weights`), and of rows."""
+        """Emit, before the loop, the copies into the ring buffer for the first `Warps.ahead` iterations: of codes and
+        scales if `weights` is set, of rows if `rows` is."""
         if not (weights and (self.codes or self.values)) and not (rows and self.rows):
             return
         self.line("#pragma unroll")
@@ -76,9 +80,9 @@ class CodeRing(CudaPart):
         self.line("end_round();")
         self.line("}")
 
-    def turn(self) -> None:
-        """Emit the copies for a later iteration into the slots that the last one has read, and the wait for this
-        one's."""
+    def next_iteration(self) -> None:
+        """Emit, in the loop, the copies into the ring buffer for the iteration `Warps.ahead` later, into the section
+        that the previous iteration has read, and the wait for the copies of the present iteration."""
         frame, ahead = self.frame, self.frame.warps.ahead
         later = f"{frame.dim}_block + {ahead * frame.step}"
         self.line("__syncwarp();")
@@ -168,8 +172,9 @@ class CodeRing(CudaPart):
 
     # ------------------------------------------------------------ reads
     def read_rows(self, x: Expr, local: Local, spot: str, nest: ThreadNest) -> None:
-        """Emit the reads of a thread's vectors of rows into the register value `local`, in a loop nest over its
-        vectors; zeros beyond the end of a dimension. `spot`: text of a vector."""
+        """Emit, into the loop nest `nest` over a thread's vectors, the reads of rows of the load `x` from the ring into
+        the register variable `local`; zeros beyond the end of a dimension. `spot`: CUDA expression of the vector to
+        assign."""
         frame, height = self.frame, self.height(x)
         row = "m_0 + m_i * 8" if height > WIDTH else "m_0" if height > 1 else "0"
         conditions = nest.masks(local.dims)
@@ -181,7 +186,8 @@ class CodeRing(CudaPart):
         nest.line(f"{condition(conditions)}read_slot({spot}, {slot});")
 
     def read_tile(self) -> None:
-        """Emit the reads of a tile's codes and scales; zeros beyond the end of a dimension."""
+        """Emit the reads of the codes, scales and zero points of a tile of 8 columns from the ring into register
+        variables; zeros beyond the end of a dimension."""
         nest = self.tile.single()
         conditions = nest.masks(("n", self.frame.dim))
         for x, name in self.codes.items():
@@ -198,7 +204,8 @@ class CodeRing(CudaPart):
 
 
 def condition(conditions: Sequence[str]) -> str:
-    """Text that makes the statement behind it depend on all of some conditions; "" for none."""
+    """CUDA text of `if (...)` that makes the statement after it depend on all of `conditions`; "" without
+    conditions."""
     return f"if ({all_of(list(conditions))}) " if conditions else ""
 
 

@@ -1,4 +1,5 @@
-"""Texts of loads for a tile of columns of a skinny GEMM with quantized weights: addresses, loops over tiles."""
+"""CUDA text of loads in a skinny GEMM with quantized weights: loops over tiles of 8 columns, and the addresses that a
+thread loads from in them."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ from .spelling import span
 
 @dataclass(eq=False)
 class CodeTiles(CudaPart):
-    """Emitter part for loops over tiles of 8 columns, and the addresses of a thread's loads in them."""
+    """Emitter part for the loads of quantized codes (packed integers): loops over tiles of 8 columns, and the addresses
+    from which a thread loads in them."""
 
     frame: FragmentFrame
 
     def each(self, body: Callable[[], None], pair: str = "") -> None:
-        """Emit a loop around `body` over the tiles of columns; with `pair`, the variable of a tile's index, over that
-        tile and the next. Indices along K are those of the first code of a vector."""
+        """Emit a loop over a warp's tiles of 8 columns, whose text `body` emits; with `pair`, the name of a variable,
+        over the tile with that number and the next only. In the body, indices along K are those of the first code of a
+        vector."""
         frame = self.frame
         first, end = (pair, f"{pair} + 2") if pair else ("0", str(frame.warps.tiles))
         self.line("#pragma unroll")
@@ -32,11 +35,13 @@ class CodeTiles(CudaPart):
         self.line("}")
 
     def single(self) -> ThreadNest:
-        """A nest without loops, for text inside `each`."""
+        """New loop nest without loops, for statements that `body` emits inside `each`."""
         return ThreadNest(self.frame, ())
 
     def address(self, nest: ThreadNest, x: Expr) -> tuple[str, str]:
-        """(address of a thread's vector of codes of a tile, an address that is always valid)."""
+        """CUDA expressions of two addresses: that of the 16 bytes of quantized codes that a thread loads by `x` at the
+        current point of `nest`, and that of the tensor's first byte, to be read instead where the first is out of
+        bounds."""
         frame = self.frame
         operand, at, _, _ = x.value
         (axis,) = frame.groups[frame.dim]
@@ -45,7 +50,7 @@ class CodeTiles(CudaPart):
         return f"{first} + {nest.position(row, (), span(at, ()))} + {place}", first
 
     def place(self, nest: ThreadNest, x: Expr) -> str:
-        """Text of the address of a load at this point."""
+        """CUDA expression of the address of the element that a thread loads by `x` at the current point of `nest`."""
         operand, at, _, _ = x.value
         return f"{self.frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
 

@@ -1,4 +1,5 @@
-"""Frame of skinny GEMM on tensor cores: dimensions of a kernel as mma fragments."""
+"""Emitter state of a skinny GEMM on tensor cores, in which rows and columns are distributed over threads as mma
+fragments."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ HEIGHT = 16  # rows of a fragment
 
 
 class FragmentFrame(ThreadFrame):
-    """Frame of mma fragments: distributes a kernel's rows and columns over a block's threads as tensor cores require.
+    """State of the emitter of one kernel whose rows and columns are distributed over a block's threads as mma fragments
+    are.
 
-    The main loop uses it; the epilogue has another thread layout. `dim` names the dimension of K, which has `size`
-    elements; an iteration of the loop, over all warps, covers `step` elements of it. Of each chunk of K, a thread holds
-    `span` contiguous elements (8, or more with packed weights).
+    It is used for the main loop; the epilogue has another thread layout. `dim` names the dimension of K, which has
+    `size` elements; an iteration of the loop, over all warps, covers `step` elements of it. Of each chunk of K, a
+    thread holds `span` contiguous elements (8, or more with packed weights).
     """
 
     def __init__(self, outer: ThreadFrame, axis: Axis, warps: Warps, span: int = WIDTH) -> None:
@@ -38,6 +40,7 @@ class FragmentFrame(ThreadFrame):
         self.ahead, self.constant = CudaScope(1, set(bound)), outer.constant
 
     def ragged(self, dim: str) -> bool:
-        """Whether some fragments of a block lie beyond the end of a dimension."""
+        """Whether some of a block's operand fragments lie beyond the end of the dimension `dim`, so that bounds are
+        checked."""
         whole = {self.dim: self.step, "n": self.warps.tiles * WIDTH * self.warps.across}
         return self.extent[dim] % whole.get(dim, self.along[dim].block) != 0

@@ -43,8 +43,8 @@ class PartialSums:
 
 
 def refusal(kernel: Kernel, axis: Axis) -> str:
-    """Why the reductions along an axis cannot be computed from mma fragments, as a noun phrase; "" if some schedule may
-    do so."""
+    """Why the reductions of `kernel` along `axis` cannot be computed from mma fragments, as a noun phrase for an error
+    message; "" if some schedule may do so."""
     ready = [e for e in kernel.reductions if e.axis == axis]
     if any(e.value[0] != "sum" or e.kind != "float" for e in ready):
         return "a reduction other than a sum beside a product"
@@ -119,9 +119,9 @@ class Fragments(CudaPart):
         return over[0], over[1]
 
     def read_whole(self, e: Expr) -> bool:
-        """Whether an expression consists of vectors of 8 elements along K, each read by a single load.
+        """Whether the expression `e` can be loaded as vectors of 8 elements along K, each by a single load.
 
-        A select between loads counts, if its condition is uniform over a vector.
+        A select between loads counts, if its condition is the same for all elements of a vector.
         """
         frame = self.frame
         if e.op == "where":
@@ -135,20 +135,20 @@ class Fragments(CudaPart):
         return self.repeated(e) or self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
 
     def repeated(self, e: Expr) -> bool:
-        """Whether a load over columns is constant along each vector of K elements, as the scale of a group of weights
-        is."""
+        """Whether the load `e`, which varies over columns, is constant along each vector of 8 elements of K, as the
+        scale of a group of weights is."""
         axis, dims = self.frame.groups[self.frame.dim][0], self.frame.spans(e)
         among = self.frame.dim in dims and len(dims) > 1 and "m" not in dims
         return e.op == "load" and not e.args and among and stride_in_runs(e.value[1], axis, 8) == 0
 
     def dtype(self, e: Expr) -> str:
-        """Storage dtype of a vector load (or select of loads)."""
+        """Storage dtype of `e`, a vector load or a select between vector loads."""
         return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
 
     def sources(self, e: Expr) -> list[Expr]:
-        """Vector loads from which an expression is computed.
+        """The vector loads from which the expression `e` is computed.
 
-        Raises Unfusable if the expression has other loads or reductions.
+        Raises Unfusable if the expression contains other loads or reductions.
         """
         if self.read_whole(e):
             return [e]
@@ -157,10 +157,10 @@ class Fragments(CudaPart):
         return [x for a in e.args for x in self.sources(a)]
 
     def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
-        """Declare registers for a load's vectors of 8 elements along K; returns the register value.
+        """Emit the declaration of registers for a load's vectors of 8 elements along K; returns the register variable.
 
-        `dims`: dimensions that the load varies along. Raises Unfusable if K is not among them, or for other dtypes than
-        those of fragments.
+        `dims`, `dtype`: dimensions that the load varies along, and the dtype that it reads. Raises Unfusable if K is
+        not among the dimensions, for dtypes that fragments cannot have, or if too many registers are needed.
         """
         frame = self.frame
         if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:
@@ -172,12 +172,13 @@ class Fragments(CudaPart):
         return local
 
     def spot(self, local: Local, at: str) -> str:
-        """Text of one vector of a register value; `at` is the text of its index among the thread's vectors."""
+        """CUDA expression of one vector of the register variable `local`; `at` is the expression of its index among the
+        thread's vectors."""
         return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
 
     def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
-        """Emit the loads of all vectors of the load `e` in a loop nest; `condition` is the text of a condition for
-        them, "" for none.
+        """Emit, inside the loop nest `nest`, the load of a vector of `e` into its register variable; `condition`: CUDA
+        expression on which the load depends, "" for none.
 
         Loads of columns bypass L1, so that L1 keeps the rows. Out-of-bounds vectors are loaded from a valid address and
         zeroed by a select, because a branch would serialize the loads.
@@ -213,8 +214,8 @@ class Fragments(CudaPart):
         return where, frame.param[operand], conditions
 
     def read(self, loads: Sequence[Expr], condition: str = "") -> None:
-        """Emit loop nests that load the vectors of `loads`; `condition` is the text of a condition for them, "" for
-        none."""
+        """Emit loop nests that load all vectors of `loads` into their register variables; `condition`: CUDA expression
+        on which the loads depend, "" for none."""
         for dims in dict.fromkeys(self.held[x].dims for x in loads):
             nest = ThreadNest(self.frame, dims, self.frame.dim)
             for x in loads:
@@ -223,9 +224,10 @@ class Fragments(CudaPart):
             nest.close()
 
     def stage(self) -> list[str]:
-        """Emit coordinates, accumulators, the first vectors and the loop over K. Returns the lines.
+        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines of the outermost
+        scope.
 
-        The first vectors of weights are loaded before the wait for the previous kernel.
+        The first vectors of weights are loaded before the wait for the previous kernel (programmatic dependent launch).
         """
         frame = self.frame
         self._coordinates()
@@ -265,8 +267,8 @@ class Fragments(CudaPart):
         self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * 8;")
 
     def warmed(self) -> list[str]:
-        """Statements that prefetch the first `WARM` bytes that a block reads of each matrix into L2
-        (`ThreadLoads.warm`)."""
+        """CUDA statements that prefetch the first `WARM` bytes that a block reads of each matrix into L2, to stand
+        before the wait for the previous kernel (`ThreadLoads.warm`)."""
         frame, dim = self.frame, self.frame.dim
         scope = CudaScope(1, set(frame.top.bound))
         matrices = [x for x in self.rights if x.op == "load" and not x.args]
@@ -341,7 +343,7 @@ class Fragments(CudaPart):
             self.line("}")
 
     def _accumulate_sums(self) -> None:
-        """Emit the sums beside the products."""
+        """Emit the sums that are computed in the same loop as the products."""
         for e in self.sums:
             if e in self.squares:
                 self._square(e)
@@ -418,10 +420,10 @@ class Fragments(CudaPart):
         nest.close()
 
     def put(self, e: Expr, first: int) -> PartialSums:
-        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
-        returns their location.
+        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, beginning at element `first`;
+        returns where they are.
 
-        Raises Unfusable for a sum over columns that is not a product.
+        Raises Unfusable for a sum that is no product but varies over columns.
         """
         frame = self.frame
         warps, rows, local = frame.warps, frame.heights * HEIGHT, self.names[e]
@@ -449,5 +451,5 @@ class Fragments(CudaPart):
 
 
 def plus(text: str, number: int) -> str:
-    """Text of `text + number`; the text alone for 0."""
+    """CUDA expression of the sum of the expression `text` and `number`, without a zero term."""
     return str(number) if text == "0" else f"{text} + {number}" if number else text

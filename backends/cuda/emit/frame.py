@@ -1,4 +1,5 @@
-"""State of the SIMT code generator: dimensions in a thread layout, scopes of emitted text, known values."""
+"""State of the emitter of one CUDA kernel in a thread layout: its dimensions, the nested scopes of emitted text, and
+the values that are already in variables."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ WRITTEN = 2000  # limit of operations over all loop nests: values needed by seve
 
 @dataclass(frozen=True)
 class Local:
-    """Value in registers: an array of the elements that a thread holds along `dims`.
+    """Register variable `name` of the element type `dtype`: an array of the elements that a thread holds along `dims`.
 
-    Elements along `lanes` (one of these dimensions) are packed in vectors.
+    Elements along `lanes` (one of these dimensions) are packed in vectors; "": no vectors.
     """
 
     name: str
@@ -34,13 +35,13 @@ class Local:
 
 @dataclass
 class CudaScope(SourceScope[Local]):
-    """Scope of emitted CUDA text, with the maxima known not to be -inf in it."""
+    """Scope of emitted CUDA text. `safe`: maxima that the text in it knows not to be -inf."""
 
     safe: set[Expr] = field(default_factory=set)  # maxima known not to be -inf
 
 
 class ThreadFrame(Writer[CudaScope]):
-    """A kernel in a thread layout, and the text emitted so far.
+    """State of the emission of one kernel in a thread layout: the text so far, and the values that are in variables.
 
     Dimensions are "m" (rows), "n" (columns) and one per reduction axis. `walked` holds the dimensions that a block does
     not cover and that are therefore looped over sequentially. `wide` is the compute dtype. `constant` names operands
@@ -85,18 +86,20 @@ class ThreadFrame(Writer[CudaScope]):
         self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
-        """The dimensions of some axes, in the layout's order. Raises Unfusable if an axis is in no dimension."""
+        """The dimensions ("m", "n" or a reduction axis) that `axes` belong to, in the layout's order; batch axes have
+        none. Raises Unfusable if another axis is in no dimension."""
         found = {self.dim_of.get(a, "") for a in axes if a not in self.shape.batch}
         if "" in found:
             raise Unfusable("an axis that the thread layout does not cover")
         return tuple(d for d in self.order if d in found)
 
     def spans(self, e: Expr) -> tuple[str, ...]:
-        """Dimensions that an expression varies along."""
+        """Dimensions along which the value of the expression `e` varies, in the layout's order."""
         return self.dims(e.axes)
 
     def loops(self, dims: Iterable[str], lanes: str = "") -> list[tuple[str, str, int]]:
-        """Loops over a thread's elements along dimensions, as (variable, dimension, number of iterations).
+        """Loops over the elements that a thread holds along `dims`, as (loop variable, dimension, number of
+        iterations).
 
         Left out: loops of one iteration, and the loop over the elements of a vector along the dimension `lanes`.
         """
@@ -106,15 +109,16 @@ class ThreadFrame(Writer[CudaScope]):
         return [x for x in found if x[2] > 1]
 
     def count(self, dims: Iterable[str], lanes: str = "") -> int:
-        """Number of elements that a thread holds along dimensions; a vector along `lanes` counts as one."""
+        """Number of elements that a thread holds along `dims`; a vector along the dimension `lanes` counts as one."""
         return math.prod(n for *_, n in self.loops(dims, lanes))
 
     def ragged(self, dim: str) -> bool:
-        """Whether the last block along a dimension is partial and needs bounds checks."""
+        """Whether the last block along the dimension `dim` reaches beyond its end, so that bounds are checked."""
         return self.extent[dim] % self.along[dim].block != 0
 
     def in_column(self, e: Expr) -> Expr:
-        """The expression with column axes in place of those reduction axes that run over columns."""
+        """The expression `e` with each reduction axis that runs over the elements of a column axis (`Shape.joined`)
+        replaced by that column axis."""
         if not e.axes & self.columns.keys():
             return e
         args = tuple(self.in_column(a) for a in e.args)
@@ -139,15 +143,17 @@ class ThreadFrame(Writer[CudaScope]):
         return found
 
     def before_wait(self, e: Expr) -> bool:
-        """Whether a load is issued before the wait for the previous kernel."""
+        """Whether the load `e` may be issued before the wait for the previous kernel: it reads an operand that no
+        earlier kernel writes, at a position that depends on no data, only on the thread and loop indices."""
         return e.value[0] in self.constant and all(a.op in ("const", "index") for a in e.args)
 
     def is_safe(self, e: Expr) -> bool:
-        """Whether a maximum is known not to be -inf."""
+        """Whether the maximum `e` is known not to be -inf in the open scope, so that exp(a - max) needs no check."""
         return any(e in scope.safe for scope in self.scope.outward())
 
     def thread(self, dim: str) -> str:
-        """Text of the thread's first element along a dimension, relative to the block."""
+        """CUDA expression of the index, relative to the block, of the first element that a thread holds along `dim`; ""
+        if only one thread lies along it, which begins at 0."""
         along, stride = self.along[dim], self.layout.stride(dim)
         if along.threads == 1:
             return ""
@@ -158,16 +164,17 @@ class ThreadFrame(Writer[CudaScope]):
             f"({text}) * {along.vector}" if along.vector > 1 else text)  # fmt: skip
 
     def lane(self, dim: str) -> str:
-        """Text of the thread's index along a dimension."""
+        """CUDA expression of the thread's number among the threads along `dim`."""
         stride, threads = self.layout.stride(dim), self.layout.dims[dim].threads
         text = f"thread / {stride}" if stride > 1 else "thread"
         return f"{text} % {threads}" if self.layout.threads > stride * threads else text
 
     def parameter(self, name: str, buffer: Buffer, written: bool) -> str:
-        """Text of the parameter of the CUDA function for an operand or, if `written`, for a result.
+        """CUDA declaration of the function parameter for the buffer `name`: a result if `written`, otherwise a `const`
+        operand.
 
-        `__restrict__` allows the read-only cache, but not under programmatic dependent launch, where the previous
-        kernel may still write.
+        `__restrict__` lets the compiler use the read-only cache. It is left out under programmatic dependent launch,
+        where the previous kernel may still write.
         """
         plain = self.layout.early or name.startswith("part")
         return (
@@ -177,7 +184,8 @@ class ThreadFrame(Writer[CudaScope]):
 
 @dataclass(eq=False)
 class CudaPart:
-    """Base of the CUDA emitter's parts, such as loads: they share a frame and write into its open scope."""
+    """Base of the CUDA emitter's parts, such as loads or stores: they share a frame (the emitter's state) and write
+    into its open scope."""
 
     frame: ThreadFrame
 
@@ -188,7 +196,8 @@ class CudaPart:
 
 
 def nest_of(root: Expr) -> list[Expr]:
-    """All expressions that one loop nest computes for a root: includes reductions and loads, but not their operands."""
+    """All expressions that one loop nest computes for the expression `root`: reductions and loads are among them, but
+    not what these depend on."""
     order: dict[Expr, None] = {}
     stack = [root]
     while stack:

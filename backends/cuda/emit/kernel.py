@@ -7,8 +7,8 @@ vectorized accesses. A reduction accumulates per thread, then across the threads
 that is longer than the block's part of it. Row kernels, column reductions, GEMV, gathers and transposes thus are
 different layouts of one emitter.
 
-The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one call upwards,
-from `ThreadLoads` to what computes a reduction (`ThreadLoads.reduce`):
+The emitter is made of parts that share a frame. Each part is given the parts that it calls; there is one callback, from
+`ThreadLoads` to the part that computes reductions (`ThreadLoads.reduce`):
 
     thread_layout  thread layouts, contiguity analysis
     spelling       spelling of dtypes, operations, conditions
@@ -54,7 +54,8 @@ ROOM = 200 << 10  # limit of dynamic shared memory in bytes
 def emit(
     kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, constant: frozenset[str] = frozenset()
 ) -> CudaLaunch:
-    """The launch of a kernel in a layout. Raises Unfusable if the emitter does not support the kernel.
+    """Emit the CUDA source of `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), in a thread
+    layout; returns its launch. Raises Unfusable if the emitter does not support the kernel.
 
     `name`: of the emitted function. With programmatic dependent launch, the operands named in `constant` (weights) are
     read before the wait for the previous kernel.
@@ -66,16 +67,21 @@ def emit_joined(
     first: Kernel, second: Kernel, layouts: tuple[ThreadLayout, ThreadLayout], name: str, shapes: tuple[Shape, Shape],
     constant: frozenset[str] = frozenset(),
 ) -> CudaLaunch:  # fmt: skip
-    """One launch of a split reduction: blocks run `first`, which computes partial results; the last block of each tile
-    to finish (by an atomic counter) runs `second`, which combines them. Both kernels use the same tiles and numbers of
-    threads. The buffer `counters` is zero before and after the launch. `constant`: operands that are read before the
-    wait for the previous kernel."""
+    """Emit a split reduction as one CUDA function called `name`; returns its launch. Blocks run `first`, which computes
+    partial results; the last block of each tile to finish (known by an atomic counter) runs `second`, which combines
+    them.
+
+    `layouts`, `shapes`: thread layout and roles of the axes (row, column, batch, reduction) of both kernels, which use
+    the same tiles and numbers of threads. The buffer `counters` is zero before and after the launch. `constant`:
+    operands that are read before the wait for the previous kernel.
+    """
     last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
     return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant)).launch(last)
 
 
 class SimtEmitter(CudaPart):
-    """Emitter of a whole CUDA kernel in a thread layout: connects the emitter's parts."""
+    """Emitter of a whole CUDA kernel in a thread layout: connects the emitter's parts (loads, loops, reductions,
+    stores)."""
 
     def __init__(self, frame: ThreadFrame) -> None:
         super().__init__(frame)
@@ -86,7 +92,7 @@ class SimtEmitter(CudaPart):
         self.loads.reduce = self.reductions.reduction
 
     def store_all(self) -> None:
-        """Emit the computation and the store of every result."""
+        """Emit the computation and the store of every result of the kernel."""
         frame, stores = self.frame, self.kernel.stores
         if self.layout.warps is not None:
             self.matrix.products()
@@ -110,10 +116,10 @@ class SimtEmitter(CudaPart):
             self.stores.write(s)
 
     def launch(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The launch: the function's text and its grid.
+        """Emit the whole CUDA function; returns its launch, with the grid that covers the results.
 
-        `last`: emitter of the code that the last block of each tile runs after its own part of a split
-        reduction.
+        `last`: emitter of the code that the last block of each tile runs after its own part of a split reduction; None
+        without one.
         """
         frame, s = self.frame, self.shape
         tiles = {d: 1 if d in frame.walked else -(-frame.extent[d] // frame.along[d].block) for d in ("m", "n")}
@@ -188,10 +194,10 @@ class SimtEmitter(CudaPart):
         ])  # fmt: skip
 
     def as_last(self, programs: int, parts: int, counter: int, shared: int) -> list[str]:
-        """The lines with which the last block of a tile combines the tile's partial results.
+        """Lines of CUDA code with which the last block of a tile to finish combines the tile's partial results.
 
         `programs`: number of blocks in the grid; `parts`: how many of them share a tile. `counter`: number from which
-        fresh variable names count. `shared`: offset of free shared memory.
+        fresh variable names count. `shared`: offset of free shared memory, in elements of the compute dtype.
         """
         frame = self.frame
         tiles = counted_tiles(programs, parts)

@@ -21,20 +21,21 @@ HELD = 512  # limit in bytes of one value in a thread's registers
 
 
 def no_reduction(e: Expr) -> None:
-    """Raises Unfusable. It is the default of `ThreadLoads.reduce`, for emitters whose only reductions are matrix
-    products that they emit themselves."""
+    """Raise Unfusable. This is the default of `ThreadLoads.reduce`, for emitters whose only reductions are matrix
+    products, which they emit themselves."""
     raise Unfusable("a reduction beside products")
 
 
 @dataclass(eq=False)
 class ThreadLoads(CudaPart):
-    """Emitter part for loads and hoisted values. `reduce` is called to compute a reduction into registers."""
+    """Emitter part for loads, and for values that are computed before the loop nests that use them. `reduce` is called
+    with a reduction that such a value needs, and emits its computation into registers."""
 
     reduce: Callable[[Expr], None] = field(default=no_reduction, init=False)
 
     def need(self, e: Expr) -> None:
-        """Emit the loads, reductions and hoisted values that the loop nest of an expression reads and that are not
-        known yet."""
+        """Emit what must be in registers before a loop nest computes `e`: its loads and reductions, and the values that
+        several nests share, as far as they have not been emitted yet."""
         frame, few = self.frame, self._few(e)
         for x in unknown(e, lambda a: frame.scope.find(a) is not None or a.op in ("const", "index")):
             if frame.scope.find(x) is not None:  # computed along with another reduction
@@ -71,7 +72,8 @@ class ThreadLoads(CudaPart):
         )
 
     def load(self, e: Expr) -> Local:
-        """Emit a load of the thread's elements, vectorized where they are contiguous; returns the register value.
+        """Emit the load `e` of all elements that a thread holds, vectorized where they are contiguous; returns the
+        register variable.
 
         Raises Unfusable if they need too many registers (`check_held`).
         """
@@ -103,9 +105,9 @@ class ThreadLoads(CudaPart):
         return local
 
     def vectorized(self, at: Index, dim: str, dtype: str, args: Sequence[Expr], steps: Sequence[int]) -> bool:
-        """Whether a load at index `at` can be vectorized along a dimension.
+        """Whether a load of an operand of `dtype` at index `at` can be vectorized along the dimension `dim`.
 
-        `args`: data-dependent index terms, whose strides are `steps`, then guards (`Expr`).
+        `args`: data-dependent terms of the position, whose strides are `steps`, then guards (see `Expr`).
         """
         frame = self.frame
         width, group = frame.along[dim].vector, frame.groups[dim]
@@ -117,10 +119,9 @@ class ThreadLoads(CudaPart):
         return is_vectorizable(at, group[-1], width, itemsize(dtype)) and all(s % width == 0 for s in steps)
 
     def kept(self, e: Expr) -> Local:
-        """Emit the computation of an expression into registers, for use in several loop nests; returns the register
-        value.
+        """Emit the computation of `e` into registers, for use in several loop nests; returns the register variable.
 
-        Raises Unfusable for integers and bools, and for too many registers (`check_held`).
+        Raises Unfusable for integers and bools, and if it needs too many registers (`check_held`).
         """
         frame = self.frame
         dims = frame.spans(e)
@@ -136,14 +137,14 @@ class ThreadLoads(CudaPart):
         return local
 
     def check_held(self, nbytes: int) -> None:
-        """Raises Unfusable if one value needs more than `HELD` bytes of registers per thread."""
+        """Raise Unfusable if `nbytes`, what one value takes in a thread's registers, is more than `HELD`."""
         if nbytes > HELD:
             raise Unfusable(f"{nbytes} bytes of one value per thread, more than {HELD} bytes of registers")
 
     def fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
-        """Emit a prefetch of a load's 16-byte vectors by cp.async into a ring in shared memory, with separate slots for
-        each thread. `fetched` gets the copies into the ring, `inner` the reads from it. Loads without such vectors are
-        not changed."""
+        """Emit a prefetch of the 16-byte vectors of the load `e` by cp.async into a ring buffer in shared memory, in
+        which each thread has its own slots. The copies into the ring are written to the scope `fetched`, the reads from
+        it to `inner`. Nothing is emitted for loads without such vectors."""
         frame = self.frame
         operand, at, _, dtype = e.value
         dims = frame.spans(e)
@@ -172,9 +173,12 @@ class ThreadLoads(CudaPart):
         inner.known[e] = local
 
     def warm(self, bodies: Iterable[Expr], dim: str) -> None:
-        """Emit L2 prefetches of the first `WARM` bytes that a block reads of each matrix in the reductions `bodies`
-        along a dimension. They are placed before the wait for the previous kernel. That is safe even if that kernel
-        still writes the memory, since its writes go through the same L2."""
+        """Emit prefetches into L2 of the first `WARM` bytes that a block reads of each matrix in `bodies`, the
+        expressions that are reduced along the dimension `dim`.
+
+        They are placed before the wait for the previous kernel. That is safe even if that kernel still writes the
+        memory, since its writes go through the same L2.
+        """
         frame = self.frame
         found = dict.fromkeys(x for body in bodies for x in nest_of(body))
         matrices = [x for x in found if x.op == "load" and not x.args and {"n", dim} <= {*frame.spans(x)}]
@@ -206,10 +210,8 @@ class ThreadLoads(CudaPart):
             frame.warm += scope.lines
 
     def early_loads(self) -> None:
-        """Emit before the main loop the epilogue's loads whose positions depend on nothing computed or loaded.
-
-        Only where they need few registers (at most 8 values per thread).
-        """
+        """Emit, before the main loop, those loads of the epilogue whose positions depend on nothing computed or loaded
+        and that need few registers (at most 8 values per thread)."""
         frame = self.frame
         for store in self.kernel.stores:
             for e in nest_of(store.value):

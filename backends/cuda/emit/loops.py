@@ -1,4 +1,5 @@
-"""Loops over axes that a block does not cover: all reductions along an axis that are ready share one loop."""
+"""Loops over axes that are longer than a block's part of them: all reductions along one axis whose operands are
+available share one loop."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from .spelling import plus
 
 @dataclass(eq=False)
 class ThreadLoops(CudaPart):
-    """Emitter part for reductions: in a loop where a block does not cover their axis."""
+    """Emitter part that computes reductions, in a sequential loop along an axis that is longer than a block's part of
+    it."""
 
     loads: ThreadLoads
     accumulators: Reductions
 
     def reduction(self, e: Expr) -> None:
-        """Compute a reduction into registers, together with all reductions along the same axis whose operands are
-        available.
+        """Emit the computation of the reduction `e` into registers, together with all reductions along the same axis
+        whose operands are available. There is a loop over the axis if it is longer than a block's part of it.
 
-        The elements are read in a loop if a block does not cover the axis. Raises Unfusable inside a loop over the same
-        axis.
+        Raises Unfusable inside a loop over the same axis.
         """
         frame = self.frame
         dim = frame.dim_of[e.axis]
@@ -53,7 +54,8 @@ class ThreadLoops(CudaPart):
             self.accumulators.exchange(names, monoid, dim)
 
     def loop(self, wanted: Expr) -> None:
-        """Emit the loop that computes a reduction, and all others along its dimension whose operands are available."""
+        """Emit the sequential loop that computes the reduction `wanted`, and all others along its dimension whose
+        operands are available."""
         frame = self.frame
         dim = frame.dim_of[wanted.axis]
         ready = self._ready(wanted, dim)
@@ -138,11 +140,12 @@ class ThreadLoops(CudaPart):
         fetched: tuple[CudaScope, CudaScope] | None = None,
         end: str = "",
     ) -> None:
-        """Write the sequential loop over a dimension around the statements of scope `inner`, into scope `outer`.
+        """Write, into the scope `outer`, the sequential loop along the dimension `dim` around the statements of the
+        scope `inner`.
 
         `fetched`: (scope before the loop, scope with the loads of one iteration) of loads that are prefetched by
         cp.async as many iterations earlier as the layout says (`ThreadLayout.ahead`); None without prefetching. `end`:
-        text of the index at which the loop ends; "" for the end of the dimension.
+        CUDA expression of the index at which the loop ends; "" for the end of the dimension.
         """
         frame = self.frame
         size, at, step, ahead = frame.extent[dim], f"{dim}_block", frame.along[dim].block, self.layout.ahead

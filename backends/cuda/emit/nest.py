@@ -15,10 +15,12 @@ from .spelling import CTYPES, enclosed, integer, operation, spelled
 
 
 class ThreadNest:
-    """Loop nest over the elements that a thread holds along some dimensions.
+    """Loop nest over the elements that one thread holds along some dimensions; collects CUDA statements per loop until
+    `close` writes the nest.
 
-    Values that do not vary along inner loops are hoisted out of them. Along `lanes` the nest handles whole vectors
-    instead of elements; with `inner` (the same dimension), the elements of a vector are the innermost loop.
+    Values that do not vary along inner loops are hoisted out of them. Along the dimension `lanes` the nest handles
+    whole vectors instead of elements; with `inner` (the same dimension), the elements of a vector are the innermost
+    loop.
     """
 
     def __init__(self, emitter: ThreadFrame, dims: Iterable[str], lanes: str = "", inner: str = "") -> None:
@@ -37,25 +39,24 @@ class ThreadNest:
 
     # ------------------------------------------------------------ lines
     def depth(self, dims: Iterable[str]) -> int:
-        """Number of loops of the nest that enclose the computation of a value that varies along the given
-        dimensions."""
+        """Number of loops of the nest inside which a value that varies along `dims` must be computed."""
         there = set(dims)
         return max((i + 1 for i, (_, d, _) in enumerate(self.loops) if d in there), default=0)
 
     def line(self, text: str) -> None:
-        """Add a statement to the innermost loop."""
+        """Add the CUDA statement `text` to the body of the innermost loop."""
         self.lines[self.deepest].append(text)
 
     def before(self, text: str) -> None:
-        """Add a statement before the innermost loop."""
+        """Add the CUDA statement `text` just before the innermost loop, in the loop around it."""
         self.lines[self.deepest - 1].append(text)
 
     def after(self, text: str) -> None:
-        """Add a statement after the innermost loop."""
+        """Add the CUDA statement `text` just after the innermost loop, in the loop around it."""
         self.ends.append(text)
 
     def close(self) -> None:
-        """Write the nest into the emitter's open scope."""
+        """Write the nest, loops and collected statements, into the emitter's open scope."""
         line = self.emitter.line
         for depth in range(self.deepest + 1):
             if depth:
@@ -72,10 +73,8 @@ class ThreadNest:
 
     # ------------------------------------------------------------ coordinates, positions, bounds checks
     def coordinate(self, dim: str, start: bool = False) -> str:
-        """Text of the coordinate along a dimension at this point of the nest.
-
-        With `start`, the coordinate of the first element of the vector.
-        """
+        """CUDA expression of the index along the dimension `dim` of the element that the innermost loop handles; with
+        `start`, of the first element of its vector."""
         e, along = self.emitter, self.emitter.along[dim]
         terms = [f"{dim}_0"] if along.threads > 1 or dim in e.walked or self._tiled(dim) else []
         if along.repeat > 1:
@@ -100,7 +99,8 @@ class ThreadNest:
         return dim in ("m", "n") and dim not in e.walked and e.extent[dim] > e.along[dim].block
 
     def axis(self, axis: Axis, start: bool = False) -> str:
-        """Text of the value of an axis at this point of the nest; with `start`, for the first element of a vector."""
+        """CUDA expression of the value of `axis` for the element that the innermost loop handles; with `start`, for the
+        first element of its vector."""
         e = self.emitter
         if axis in e.shape.batch:
             return axis.name
@@ -116,10 +116,10 @@ class ThreadNest:
         return f"({text})" if axis is group[0] else f"({text} % {axis.size})"
 
     def position(self, at: Index, picks: Sequence[tuple[Expr, int]], span: int, start: bool = False) -> str:
-        """Text of an index plus its data-dependent terms `picks` (expression, stride).
+        """CUDA expression of the index `at` plus the data-dependent terms `picks` (expression, stride), for the element
+        that the innermost loop handles; with `start`, for the first element of its vector.
 
-        With `start`, at the first element of the vector. `span`, the largest possible position, decides between
-        32-bit and 64-bit arithmetic.
+        `span`, the largest possible position, decides between 32-bit and 64-bit arithmetic.
         """
         terms = []
         for atom, c in at.terms:
@@ -135,7 +135,7 @@ class ThreadNest:
         return " + ".join(terms).replace("+ -", "- ")
 
     def mask(self, dim: str) -> str:
-        """Text of the bounds check of a thread's element along a dimension.
+        """CUDA expression that is true if a thread's element lies before the end of the dimension `dim`.
 
         Where vectors divide the axis, one check serves the whole vector.
         """
@@ -144,12 +144,13 @@ class ThreadNest:
         return f"{self.coordinate(dim, whole)} < {e.extent[dim]}"
 
     def masks(self, dims: Iterable[str]) -> list[str]:
-        """Texts of the bounds checks along those of the dimensions whose last block is partial."""
+        """CUDA expressions of the bounds checks (`mask`) along those of `dims` whose last block is partial."""
         return [self.mask(d) for d in dims if self.emitter.ragged(d)]
 
     # ------------------------------------------------------------ values
     def at(self, local: Local, whole_vector: bool = False) -> str:
-        """Text of an element of a register value at this point of the nest, or of the whole vector (`whole_vector`)."""
+        """CUDA expression of the element of the register variable `local` that the innermost loop handles, or of its
+        whole vector (`whole_vector`)."""
         e = self.emitter
         text = local.name
         if e.count(local.dims, local.lanes) > 1 or not (local.lanes or whole_vector or local.name.startswith("v")):
@@ -159,7 +160,8 @@ class ThreadNest:
         return text
 
     def slot(self, local: Local) -> str:
-        """Text of the register index of an element or vector in its per-thread array."""
+        """CUDA expression of the index, in the per-thread array `local`, of the element or vector that the innermost
+        loop handles."""
         loops = self.emitter.loops(local.dims, local.lanes)
         step, terms = math.prod(n for *_, n in loops), []
         for name, _, n in loops:
@@ -168,8 +170,9 @@ class ThreadNest:
         return " + ".join(terms) or "0"
 
     def scalar(self, e: Expr, at: int, dtype: str = "") -> str:
-        """Text of an expression inside the outermost `at` loops of the nest; with `dtype`, converted to that storage
-        dtype.
+        """CUDA expression of the value of `e`, to be used inside the outermost `at` loops of the nest; with `dtype`,
+        converted to that storage dtype. Values used several times are first assigned to variables, in the outermost
+        loop possible.
 
         Raises Unfusable for a load or reduction that has not been emitted before.
         """

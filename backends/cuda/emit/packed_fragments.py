@@ -33,10 +33,11 @@ ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
 
 @dataclass(frozen=True)
 class PackedSide:
-    """The right operand of a product with packed weights: codes, zero points and scales.
+    """The right operand of a matrix product with quantized weights. `form`: encoding of the numbers and the load of
+    their codes (bytes).
 
-    `zero` is subtracted and `scale` multiplied, each one value for all numbers in 16 bytes of codes; None if
-    absent.
+    `zero` is subtracted from each number and `scale` multiplied, each one value for all numbers in 16 bytes of codes;
+    None if absent.
     """
 
     form: CodeForm
@@ -45,12 +46,12 @@ class PackedSide:
 
     @property
     def values(self) -> list[Expr]:
-        """Loads of the zero and the scale."""
+        """The loads from which the zero point and the scale are computed."""
         return [x for e in (self.zero, self.scale) if e is not None for x in walk([e]) if x.op == "load"]
 
     def grouped(self, axis: Axis) -> bool:
-        """Whether zero point and scale are applied to sums of products: 4-bit codes, and one value for all numbers that
-        four neighbouring threads hold along K."""
+        """Whether zero point and scale are applied to sums of products along `axis` (K) instead of to each number:
+        4-bit codes, and one value for all numbers that four neighbouring threads hold."""
         width = ROW * self.form.span
         return self.form.name == "nibbles" and all(
             _is_uniform(e, axis, width) for e in (self.zero, self.scale) if e is not None
@@ -58,8 +59,8 @@ class PackedSide:
 
 
 def packed_side(kernel: Kernel, dot: Dot, axis: Axis) -> PackedSide | None:
-    """The right operand of a product as codes with one zero point and one scale per 16 bytes; None if it has another
-    form."""
+    """The right operand of the product `dot` along `axis` (K) as quantized codes with one zero point and one scale per
+    16 bytes; None if it is stored in another way."""
     over, under = factors(kernel.builder.product((*dot.right, *_bare_factors(dot)), ()))
     moving = [f for f in over if not _is_uniform(f, axis, BYTES)]
     if under or not moving:
@@ -93,14 +94,15 @@ def _is_uniform(e: Expr, axis: Axis, width: int) -> bool:
 
 
 def sides_of(kernel: Kernel, shape: Shape, axis: Axis) -> list[PackedSide | None]:
-    """The packed right operand of each product along an axis; None for a product without packed weights."""
+    """For each matrix product of `kernel` along `axis`, its quantized right operand; None for a product without one."""
     return [packed_side(kernel, d, axis) for e, d in shape.dots.items() if e.axis == axis]
 
 
 def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
-    """Number of quantized numbers in 16 bytes of codes, of all products along an axis.
+    """How many quantized numbers 16 bytes hold in the right operands of the kernel's matrix products along `axis`: 16
+    or 32.
 
-    0 if a product has no packed codes, or products differ.
+    0 if a product's right operand is not quantized, or if products differ.
     """
     spans = {s.form.span if s is not None else 0 for s in sides_of(kernel, shape, axis)}
     return spans.pop() if len(spans) == 1 else 0
@@ -109,10 +111,11 @@ def span_of(kernel: Kernel, shape: Shape, axis: Axis) -> int:
 class PackedFragments(Fragments):
     """Emitter part for the main loop of skinny GEMM with quantized weights: products of rows and converted codes.
 
-    `ring`: through which operands pass, if codes are copied ahead; `rung` are its rows. `loaded`: codes, scales and
-    zero points that are loaded into registers. `chains`: accumulators of the sum over a group, since dependent mma
-    instructions wait for each other. `alone`: sums along K of one row, which the whole block computes; `between` emits
-    them, between the first loads and the loop.
+    `ring`: ring buffer in shared memory if operands are copied ahead (code_ring.py), else None; `ring_rows`: loads of
+    rows that go through it. `loaded`: loads of codes, scales and zero points into registers. `chains`: number of
+    accumulators of the sum over a group, because dependent mma instructions wait for each other. `alone`: reductions
+    along K that do not depend on columns, which the whole block computes; `between` emits them, between the first loads
+    and the loop.
     """
 
     between: Callable[[], None] = staticmethod(lambda: None)
@@ -155,10 +158,10 @@ class PackedFragments(Fragments):
         }
         self.tile = CodeTiles(frame)
         self.ring = self._ring() if frame.warps.ahead else None
-        self.rung = self.ring.rows if self.ring is not None else []
-        rung = {*self.ring.codes, *self.ring.values} if self.ring is not None else set()
-        self.loaded_codes = {x: name for x, name in self.codes.items() if x not in rung}
-        self.loaded_values = {x: name for x, name in self.values.items() if x not in rung}
+        self.ring_rows = self.ring.rows if self.ring is not None else []
+        in_ring = {*self.ring.codes, *self.ring.values} if self.ring is not None else set()
+        self.loaded_codes = {x: name for x, name in self.codes.items() if x not in in_ring}
+        self.loaded_values = {x: name for x, name in self.values.items() if x not in in_ring}
         self.loaded = {**self.loaded_codes, **self.loaded_values}
         self.chains = 2 if self.ring is not None else 1
 
@@ -193,7 +196,8 @@ class PackedFragments(Fragments):
             self.ring.coordinates()
 
     def stage(self) -> list[str]:
-        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines.
+        """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines of the outermost
+        scope.
 
         The first codes, scales and zero points are loaded before the wait for the previous kernel if they are weights.
         """
@@ -225,7 +229,7 @@ class PackedFragments(Fragments):
         """Emit the loads before the loop: of codes, scales and zero points (`weights`), and of rows."""
         if weights and self.loaded:
             self.tile.each(lambda: self._fetch(""))
-        if rows and not self.rung:
+        if rows and not self.ring_rows:
             self.read(self.lefts)
         if self.ring is not None:
             self.ring.first(weights=weights, rows=rows)
@@ -254,7 +258,7 @@ class PackedFragments(Fragments):
         """Emit one step of the loop over K, or all of K if `whole`: codes are converted and multiplied, and those of
         the next iteration loaded."""
         if self.ring is not None:
-            self.ring.turn()
+            self.ring.next_iteration()
             self._read_rows()
         sides = {self.left[e]: self._pack(self.left[e]) for e in self.dots}
         self._accumulate_sums()
@@ -265,7 +269,7 @@ class PackedFragments(Fragments):
         self.line(f"for (int pair = 0; pair < {self.frame.warps.tiles}; pair += 2) {{")
         self._pair(sides, whole)
         self.line("}")
-        if not whole and not self.rung:
+        if not whole and not self.ring_rows:
             self.line("{")
             self._next_position()
             self.read(self.lefts, "more")
@@ -276,7 +280,7 @@ class PackedFragments(Fragments):
     def _read_rows(self) -> None:
         """Emit the reads of rows from the ring."""
         assert self.ring is not None
-        for x in self.rung:
+        for x in self.ring_rows:
             local = self.held[x]
             nest = ThreadNest(self.frame, local.dims, self.frame.dim)
             self.ring.read_rows(x, local, self.spot(local, nest.slot(local)), nest)
@@ -350,7 +354,7 @@ class PackedFragments(Fragments):
 
     @property
     def octets(self) -> int:
-        """Groups of 8 rows."""
+        """Number of groups of 8 rows that cover the rows of the product, at least 1."""
         return -(-max(1, self.frame.extent["m"]) // WIDTH)
 
     def _convert(
@@ -412,8 +416,8 @@ class PackedFragments(Fragments):
         self.line(f"float {self.names[e].name}[{self.octets * self.frame.warps.tiles // 2}][4] = {{}};")
 
     def put(self, e: Expr, first: int) -> PartialSums:
-        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, from element `first` on;
-        returns their location."""
+        """Emit the store of a warp's partial sums of the reduction `e` to shared memory, beginning at element `first`;
+        returns where they are."""
         if e not in self.dots:
             return super().put(e, first)
         frame, warps = self.frame, self.frame.warps
@@ -434,7 +438,8 @@ class PackedFragments(Fragments):
         nest.close()
 
     def warmed(self) -> list[str]:
-        """No prefetch statements: codes are few bytes."""
+        """CUDA statements that prefetch the matrices into L2 (`Fragments.warmed`): none, since quantized codes are few
+        bytes."""
         return []
 
 

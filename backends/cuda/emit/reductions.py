@@ -16,21 +16,24 @@ from .spelling import COMBINE, CTYPES, enclosed
 
 @dataclass(eq=False)
 class Reductions(CudaPart):
-    """Emitter part for reductions: accumulators, and combining them across threads."""
+    """Emitter part for reductions: emits their accumulators and the code that combines these across threads."""
 
     loads: ThreadLoads
 
     def kept_dims(self, e: Expr, body: Expr, dim: str) -> tuple[str, ...]:
-        """The dimensions of the result of the reduction `e`: those of its `body` without the reduced one, `dim`.
+        """The dimensions along which the result of the reduction `e` varies: those of its `body` (the reduced
+        expression) without the reduced one, `dim`.
 
-        Raises Unfusable for unsupported monoids, and for reductions of integers or bools.
+        Raises Unfusable for a monoid (combining operation such as sum or max) without CUDA code, and for reductions of
+        integers or bools.
         """
         if e.kind != "float" or e.value[0] not in COMBINE:
             raise Unfusable(f"a reduction by {e.value[0]} of {e.kind}")
         return tuple(d for d in self.frame.spans(body) if d != dim)
 
     def begin(self, name: str, kept: Sequence[str], monoid: str) -> None:
-        """Declare the accumulator `name` over the dimensions `kept`, initialized to the monoid's neutral element.
+        """Emit the declaration of the accumulator `name` over the dimensions `kept`, initialized to the neutral element
+        of `monoid` ("sum", "max", ...).
 
         Raises Unfusable if it needs too many registers (`ThreadLoads.check_held`).
         """
@@ -44,7 +47,8 @@ class Reductions(CudaPart):
             self.line(f"fill({name}, {start});")
 
     def accumulate(self, e: Expr, body: Expr, dim: str, acc: Local) -> None:
-        """Emit the loop nest that accumulates a thread's elements of `body` along `dim` into the register value `acc`.
+        """Emit the loop nest that accumulates a thread's elements of `body`, the reduced expression, along the
+        dimension `dim`, into the register variable `acc`.
 
         `e`: the reduction. Raises Unfusable if `body` does not vary along `dim`.
         """
@@ -66,10 +70,8 @@ class Reductions(CudaPart):
         nest.close()
 
     def exchange(self, names: Sequence[str], monoid: str, dim: str) -> None:
-        """Combine the accumulators `names` across the threads along a dimension, by the monoid ("sum", "max", ...).
-
-        Shuffles within a warp, shared memory across warps.
-        """
+        """Emit code that combines the accumulators `names` across the threads along the dimension `dim`, by the monoid
+        ("sum", "max", ...): shuffles within a warp, shared memory across warps."""
         frame = self.frame
         threads, stride = frame.along[dim].threads, self.layout.stride(dim)
         if threads == 1 or not names:
@@ -87,10 +89,10 @@ class Reductions(CudaPart):
         self.line(f"across<{kind}>({place}, {', '.join(names)});")
 
     def running(self, e: Expr, body: Expr, dim: str, name: str) -> Local:
-        """Emit one iteration of the running maximum `e` of `body` along `dim`, kept in the variable `name` (online
-        softmax).
+        """Emit one iteration of the running maximum `e` of the expression `body` along `dim`, kept in the variable
+        `name` (online softmax).
 
-        Returns the register value of the factor that rescales sums to the new maximum.
+        Returns the register variable of the factor by which the sums relative to the old maximum must be multiplied.
         """
         frame = self.frame
         kept, ctype = self.kept_dims(e, body, dim), CTYPES[frame.wide]
@@ -112,7 +114,7 @@ class Reductions(CudaPart):
         return scale
 
     def rescale(self, acc: Local, scale: Local) -> None:
-        """Multiply an accumulator by the rescaling factor of a running maximum."""
+        """Emit the multiplication of the accumulator `acc` by `scale`, the factor that `running` returned."""
         nest = ThreadNest(self.frame, acc.dims)
         nest.line(f"{nest.at(acc)} *= {nest.at(scale)};")
         nest.close()
@@ -120,10 +122,10 @@ class Reductions(CudaPart):
     def joint(
         self, e: Expr, names: Mapping[Expr, str], sums: Sequence[Expr], dim: str, bodies: Mapping[Expr, Expr]
     ) -> None:
-        """Emit the combination of a running maximum `e`, and of the sums relative to it, across the threads along a
-        dimension (online softmax).
+        """Emit code that combines the running maximum `e`, and the sums `sums` relative to it, across the threads along
+        the dimension `dim` (online softmax).
 
-        `names`: variable of the accumulator of each reduction, `bodies`: its body.
+        `names`: reduction -> variable of its accumulator; `bodies`: reduction -> the expression that it reduces.
         """
         frame = self.frame
         if frame.along[dim].threads == 1:
@@ -147,12 +149,14 @@ class Reductions(CudaPart):
 
 
 def online_maximum(e: Expr) -> Expr | None:
-    """The maximum m in a sum of exp(a - m), taken along the sum's own axis (online softmax); None for other sums."""
+    """The maximum m with which the sum `e`, of exp(a - m) times other factors, can share its loop, taken along the
+    sum's own axis (online softmax); None for other sums."""
     return shared_maximum(e, e.axis)
 
 
 def is_zero_out_of_bounds(body: Expr) -> bool:
-    """Whether an expression is 0 where its loads are out of bounds (such loads give 0), so that no mask is needed.
+    """Whether the expression `body` is 0 wherever its loads are out of bounds (such loads give 0), so that a sum of it
+    needs no mask.
 
     True for a product of loads and constants.
     """

@@ -14,10 +14,10 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """(launch statement, definitions) of a kernel for free sizes, made from those of a kernel for fixed sizes.
+    """Change the launch `statement` and the `definitions` (name -> source) of a kernel for fixed sizes so that they
+    serve free sizes; returns both.
 
-    `definitions`: name -> source. The grid becomes an argument of the statement; `SIZES_<kernel name>` in it is a
-    placeholder for the size arguments.
+    The grid becomes an argument of the statement; `SIZES_<kernel name>` in it is a placeholder for the size arguments.
     """
     head = f'CudaKernel("{launch.name}", {launch.grid}, '
     own = definitions[launch.name].replace(head, f'SizedCudaKernel("{launch.name}", ', 1)
@@ -31,10 +31,11 @@ def sized_launch(launch: Any, statement: str, definitions: dict[str, str]) -> tu
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """(kernel text with an integer parameter for each of `sizes` that occurs in it, the names of these sizes).
+    """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that occurs
+    in `text`. Returns (kernel text, the sizes that occur).
 
-    A parameter is called `prefix` + size. None if a size is used where the compiler needs a constant, such as a
-    template argument, an array length or an assembler operand.
+    None if a size is used where the compiler needs a constant, such as a template argument, an array length or an
+    assembler operand.
     """
     found = _spot_at_call(str(text.spelled(lambda value: _spelled(value, prefix))), prefix)
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]

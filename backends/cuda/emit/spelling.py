@@ -1,4 +1,5 @@
-"""Spelling of dtypes, operations and conditions in CUDA C++, and the description of a launch."""
+"""CUDA C++ text of dtypes, operations and conditions, and the record of an emitted kernel with its launch
+(`CudaLaunch`)."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from ...ir.short_erf import gelu_of
 
 @dataclass(frozen=True)
 class CudaLaunch:
-    """One kernel launch.
+    """One emitted kernel and its launch.
 
-    `text` is the CUDA source, `grid` and `block` are the numbers of blocks and of threads per block, `args` the
-    argument names. `early` enables programmatic dependent launch; `room` is the dynamic shared memory in bytes. `boxes`
-    describes the tensor maps that are passed after the arguments: (operand, matrix shape, box shape, row stride in
-    elements or 0 if contiguous). `beside` maps names to further library texts that the source needs.
+    `text` is the CUDA source, `grid` and `block` are the numbers of blocks and of threads per block, `args` the names
+    of the buffers that are passed. `early` enables programmatic dependent launch; `room` is the dynamic shared memory
+    in bytes. `boxes` describes the tensor maps that are passed after the arguments: (operand, matrix shape, box shape,
+    row stride in elements or 0 if contiguous). `beside` maps names to further library texts that the source needs.
     """
 
     name: str
@@ -35,7 +36,7 @@ class CudaLaunch:
 
     @property
     def source(self) -> str:
-        """The Python statement that defines the kernel object, with its CUDA source."""
+        """The Python statement that defines the object to launch the kernel with; it contains the CUDA source."""
         options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
         options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
         return (
@@ -44,11 +45,12 @@ class CudaLaunch:
 
     @property
     def definitions(self) -> dict[str, str]:
-        """All Python definitions that the launch needs, the kernel's last: name -> statement."""
+        """All Python statements that define what the launch needs, by the name defined: library texts, and last the
+        kernel."""
         return {name: f'{name} = r"""{text}"""\n' for name, text in self.beside.items()} | {self.name: self.source}
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The Python statement that launches the kernel; `names` maps arguments to variables."""
+        """The Python statement that launches the kernel; `names` maps its buffers to Python variables."""
         described = ", ".join(
             f"({names[o]}, {shape}, {block}{f', {apart}' if apart else ''})" for o, shape, block, apart in self.boxes
         )
@@ -75,7 +77,8 @@ COMBINE = {"sum": "Sum", "max": "Max", "min": "Min", "prod": "Prod"}
 
 
 def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozenset[str]) -> str:
-    """CUDA text of an elementwise operation in compute dtype `wide`; `text` returns the text of an operand.
+    """CUDA expression of the elementwise operation `e` in the compute dtype `wide`; `text` returns the expression of an
+    operand.
 
     `results` are the storage dtypes of the kernel's results: where all are 16-bit, erf and GELU use polynomials of
     matching accuracy (short_erf.py).
@@ -97,45 +100,48 @@ def operation(e: Expr, text: Callable[[Expr], str], wide: str, results: frozense
 
 
 def byte_dtype(e: Expr) -> str:
-    """ "uint8" or "int8" if the IR shows that an integer expression fits it; "" if it does not."""
+    """The dtype "uint8" or "int8" if the IR shows that all values of the integer expression `e` fit it; "" if it does
+    not."""
     if e.op == "load":
         return str(e.value[3]) if e.value[3] in ("uint8", "int8") else ""
     return "uint8" if e.op == "and" and e.kind == "int" and any(byte_dtype(a) == "uint8" for a in e.args) else ""
 
 
 def span(at: Index, steps: Sequence[int]) -> int:
-    """Largest absolute value of an index, which decides between 32-bit and 64-bit arithmetic.
+    """Largest absolute value of the index `at`, which decides between 32-bit and 64-bit arithmetic.
 
-    Any data-dependent terms (`steps`: their strides) make it exceed 32 bits, since their values are unknown.
+    `steps`: strides of data-dependent terms of the position. If there are any, the result exceeds 32 bits, since their
+    values are unknown.
     """
     return max(abs(at.range[0]), at.range[1]) + sum(abs(s) for s in steps) * WIDE * bool(steps)
 
 
 def integer(value: int | bool) -> str:
-    """CUDA text of an integer or boolean constant."""
+    """CUDA literal of an integer or boolean constant; with the suffix LL if 32 bits do not hold it."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value}LL" if abs(value) >= WIDE else str(value)
 
 
 def all_of(conditions: Sequence[str]) -> str:
-    """CUDA text of the conjunction of conditions."""
+    """CUDA expression that is true if all `conditions` (at least one) are; equal ones are written once."""
     found = list(dict.fromkeys(conditions))
     return found[0] if len(found) == 1 else " && ".join(enclosed(c) if "||" in c or "?" in c else c for c in found)
 
 
 def plus(text: str) -> str:
-    """Text of a further term of a sum: " + text", or "" for 0."""
+    """CUDA text that adds the expression `text` to what precedes it: " + text"; "" if `text` is ""."""
     return f" + {text}" if text else ""
 
 
 def spelled(ctype: str) -> str:
-    """Text that converts to a C type when parentheses follow: the type, itself in parentheses if it has two words."""
+    """CUDA text that converts the expression in the parentheses after it to `ctype`: the type's name, in parentheses if
+    it has two words."""
     return f"({ctype})" if " " in ctype else ctype
 
 
 def enclosed(text: str) -> str:
-    """Text in parentheses, unless it is a word, element, number or call."""
+    """The CUDA expression `text` in parentheses, or as it is if it is a name, array element, number or call."""
     if re.fullmatch(r"[\d.]+e[-+]\d+f?|[\w.]+(\[[^\[\]]*\])?(\.at\[\w+\])?", text):
         return text
     head = re.match(r"[\w:<>]+\(", text)

@@ -17,12 +17,17 @@ from .thread_layout import is_vectorizable
 
 @dataclass(eq=False)
 class ThreadStores(CudaPart):
-    """Emitter part for stores of results, with the loads and reductions that they need."""
+    """Emitter part for stores of results; it has the parts emitted that a result needs, such as loads and
+    reductions."""
 
     loads: ThreadLoads
 
     def write(self, store: OutputStore) -> None:
-        """Emit the loads, reductions and the store of one result, vectorized where its elements are contiguous."""
+        """Emit the loads and reductions that one result needs, and its store, vectorized where its elements are
+        contiguous.
+
+        Raises Unfusable if the result varies along an axis that its position does not depend on.
+        """
         frame = self.frame
         value, buffer = store.value, self.kernel.buffers[store.buffer]
         for e in store.exprs:
@@ -37,7 +42,7 @@ class ThreadStores(CudaPart):
             and all(step % frame.along[d].vector == 0 for _, step in store.parts)), "")  # fmt: skip
         nest = ThreadNest(frame, dims, lanes, inner=lanes)
         ctype, target = CTYPES[buffer.dtype], frame.param[store.buffer]
-        place = nest.position(store.at, store.parts, store.at.range[1], True)
+        place = nest.position(store.at, store.parts, store.at.range[1], start=True)
         masks = [*nest.masks(dims), *(nest.scalar(g, nest.depth(frame.spans(g))) for g in store.guards)]
         masks += [
             f"{enclosed(frame.lane(d))} == 0"

@@ -24,13 +24,17 @@ from .thread_layout import DimensionThreads, ThreadLayout
 
 @dataclass(eq=False)
 class TensorCores(CudaPart):
-    """Emitter part for products on tensor cores, in kernels whose layout has warps for them (skinny GEMM)."""
+    """Emitter part for matrix products on tensor cores, in kernels whose thread layout arranges warps for them (skinny
+    GEMM)."""
 
     loads: ThreadLoads
 
     def products(self) -> None:
-        """Compute all reductions along K in fragments, and add the warps' partial sums in the kernel's thread
-        layout."""
+        """Emit the computation of all reductions along K from mma fragments, and the addition of the warps' partial
+        sums in the kernel's thread layout.
+
+        Raises Unfusable if the kernel has no matrix product that tensor cores can compute.
+        """
         frame, warps = self.frame, self.layout.warps
         assert warps is not None
         axes = [e.axis for e in self.shape.dots if e.axis in self.shape.outer]

@@ -24,7 +24,7 @@ class DimensionThreads:
 
     @property
     def block(self) -> int:
-        """Elements of the dimension that a block covers."""
+        """Number of elements along the dimension that a block covers."""
         return self.threads * self.vector * self.repeat
 
     @property
@@ -55,7 +55,8 @@ class Warps:
 
 @dataclass(frozen=True)
 class ThreadLayout:
-    """Thread layout of a kernel.
+    """Thread layout of a kernel: how its dimensions ("m", "n", each reduction axis) are distributed over a block's
+    threads.
 
     `dims` maps each dimension to its distribution, the fastest-varying thread dimension first. `early` enables
     programmatic dependent launch; with `warm`, a block prefetches the first part of its matrices into L2 before it
@@ -76,21 +77,22 @@ class ThreadLayout:
 
     @cached_property
     def apart(self) -> Mapping[str, DimensionThreads]:
-        """The dimensions that do not share the threads of another dimension."""
+        """The dimensions that have threads of their own, with their distributions: all but those in `shared`."""
         return {d: along for d, along in self.dims.items() if d not in self.shared}
 
     @cached_property
     def used(self) -> int:
-        """Number of threads along all dimensions."""
+        """Number of threads of a block that hold elements: the product over the dimensions with threads of
+        their own."""
         return math.prod(a.threads for a in self.apart.values())
 
     @property
     def threads(self) -> int:
-        """Threads of a block, at least one warp."""
+        """Number of threads of a block: those that hold elements, but at least `least`."""
         return max(self.least, self.used)
 
     def stride(self, dim: str) -> int:
-        """Distance in thread ids between neighbours along a dimension."""
+        """Difference of the thread numbers of neighbours along the dimension `dim`."""
         step = 1
         for name, along in self.apart.items():
             if name == self.shared.get(dim, dim):
@@ -100,7 +102,8 @@ class ThreadLayout:
 
 
 def stride_in_runs(at: Index, axis: Axis, width: int) -> int | None:
-    """Stride of an index along `axis` inside each aligned run of `width` elements; None if it is not constant there."""
+    """Stride, in elements, of the index `at` along `axis` inside each aligned run of `width` elements; None if it is
+    not constant there."""
     total = 0
     for atom, c in at.terms:
         if isinstance(atom, Axis):
@@ -116,8 +119,8 @@ def stride_in_runs(at: Index, axis: Axis, width: int) -> int | None:
 
 
 def known_divisor(at: Index, axis: Axis, width: int) -> int:
-    """Largest known divisor of an index, in elements, at the start of each aligned run of `width` elements along
-    `axis`."""
+    """Largest number known to divide the index `at`, in elements, wherever an aligned run of `width` elements along
+    `axis` begins."""
     found = at.const
     for atom, c in at.terms:
         factor = width if atom == axis else 1
@@ -128,8 +131,8 @@ def known_divisor(at: Index, axis: Axis, width: int) -> int:
 
 
 def is_vectorizable(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
-    """Whether vector accesses of at most 16 bytes can move `width` elements of `itemsize` bytes along an axis: they are
-    contiguous and aligned."""
+    """Whether accesses at index `at` can move `width` elements of `itemsize` bytes along `axis` as vectors of at most
+    16 bytes: the elements are contiguous and aligned."""
     run = min(width, 16 // itemsize)
     return (
         width > 1
@@ -140,10 +143,10 @@ def is_vectorizable(at: Index, axis: Axis, width: int, itemsize: int) -> bool:
 
 
 def is_uniform(e: Expr, axis: Axis, width: int) -> bool:
-    """Whether a condition is constant over each aligned run of `width` elements along an axis.
+    """Whether the condition `e` has one value for all elements of each aligned run of `width` elements along `axis`.
 
-    Decided for comparisons of indices with multiples of `width`, and for `and`, `or`, `not` of them. False for
-    other conditions.
+    Decided for comparisons of indices with multiples of `width`, and for `and`, `or`, `not` of them. False for other
+    conditions.
     """
     if axis not in e.axes:
         return True

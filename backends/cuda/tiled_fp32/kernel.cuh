@@ -32,7 +32,7 @@ template <int TILE, int DEPTH, bool ALONG, int WORDS> struct TileSide {
     struct alignas(16) Words { float at[4]; };
 };
 
-// A number split into a TF32 number and the rest. NaN and infinities have no rest: only the product of the high parts has them.
+// Split of a float into a TF32 number and the remainder. NaN and infinities have remainder 0, so that only the product of the high parts has them.
 struct Halves { float large, finite, small; };
 DEVICE Halves halved(float x) {
     const float large = truncated(x);
@@ -119,7 +119,7 @@ struct Tiles {
             for (int i = 0; i < HELD; ++i) sums[r][i] += part[r][i];
     }
 
-    // The whole sum over K, for the tile at a row and a column.
+    // Main loop: the sum over K for the tile at a row and a column.
     static DEVICE void multiply(float* room, Sums& sums, const float* left, long long left_step, int row, int rows,
                                 const float* const (&right)[RIGHTS], long long right_step, int column, int columns, int sum) {
         const int rounds = (sum + DEPTH - 1) / DEPTH;

@@ -43,7 +43,7 @@ HOW = {IEEE: "FUSED", THREE: "THREE"}
 
 @dataclass(frozen=True)
 class TiledSchedule(Schedule):
-    """Schedule of a tiled float32 GEMM."""
+    """Schedule (tuning parameters) of a float32 GEMM whose tiles are staged in shared memory."""
 
     tag: ClassVar[str] = "tiles"
 
@@ -69,17 +69,18 @@ class TiledSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Number of threads of a block."""
         return self.m // self.high * (self.n // self.wide) * (32 if self.precision else 1)
 
     @property
     def held(self) -> int:
-        """Accumulators per thread for each right-hand matrix.
+        """Number of accumulators (registers for sums) that a thread has for each right-hand matrix.
 
         Twice as many for 3xTF32, where each stage has accumulators of its own.
         """
@@ -101,8 +102,8 @@ class TiledSchedule(Schedule):
 class TiledOperand:
     """Operand of a tiled GEMM in global memory.
 
-    `place`: text of the tile's base address. `step`: stride of the non-contiguous dimension, in elements. `along`:
-    whether the operand is contiguous along K. `words`: number of elements in one cp.async copy.
+    `place`: CUDA expression of the base address of a block's tile. `step`: stride of the non-contiguous dimension, in
+    elements. `along`: whether the operand is contiguous along K. `words`: number of elements in one cp.async copy.
     """
 
     place: str
@@ -112,7 +113,8 @@ class TiledOperand:
 
 
 def emit_tiles(kernel: Kernel, shape: Shape, tiles: TiledSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM with given tiles; `name` is that of the emitted function.
+    """Emit the CUDA source of a float32 GEMM with the schedule `tiles`; returns its launch. `name`: of the emitted
+    function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless its operands are plain float32 matrices.
     """
@@ -138,7 +140,8 @@ def _joining(t: TiledSchedule) -> ThreadLayout:
 
 
 class TiledFrame(ThreadFrame):
-    """Frame of a tiled GEMM's epilogue, in the thread layout of its accumulators. `tile` is the tile's size."""
+    """Emitter state for the epilogue of a tiled GEMM, in the thread layout of its accumulators. `tile`: dimension ("m"
+    or "n") -> elements of a block's tile."""
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: TiledSchedule, name: str) -> None:
         s = schedule
@@ -152,12 +155,12 @@ class TiledFrame(ThreadFrame):
         self.tile = {"m": s.m, "n": s.n}
 
     def ragged(self, dim: str) -> bool:
-        """Whether some tiles along a dimension reach beyond the end."""
+        """Whether some tiles along the dimension `dim` reach beyond its end, so that bounds are checked."""
         return self.extent[dim] % self.tile[dim] != 0
 
 
 class TiledGemm(CudaPart):
-    """Emitter of a tiled GEMM. `frame` and `stores` emit the epilogue.
+    """Emitter of a tiled GEMM. `frame` and `stores` are the state and the part that emit its epilogue.
 
     The constructor raises Unfusable for kernels that it cannot write (`emit_tiles`).
     """
@@ -211,9 +214,11 @@ class TiledGemm(CudaPart):
         return TiledOperand(place, step, along, math.gcd(together, 4))
 
     def tiles(self, last: SimtEmitter | None = None) -> CudaLaunch:
-        """The launch: the function's text and its grid. Raises Unfusable if the tiles are too large, or too many.
+        """Emit the whole CUDA function; returns its launch. Raises Unfusable if the tiles are too large for shared
+        memory, or too many.
 
-        `last`: emitter of the code that the last block of each tile runs after its own part of split-K.
+        `last`: emitter of the code that the last block of each tile runs after its own part of split-K; None without
+        split-K.
         """
         frame = self.frame
         t, s, rights = self.t, self.shape, len(self.rights)

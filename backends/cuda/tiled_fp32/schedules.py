@@ -1,5 +1,7 @@
-"""Candidate schedules of tiled float32 GEMM (`TiledSchedule`, tiled_fp32/kernel.py) by a cost model, and their
-legality."""
+"""Candidate schedules (tuning parameters) of tiled float32 GEMM by a cost model, and whether one is legal.
+
+The schedule class is `TiledSchedule` in tiled_fp32/kernel.py.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,15 @@ PARTS = (2, 4, 8, 16)
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether tiled float32 GEMM is offered for a kernel: a GEMM with enough rows and columns."""
+    """Whether tiled float32 GEMM is offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): a GEMM with at least `LEAST` rows and columns. Dtypes are checked later."""
     return shape.kind == "contraction" and shape.m >= LEAST and shape.n >= LEAST
 
 
 def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[TiledSchedule]:
-    """At most `count` schedules, best guess first; empty for kernels that this strategy cannot write (`applies`).
+    """At most `count` schedules, best guess first; empty for kernels that a tiled float32 GEMM cannot compute.
 
-    `precision`: the input precision of the products.
+    `precision`: the input precision of the products (float32, or split TF32 on tensor cores).
     """
     if not applies(kernel, shape):
         return []
@@ -54,7 +57,8 @@ def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precisio
 
 
 def tiles_fit(kernel: Kernel, shape: Shape, s: TiledSchedule) -> bool:
-    """Whether a schedule is legal: registers and shared memory suffice, and the kernel can be emitted."""
+    """Whether the schedule `s` is legal for `kernel`: registers and shared memory suffice, and the kernel can be
+    emitted."""
     if not s.valid or s.join != (s.split is not None):
         return False
     return _whole(s) and if_fusable(emit_tiles, kernel, shape, s, PROBE) is not None
@@ -98,7 +102,7 @@ def _estimates(
         t = TiledSchedule(m, n, deep, high, wide, stages, 8, precision.number or None)
         if high > m or wide > n or not _whole(t) or t.held * rights > HELD or (deep > 16 and deep >= 2 * size):
             continue
-        room = t.room(True, False, rights)
+        room = t.room(left=True, right=False, rights=rights)
         held = t.held * rights + (t.high + t.wide) * (4 if not precision.number else 1) + 40
         resident = min(
             target().threads // t.threads,

@@ -1,4 +1,5 @@
-"""CUDA C++ library text of warp-specialized kernels (kernel.cuh), for Hopper only; used with the common library."""
+"""CUDA C++ library text that warp-specialized kernels include (kernel.cuh), for Hopper only; it needs the common
+library too."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ GROUPS, GROUP = 2, 64  # number of consumer warp groups; rows of one wgmma instr
 
 
 def product_text(columns: int) -> str:
-    """CUDA source of `wgmma.mma_async` m64nNk16 for N = `columns`, in bfloat16 and float16.
+    """CUDA source of functions that multiply by the instruction `wgmma.mma_async` m64nNk16 for N = `columns`, in
+    bfloat16 and float16.
 
     Accumulators are in the library's order, [piece of 64 columns (the last may be narrower)][row i or i + 8][8-column
     block][one of two adjacent columns]; the instruction's order has the column block before the row.

@@ -1,4 +1,4 @@
-"""Frame of a warp-specialized GEMM: its epilogue in the thread layout of the wgmma accumulators."""
+"""Emitter state of a warp-specialized GEMM: its epilogue in the thread layout of the wgmma accumulators."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .parameters import DEPTH, GemmSchedule
 
 
 class GemmFrame(ThreadFrame):
-    """Frame of the epilogue of a warp-specialized GEMM.
+    """Emitter state for the epilogue of a warp-specialized GEMM.
 
-    `tile` is the tile's size by dimension, `tiles` the numbers of tiles along rows and columns, `last` the index of the
-    first row or column of the last tile by dimension.
+    `tile` is the tile's size by dimension ("m", "n"), `tiles` the numbers of tiles along rows and columns, `last` the
+    index of the first row or column of the last tile by dimension.
     """
 
     def __init__(self, kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> None:
@@ -30,7 +30,7 @@ class GemmFrame(ThreadFrame):
         }
 
     def ragged(self, dim: str) -> bool:
-        """Whether some tiles along a dimension reach beyond the end."""
+        """Whether some tiles along the dimension `dim` reach beyond its end, so that bounds are checked."""
         if dim in self.tile and self.last[dim] + self.tile[dim] == self.extent[dim]:
             return False
         return self.extent[dim] % self.tile.get(dim, DEPTH) != 0

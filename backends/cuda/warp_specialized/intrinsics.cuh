@@ -17,7 +17,8 @@ DEVICE void arrive(Address at) { asm volatile("mbarrier.arrive.shared::cta.b64 _
 DEVICE void arrive_in(Address at, int block) {
     asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n}" :: "r"(at), "r"(block) : "memory");
 }
-// The same address in another block of the cluster; asynchronous store of four floats there, counted by its mbarrier; adding four received floats.
+// mapa: the corresponding address in another block of the cluster. st.async: store of four floats there, counted by an mbarrier of that block.
+// Addition of four received floats.
 DEVICE Address in_block(Address at, int block) { Address x; asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(x) : "r"(at), "r"(block)); return x; }
 DEVICE void send(Address to, const float* x, Address barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"

@@ -7,8 +7,8 @@ template <class T, int N> DEVICE void fill_from(T (&to)[N], const T (&from)[N]) 
     for (int i = 0; i < N; ++i) to[i] = from[i];
 }
 
-// Tiles of ROWS x COLUMNS (of each of RIGHTS right operands), K step 64. With TURNS (ping-pong), each of two consumer groups has tiles of
-// its own and stores while the other one multiplies; else each has half of the rows, or of the columns of a tile of 64 rows (BESIDE).
+// Tiles of ROWS x COLUMNS (of each of RIGHTS right operands), K step 64. With TURNS (ping-pong), the two consumer groups process different
+// tiles, and one stores while the other one multiplies; else each has half of the rows, or half of the columns of a tile of 64 rows (BESIDE).
 // Clusters of two blocks: DOWN blocks of neighbouring rows share the right operand, ACROSS blocks of neighbouring columns share the left
 // one; each block loads half of it and multicasts. LEFT_ALONG, RIGHT_ALONG: whether the operand is contiguous along K. WAITING: number of
 // result pieces (64 columns) whose stores may be in flight. PARTS: blocks of a cluster that split K of one tile; each finishes some

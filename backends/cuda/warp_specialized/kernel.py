@@ -40,7 +40,8 @@ THREADS = 128 * (1 + GROUPS)
 
 @dataclass(frozen=True)
 class GemmOperand:
-    """Operand of a warp-specialized GEMM: name of its tensor map, its TMA box, and whether it is contiguous along K."""
+    """Operand of a warp-specialized GEMM: name of its tensor map (TMA descriptor), its TMA box (the tile that one copy
+    loads), and whether it is contiguous along K (`along`)."""
 
     name: str
     box: Box
@@ -48,7 +49,8 @@ class GemmOperand:
 
 
 def emit_gemm(kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> CudaLaunch:
-    """The launch of a GEMM in a schedule; `name` is that of the emitted function.
+    """Emit the CUDA source of a warp-specialized GEMM in a schedule; returns its launch. `name`: of the emitted
+    function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless its operands are plain 16-bit matrices that TMA can load.
     """
@@ -56,12 +58,13 @@ def emit_gemm(kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -
 
 
 def readable(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
-    """Whether TMA can load the operands of a product in the tiles of a schedule."""
+    """Whether TMA can load the operands of the kernel's matrix product in tiles of the size that `schedule` says."""
     return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, schedule, PROBE), schedule)) is not None
 
 
 class Gemm(CudaPart):
-    """Emitter of a warp-specialized GEMM. `frame`, `loads` and `stores` emit the epilogue.
+    """Emitter of a warp-specialized GEMM. `frame`, `loads` and `stores` are the state and the parts that emit its
+    epilogue.
 
     The constructor raises Unfusable for kernels and schedules that it cannot write (`emit_gemm`).
     """
@@ -168,7 +171,7 @@ class Gemm(CudaPart):
         return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
 
     def launch(self) -> CudaLaunch:
-        """The source of the kernel function, its tensor maps and its grid."""
+        """Emit the whole CUDA function; returns its launch, with its tensor maps (TMA descriptors) and its grid."""
         frame, r = self.frame, self.r
         count = prod(frame.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
         clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count

@@ -1,4 +1,4 @@
-"""Schedule of a warp-specialized GEMM."""
+"""Schedule (tuning parameters) of a warp-specialized GEMM, and the sizes that follow from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEPTH = 64  # K elements per pipeline stage: 128 bytes, the span of the 128B swi
 
 @dataclass(frozen=True)
 class GemmSchedule(Schedule):
-    """Schedule of a warp-specialized GEMM."""
+    """Schedule (tuning parameters) of a warp-specialized GEMM: tile sizes, pipeline depth, cluster shape."""
 
     tag: ClassVar[str] = "roles"
     warp_specialized: ClassVar[bool] = True
@@ -31,26 +31,26 @@ class GemmSchedule(Schedule):
 
     @property
     def beside(self) -> bool:
-        """Whether the consumer groups split a tile of 64 rows by columns."""
+        """Whether the two consumer warp groups share a tile of 64 rows, each computing half of its columns."""
         return self.turns == 1 and self.m == GROUP
 
     @property
     def height(self) -> int:
-        """Rows of a consumer warp group's tile."""
+        """Number of rows of the part of a tile that one consumer warp group computes."""
         return self.m if self.turns > 1 or self.beside else self.m // GROUPS
 
     @property
     def wide(self) -> int:
-        """Columns of a consumer warp group's tile."""
+        """Number of columns of the part of a tile that one consumer warp group computes."""
         return self.n // GROUPS if self.beside else self.n
 
     @property
     def blocks(self) -> int:
-        """Blocks of a cluster."""
+        """Number of thread blocks of a cluster."""
         return self.down * self.across * self.parts
 
     def held(self, rights: int) -> int:
-        """Accumulators per consumer thread for `rights` right-hand matrices."""
+        """Number of accumulators (registers for sums) per thread of a consumer, for `rights` right-hand matrices."""
         return rights * self.height * self.wide // 128
 
     def instruction_columns(self, rights: int) -> int:
@@ -70,7 +70,8 @@ class GemmSchedule(Schedule):
         return GROUPS * -(-pieces // self.parts) * (self.parts - 1) * rights * self.height * PIECE * 4
 
     def store_buffers(self, rights: int) -> int:
-        """Number of buffers for results of 64 columns that fit into shared memory per consumer group; 0 to 2.
+        """Number of shared-memory buffers, each for 64 columns of results, that each consumer warp group has beside the
+        tiles; 0 to 2.
 
         `rights`: number of right-hand matrices.
         """

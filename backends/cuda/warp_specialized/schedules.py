@@ -1,4 +1,4 @@
-"""Candidate schedules of warp-specialized GEMM, ranked by a cost model, and their legality.
+"""Candidate schedules (tuning parameters) of warp-specialized GEMM, ranked by a cost model, and whether one is legal.
 
 The schedule class is `GemmSchedule` in warp_specialized/parameters.py.
 """
@@ -37,12 +37,13 @@ SHORT = 50_000  # cycles below which early launch is worth measuring
 
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
-    """Whether warp specialization is offered for a kernel: a GEMM with enough rows and columns."""
+    """Whether warp specialization is offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
+    reduction): a GEMM with at least `ROWS` rows and `COLUMNS_` columns. Dtypes are checked later."""
     return shape.kind == "contraction" and shape.m >= ROWS and shape.n >= COLUMNS_
 
 
 def gemm_schedules(kernel: Kernel, shape: Shape, count: int) -> list[GemmSchedule]:
-    """At most `count` schedules, best guess first; empty for kernels that this strategy cannot write (`applies`)."""
+    """At most `count` schedules, best guess first; empty for kernels that a warp-specialized GEMM cannot compute."""
     if not applies(kernel, shape) or not _written(kernel, shape, PLAIN):
         return []  # tile sizes affect the operand loads only, not the epilogue
     rights = len({d.right for d in shape.dots.values()})
@@ -56,7 +57,7 @@ def gemm_schedules(kernel: Kernel, shape: Shape, count: int) -> list[GemmSchedul
 
 
 def gemm_fits(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
-    """Whether a schedule is legal: registers and shared memory suffice, and the kernel can be emitted."""
+    """Whether `schedule` is legal for `kernel`: registers and shared memory suffice, and the kernel can be emitted."""
     return _legal(shape, schedule) and _written(kernel, shape, schedule)
 
 

@@ -13,8 +13,9 @@ from ...ir.simplify import as_index
 
 @dataclass(frozen=True)
 class AlignedRun:
-    """Aligned run of memory that a thread accesses: buffer, index without its constant term, constant at which the run
-    starts, guards."""
+    """Aligned run of contiguous elements that a thread accesses. `buffer`: name of the operand or result; `terms`: the
+    index without its constant term; `start`: constant term of the run's first element; `guards`: conditions under which
+    it is accessed."""
 
     buffer: str
     terms: Index
@@ -23,14 +24,14 @@ class AlignedRun:
 
 
 def aligned(at: Index, itemsize: int, elements: int) -> int:
-    """Length, in elements, of the longest aligned run (at most 16 bytes) such that the offset of an index within its
-    run depends only on the constant term of the index."""
+    """Length, in elements of `itemsize` bytes, of the longest aligned run (at most 16 bytes) in which the place of the
+    index `at` depends only on the constant term of the index. `elements`: length of the buffer."""
     steps = gcd(elements, *(c for _, c in at.terms))
     return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
 
 
 def run_of(buffer: str, at: Index, guards: Sequence[Expr], width: int) -> AlignedRun:
-    """Run of `width` elements that contains an index.
+    """The aligned run of `width` elements of `buffer` that contains the index `at`.
 
     Guards that are uniform over the run are normalized, so that runs with equivalent guards are equal.
     """
@@ -47,8 +48,8 @@ def _over_run(guard: Expr, width: int) -> object:
 
 
 def covering(places: Sequence[int], width: int) -> tuple[int, int]:
-    """The smallest aligned vector within a run of `width` elements that covers sorted positions, as (first element,
-    number of elements)."""
+    """The smallest aligned vector, within a run of `width` elements, that covers the sorted positions `places`, as
+    (first element, number of elements)."""
     size = 1
     while places[0] // size != places[-1] // size:
         size *= 2
@@ -56,7 +57,8 @@ def covering(places: Sequence[int], width: int) -> tuple[int, int]:
 
 
 def aligned_vectors(places: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Yields (first position, number of elements) of aligned vectors without gaps that together cover the positions."""
+    """Yields (first position, number of elements) of aligned vectors, at most `width` long, that together contain
+    exactly the sorted positions `places`."""
     left = list(places)
     while left:
         size = width

@@ -33,7 +33,7 @@ NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
 
 @dataclass(frozen=True)
 class WindowSchedule(Schedule):
-    """Schedule of a short-window kernel: a thread's box of results, and the threads of a block."""
+    """Schedule (tuning parameters) of a short-window kernel: a thread's box of results, and the threads of a block."""
 
     x: int = number("results per thread along the contiguous axis", Domain())
     y: int = number("results per thread along the axis before it", Domain(), default=1)
@@ -42,20 +42,22 @@ class WindowSchedule(Schedule):
     early: bool = flag("programmatic dependent launch", common=True)
 
     def tiles(self, kernel: Kernel) -> dict[Axis, tuple[Axis, int]]:
-        """Tiled axes: axis -> (axis over the boxes, elements per thread)."""
+        """The axes along which a thread computes several results: axis -> (new axis over the threads' boxes, results
+        per thread)."""
         sides = zip(reversed(kernel.axes), (self.x, self.y, self.z))
         return {a: (Axis(f"{a.name}t", -(-a.size // n)), n) for a, n in sides if n > 1}
 
 
 def is_windowed(kernel: Kernel) -> bool:
-    """Whether all reductions are over float windows and no position depends on data."""
+    """Whether all reductions of `kernel` (at least one) run over float windows and no position depends on data."""
     reduced = all(is_window(e.axis) and e.kind == "float" and e.value[0] in FOLD for e in kernel.reductions)
     plain = all(not e.value[2] for e in kernel.exprs if e.op == "load") and all(not s.parts for s in kernel.stores)
     return bool(kernel.reductions) and reduced and plain and not any(map(below_maximum, kernel.exprs))
 
 
 def emit_windows(kernel: Kernel, schedule: WindowSchedule, name: str) -> CudaLaunch:
-    """The launch of a kernel whose reductions are all over short windows (`is_windowed`), as one unrolled function.
+    """Emit the CUDA source of a kernel whose reductions are all over short windows (`is_windowed`), as one unrolled
+    function called `name`; returns its launch.
 
     Raises Unfusable for a kernel with any other reduction, or with more than MOST expressions per thread.
     """
@@ -83,7 +85,8 @@ class WindowEmitter:
         self.counter = 0
 
     def launch(self) -> CudaLaunch:
-        """The function's text and its grid. Raises Unfusable for more than MOST expressions per thread."""
+        """Emit the whole CUDA function; returns its launch. Raises Unfusable for more than MOST expressions
+        per thread."""
         tiles = self.schedule.tiles(self.kernel)
         axes = [tiles[a][0] if a in tiles else a for a in self.kernel.axes]
         threads = prod(a.size for a in axes)
@@ -103,10 +106,11 @@ class WindowEmitter:
                           tuple(used), bool(self.schedule.early))  # fmt: skip
 
     def boxes(self, tiles: Mapping[Axis, tuple[Axis, int]]) -> tuple[list[OutputStore], list[list[Expr]]]:
-        """Stores of all results of a thread, and the partial reductions of all results, interleaved element by element.
+        """(stores of all results that one thread computes, partial values of its reductions).
 
-        `tiles`: output axis -> (axis over its tiles, size of a tile). The interleaving puts all uses of an image row
-        next to its load, so that few registers hold image elements.
+        `tiles`: output axis -> (axis over its tiles, results per thread along it). The n-th list of partial values has
+        those after n elements of a window, for all results: emitted in this order, all uses of an image row are next to
+        its load, so that few registers hold image elements.
         """
         b, stores = self.builder, self.kernel.stores
         roots = [e for s in stores for e in s.exprs]
@@ -131,7 +135,7 @@ class WindowEmitter:
         return found, [list(step) for step in zip(*partial)]
 
     def inside(self, roots: Sequence[Expr]) -> list[Expr]:
-        """The expressions of a thread's outputs, with bounds checks around loads that may be beyond an axis's end."""
+        """The expressions `roots` with bounds checks added to the loads that may lie beyond the end of a buffer."""
         b = self.builder
 
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
@@ -143,12 +147,13 @@ class WindowEmitter:
         return b.rebuilt(roots, one)
 
     def elements(self, buffer: str) -> int:
-        """Number of elements from the first to the last one of a buffer."""
+        """Number of elements of memory that `buffer` spans, from its first to its last."""
         found = self.kernel.buffers[buffer]
         return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
 
     def place(self, axes: Sequence[Axis], threads: int) -> None:
-        """Emit the coordinates of this thread's box along `axes`; `threads` is the number of threads of the whole grid.
+        """Emit variables for the coordinates of this thread's box along `axes`; `threads` is the number of threads of
+        the whole grid.
 
         Raises Unfusable if a 32-bit number cannot count them.
         """
@@ -165,9 +170,10 @@ class WindowEmitter:
             step *= a.size
 
     def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[OutputStore]) -> None:
-        """Count the uses of the expressions `order` (operands first), and group loads by aligned run.
+        """Count the uses of the expressions `order` (operands first), and group their loads by aligned run, so that
+        each run is loaded once.
 
-        `named`: expressions with a variable of their own. `stores`: the results of a thread.
+        `named`: expressions that get a variable of their own. `stores`: the results of a thread.
         """
         for e in order:
             for a in e.args:
@@ -184,22 +190,24 @@ class WindowEmitter:
 
     # ------------------------------------------------------------ values
     def line(self, text: str) -> None:
-        """Write a line of the body."""
+        """Add the line `text` to the body of the emitted function, indented."""
         self.lines.append(f"    {text}")
 
     def fresh(self, stem: str) -> str:
-        """A new variable name."""
+        """A variable name that is not used yet: `stem` and a number."""
         self.counter += 1
         return f"{stem}{self.counter}"
 
     def text(self, e: Expr) -> str:
-        """Text of an expression. The statements that compute its operands are emitted before, once."""
+        """CUDA expression of the value of `e`. When first asked for `e`, emits the statements that compute it
+        (`value`)."""
         if e not in self.known:
             self.known[e] = self.value(e)
         return self.known[e]
 
     def value(self, e: Expr) -> str:
-        """Text of an expression met for the first time: a variable if it is long or used again."""
+        """CUDA expression of the value of `e`, which has not been emitted yet. If the expression is long or used more
+        than once, emits the declaration of a variable with its value and returns the variable's name."""
         if e.op == "const":
             return SPELLINGS[self.wide].number(e.value) if e.kind == "float" else integer(e.value)
         if e.op == "index":
@@ -212,7 +220,8 @@ class WindowEmitter:
         return name
 
     def loaded(self, e: Expr) -> str:
-        """Text of the element that a load reads, taken from its loaded run and converted to the compute dtype."""
+        """CUDA expression of the element that the load `e` reads, converted to the compute dtype. Emits the vector load
+        of the aligned run that contains it, unless that has been emitted for another element."""
         key, dtype, const = self.runs[e], e.value[3], e.value[1].const
         if key not in self.read:
             first, size = covering(sorted(self.places[key]), key[1])
@@ -229,7 +238,8 @@ class WindowEmitter:
         return f"double({text})" if self.wide == "float64" and dtype != "float64" else text
 
     def pointer(self, run: AlignedRun) -> str:
-        """Variable with the address of a run, without the index's constant."""
+        """Name of the variable with the address of `run`, not counting its constant offset; emits its declaration when
+        first asked."""
         key = run.buffer, run.terms
         if key not in self.pointers:
             name = self.pointers[key] = self.fresh("p")
@@ -237,7 +247,7 @@ class WindowEmitter:
         return self.pointers[key]
 
     def position(self, at: Index) -> str:
-        """Text of an index."""
+        """CUDA expression of the value of the index `at`, in 64-bit arithmetic if it may exceed 32 bits."""
         wide = max(abs(at.range[0]), at.range[1]) >= WIDE
         parts = []
         for atom, c in at.terms:
@@ -252,7 +262,7 @@ class WindowEmitter:
 
     # ------------------------------------------------------------ results
     def write(self, stores: Sequence[OutputStore]) -> None:
-        """Emit all stores, contiguous results as vectors."""
+        """Emit all stores of a thread; results that are contiguous and aligned are stored as vectors."""
         runs: dict[tuple[AlignedRun, int], dict[int, OutputStore]] = {}
         for s in stores:
             buffer = self.kernel.buffers[s.buffer]
@@ -269,7 +279,7 @@ class WindowEmitter:
                 self.line(f"{condition}write({self.pointer(run)}{_offset(first)}, {name});")
 
     def stored(self, e: Expr, dtype: str) -> str:
-        """Text of a value converted to its storage dtype."""
+        """CUDA expression of the value of `e` converted to the storage dtype `dtype`."""
         text = self.text(e)
         if e.kind == "float" and self.wide == "float64" and dtype in HALVES:
             text = f"float({text})"

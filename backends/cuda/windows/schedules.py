@@ -1,4 +1,4 @@
-"""Candidate schedules of short-window kernels, best guess first, and their legality.
+"""Candidate schedules (tuning parameters) of short-window kernels, best guess first, and whether one is legal.
 
 The schedule class is `WindowSchedule` in windows/kernel.py.
 """
@@ -26,7 +26,7 @@ ACCESS, OWN, BEGIN = 3, 6, 20  # instructions per access, per result and per thr
 
 
 def window_schedules(kernel: Kernel, count: int) -> list[WindowSchedule]:
-    """At most `count` schedules, best guess first; empty unless all reductions are over windows.
+    """At most `count` schedules for `kernel`, best guess first; empty unless all reductions are over short windows.
 
     Three quarters use programmatic dependent launch (`early`); the others are the best ones without it.
     """
@@ -34,7 +34,8 @@ def window_schedules(kernel: Kernel, count: int) -> list[WindowSchedule]:
 
 
 def windows_fit(kernel: Kernel, s: WindowSchedule) -> bool:
-    """Whether a schedule is legal: boxes of results no larger than the axes, and bounded work per thread."""
+    """Whether the schedule `s` is legal for `kernel`: boxes of results no larger than the axes, and bounded work per
+    thread."""
     return s.valid and is_windowed(kernel) and _fits(WindowWork.of(kernel), (s.x, s.y, s.z))
 
 
@@ -46,10 +47,10 @@ def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
 
 @dataclass(frozen=True)
 class LoadPattern:
-    """Access pattern of a load.
+    """Positions that a load reads.
 
-    `places` are its offsets for all window elements, `steps` its strides along the last axes, last axis first,
-    `others` the gcd of the other strides and the buffer's length; all in elements. `itemsize` in bytes.
+    `places` are its offsets for all window elements, `steps` its strides along the last axes, last axis first, `others`
+    the gcd of the other strides and the buffer's length; all in elements. `itemsize` in bytes.
     """
 
     places: tuple[int, ...]
@@ -58,7 +59,8 @@ class LoadPattern:
     itemsize: int
 
     def counted(self, box: tuple[int, ...]) -> tuple[int, int]:
-        """Memory accesses of a thread for its box of results, as (vector accesses, elements)."""
+        """Memory accesses of a thread that computes `box` results along each axis (last axis first), as (vector
+        accesses, elements)."""
         moves = [range(0, n * s, s) if s else (0,) for n, s in zip(box, self.steps)]
         elements = {p + sum(m) for p in self.places for m in product(*moves)}
         width = gcd(16 // self.itemsize, self.others, *(n * s for n, s in zip(box, self.steps)))
@@ -80,16 +82,15 @@ class WindowWork:
 
     @staticmethod
     def of(kernel: Kernel) -> WindowWork:
-        """The amount of work of a kernel over windows."""
+        """The amount of work of `kernel`, all of whose reductions run over short windows."""
         last = tuple(reversed(kernel.axes))[:3]
         reads = tuple(_read(kernel, e, last) for e in kernel.exprs if e.op == "load")
         taps = sum(e.axis.size for e in kernel.reductions)
         return WindowWork(tuple(a.size for a in last), prod(a.size for a in kernel.axes), taps, reads)
 
     def us(self, box: tuple[int, ...]) -> float:
-        """Estimated time in µs with `box` results per thread along each axis: instructions issued by all warps, scaled
-        by occupancy.
-        """
+        """Estimated time in µs if a thread computes `box` results along each axis (last axis first): instructions
+        issued by all warps, scaled by occupancy."""
         threads = prod(ceil(s / n) for s, n in zip(self.sizes, box)) * self.results / prod(self.sizes)
         accesses, elements = (sum(n) for n in zip(*(r.counted(box) for r in self.reads)))
         apart = max(1.0, *(box[0] * r.itemsize / VECTOR for r in self.reads))

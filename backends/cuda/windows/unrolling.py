@@ -1,4 +1,4 @@
-"""Kernel IR terms with reductions unrolled and axes replaced by indices."""
+"""Reductions of the kernel IR unrolled into separate expressions, and axes replaced by indices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
-    """Terms rebuilt in builder `b` with each axis in `change` replaced by its index; conditions that become constant
-    are folded."""
+    """The expressions `roots` rebuilt in builder `b` with each axis in `change` replaced by its index; conditions that
+    become constant are folded."""
     known: dict[Index, Index] = {}
 
     def put(at: Index) -> Index:
@@ -38,8 +38,9 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
 
 
 def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
-    """(`roots` with their reductions unrolled, the partial values of each reduction). The partial values are those
-    after one element, two elements and so on."""
+    """(`roots` rebuilt in builder `b` without reductions, the partial values of each reduction). Each element of a
+    reduction becomes an expression of its own; the partial values are those after one element, two elements and so on.
+    """
     steps: list[list[Expr]] = []
 
     def one(e: Expr, args: tuple[Expr, ...]) -> Expr:

@@ -1,6 +1,7 @@
-"""State of the Triton code generator: a kernel's dimensions, nested scopes of emitted text, known values.
+"""State of the emitter of one Triton kernel: the kernel's dimensions, the nested scopes of emitted text, and the values
+that are already in variables.
 
-Values are tiles over an ordered list of dimensions: rows, reduction axes, columns.
+A value is a tile over an ordered list of dimensions: rows, reduction axes, columns.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from .spelling import Tile
 
 @dataclass
 class TritonScope(SourceScope[Tile]):
-    """Scope of emitted Triton text, with the values converted in it."""
+    """Scope of emitted Triton text; it also records the values that the text in it has converted to float32."""
 
     widened: dict[Expr, Tile] = field(default_factory=dict)  # values converted to float32 for several uses
     held: list[str] = field(default_factory=list)  # accumulators of products to wait for at the end of the scope
 
 
 class TileFrame(Writer[TritonScope]):
-    """A kernel with its tiling, and the text emitted so far.
+    """State of the emission of one kernel: its tiling, and the text emitted so far. Dimensions are "m" (rows), "n"
+    (columns) and one per reduction axis.
 
     `walked` holds the reduction axes that are iterated over tile by tile; `n_loop` is whether a program iterates over
     the columns.
@@ -73,7 +75,8 @@ class TileFrame(Writer[TritonScope]):
                 self.uses[s.value] = self.uses.get(s.value, 0) + 2
 
     def spread(self, tile: Tile, dims: Sequence[str]) -> str:
-        """Text of a tile with axes inserted so that it broadcasts against tiles over `dims`."""
+        """Triton expression of the value `tile` with axes of length one inserted so that it broadcasts against tiles
+        over `dims`."""
         if not tile.dims or tuple(dims) == tile.dims:
             return tile.atom
         if len(tile.dims) == len(dims):
@@ -82,12 +85,12 @@ class TileFrame(Writer[TritonScope]):
         return f"{tile.atom}[{places}]"
 
     def union(self, tiles: Iterable[Tile]) -> tuple[str, ...]:
-        """Dimensions that at least one of the tiles spans, in the frame's order."""
+        """Dimensions along which at least one of `tiles` varies, in the frame's order."""
         found = {d for t in tiles for d in t.dims}
         return tuple(d for d in self.order if d in found)
 
     def dim_of(self, axis: Axis) -> str:
-        """Name of the dimension of an axis."""
+        """Name of the dimension that `axis` belongs to: "m" for rows, "n" for columns, else the axis's own name."""
         if axis in self.shape.rows:
             return "m"
         if axis in self.shape.cols or axis in self.joined:
@@ -95,18 +98,19 @@ class TileFrame(Writer[TritonScope]):
         return axis.name
 
     def sizes(self, dims: Sequence[str]) -> str:
-        """Text of the shape of a tile over `dims`, as a tuple of numbers."""
+        """Python text of the shape of a tile over `dims`, a tuple of numbers such as "(64, 32)"."""
         inner = ", ".join(str(self.block[d]) for d in dims)
         return f"({inner},)" if len(dims) == 1 else f"({inner})"
 
     def ragged(self, dim: str) -> bool:
-        """Whether the last tile along a dimension is partial."""
+        """Whether the last tile along the dimension `dim` reaches beyond its end, so that masks are needed."""
         return self.extent[dim] % self.block[dim] != 0
 
 
 @dataclass(eq=False)
 class TritonPart:
-    """Base of the Triton emitter's parts (loads, stores, ...), which share a frame and write into its open scope."""
+    """Base of the Triton emitter's parts, such as loads or stores: they share a frame (the emitter's state) and write
+    into its open scope."""
 
     frame: TileFrame
 

@@ -12,13 +12,14 @@ from .loop_bounds import LoopBounds
 
 @dataclass(eq=False)
 class Grid(TritonPart):
-    """Emitter part for the assignment of a kernel's tiles to programs."""
+    """Emitter part that decides which tile of the results each program of the grid computes."""
 
     positions: Positions
     bounds: LoopBounds
 
     def program(self, tiles_m: int, tiles_n: int) -> None:
-        """Emit the index of the program's tile, and the indices of its rows, columns and whole reduction axes.
+        """Emit variables for the coordinates of the program's tile in the grid, and for the indices of its rows,
+        columns and of those reduction axes that a tile covers whole.
 
         `tiles_m`, `tiles_n`: number of tiles along rows and columns.
         """
@@ -36,9 +37,10 @@ class Grid(TritonPart):
                 self.line(f"{a.name} = tl.arange(0, {frame.block[a.name]})")
 
     def place(self, tiles_m: int, tiles_n: int) -> None:
-        """Emit the program's tile coordinates and the values of batch axes.
+        """Emit the coordinates of the program's tile, among `tiles_m` tiles of rows and `tiles_n` of columns, and the
+        values of batch axes.
 
-        Tiles are rasterized in groups of rows for L2 reuse.
+        Tiles are numbered in groups of rows, so that programs that run at the same time share operands in L2.
         """
         s, t = self.shape, self.tiling
         batch = math.prod(a.size for a in s.batch)
@@ -81,9 +83,9 @@ class Grid(TritonPart):
             self.line(f"tile_n = {tile}")
 
     def longest_last(self) -> bool:
-        """Whether later rows have more work, as under a causal mask.
+        """Whether the programs of later rows have more work, as under a causal mask.
 
-        The programs of later rows are then launched first, so that long ones do not run alone at the end.
+        They are then launched first, so that long ones do not run alone at the end.
         """
         if any(a.name == "part" for a in self.shape.batch):
             return False

@@ -1,4 +1,4 @@
-"""Memory positions as integer tiles, and masks of out-of-bounds elements."""
+"""Memory positions as tiles of integers in emitted Triton text, and masks of out-of-bounds elements."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .spelling import Tile
 
 @dataclass(eq=False)
 class Positions(TritonPart):
-    """Emitter part for index expressions of a kernel over its tiles, and bounds masks."""
+    """Emitter part for index expressions of a kernel, each as a tile of integers, and for bounds masks."""
 
     def axis_text(self, axis: Axis) -> str:
-        """Name of the variable that holds an axis' values."""
+        """Name of the Triton variable that holds the values of `axis` in the current tile."""
         dim = self.frame.dim_of(axis)
         if axis in self.shape.batch:
             return axis.name
@@ -36,7 +36,7 @@ class Positions(TritonPart):
             if step > 1 and atom.by % step == 0 and _multiple(others, step, self.shape.batch):
                 # no tile crosses a multiple of the divisor: the quotient is a scalar
                 start = Index(((Axis(f"{axis.name}_", axis.size), 1),)) + others
-                whole = Index(((Division(start, atom.by, False), 1),))
+                whole = Index(((Division(start, atom.by, rest=False), 1),))
                 if not atom.rest:
                     return (), whole.text(lambda a: a.name)
                 # emitted without `%`: the compiler would not see the alignment and would not vectorize the load
@@ -47,7 +47,8 @@ class Positions(TritonPart):
         return inner.dims, f"({text} {'%' if atom.rest else '//'} {atom.by})"
 
     def position(self, index: Index, wide: bool = False) -> Tile:
-        """Tile of the values of an index expression; `wide` computes them in 64 bits."""
+        """Triton expression (a `Tile`) of the values of `index` over the current tile; `wide` computes them
+        in 64 bits."""
         parts: dict[tuple[str, ...], list[str]] = {}
         for atom, c in index.terms:
             dims, text = self._atom(atom)
@@ -63,7 +64,7 @@ class Positions(TritonPart):
         return Tile(text or "0", all_dims, "int32")
 
     def mask(self, dims: Sequence[str], over: Sequence[str], more: Sequence[Tile] = ()) -> str:
-        """Text of the bounds mask of a tile over the dimensions `over`; "" if no check is needed.
+        """Triton expression of the bounds mask of a tile over the dimensions `over`; "" if no check is needed.
 
         It combines checks along those of `dims` whose last tile is partial, and the conditions `more`.
         """
@@ -76,7 +77,8 @@ class Positions(TritonPart):
         return " & ".join(frame.spread(p, over) if p.dims else p.text for p in joined)
 
     def origin(self, axis: Axis, dim: str) -> str:
-        """Text of the position along an axis, which is in dimension `dim`, at which the current tile begins."""
+        """Triton expression of the index along `axis`, which belongs to the dimension `dim`, at which the current tile
+        begins."""
         frame = self.frame
         if axis in frame.walked:
             return f"{axis.name}_"
@@ -86,7 +88,7 @@ class Positions(TritonPart):
         return f"tile_{dim} * {frame.block[dim]}" if tiled else "0"
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum (`side`: "min" or "max") of an index over a tile.
+        """Triton expression of the minimum or maximum (`side`: "min" or "max") of the index `at` over the current tile.
 
         Raises Unfusable for an index that varies along two dimensions.
         """
@@ -96,8 +98,8 @@ class Positions(TritonPart):
         return f"tl.{side}({tile.text}, 0)" if tile.dims else f"({tile.text})"
 
     def unravel(self, dim: str, group: tuple[Axis, ...]) -> None:
-        """Emit the index of each axis of a dimension (`group`, outermost first), computed from the dimension's
-        index."""
+        """Emit a variable with the index along each axis of the dimension `dim`, computed from the dimension's own
+        index. `group`: its axes, outermost first; nothing is emitted for one axis."""
         step = 1
         for a in reversed(group):
             if len(group) > 1:

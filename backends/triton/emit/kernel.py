@@ -1,7 +1,7 @@
 """The Triton emitter: a kernel of the IR and its tiling as the text of one `@triton.jit` function.
 
 A program holds a tile of rows and columns. The emitter is made of parts that share a frame. Each part is given the
-parts that it calls; there is one call upwards, from `TileValues` to what makes loads and reductions
+parts that it calls; there is one callback, from `TileValues` to the parts that emit loads and reductions
 (`TileValues.makers`):
 
     spelling       tiles as text, spelling of operations
@@ -16,8 +16,9 @@ parts that it calls; there is one call upwards, from `TileValues` to what makes 
     stores         TileStores: results
     grid           Grid: the program's tile
 
-This module connects the parts, gives concatenated results programs of their own, and joins the partial results of split
-reductions. A strategy that differs replaces parts (warp_specialized/attention.py).
+This module connects the parts, computes concatenated results in separate programs of the grid, and joins the partial
+results of split reductions. Other strategies (ways to write kernels) replace some of the parts
+(warp_specialized/attention.py).
 """
 
 from __future__ import annotations
@@ -46,15 +47,23 @@ ONE_BY_ONE = 8  # parts up to which partial sums are added sequentially in each 
 
 
 def emit(kernel: Kernel, tiling: Tiling, name: str, shape: Shape | None = None) -> TritonLaunch:
-    """The launch of a kernel with given tiles. Raises Unfusable if Triton cannot express the kernel."""
+    """Emit the Triton source of `kernel` with the tile sizes `tiling`; returns its launch. Raises Unfusable if Triton
+    cannot express the kernel.
+
+    `name`: of the emitted function. `shape`: roles of the kernel's axes (row, column, batch, reduction), derived from
+    the kernel if None.
+    """
     return TileEmitter(TileFrame(kernel, tiling, name, shape or shape_of(kernel))).launch()
 
 
 def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape: Shape) -> TritonLaunch:
-    """One launch of a split reduction: programs run `first`, which computes partial results; the last program of each
-    tile to finish (by an atomic counter) runs `second`, which combines them. `shape` is that of the kernel before the
-    split, whose tiles both kernels use. The buffer `counters` (int32, one per tile) is zero before and after the
-    launch."""
+    """Emit a split reduction as one Triton function called `name`; returns its launch. Programs run `first`, which
+    computes partial results; the last program of each tile to finish (known by an atomic counter) runs `second`, which
+    combines them.
+
+    `tiling`, `shape`: tile sizes and roles of the axes (row, column, batch, reduction) of the kernel before the split,
+    whose tiles both kernels use. The buffer `counters` (int32, one per tile) is zero before and after the launch.
+    """
     own = shape_of(first)
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
     parts = first.axes[0].size
@@ -72,7 +81,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
 
 
 def reduction_axes(kernel: Kernel) -> tuple[Axis, ...]:
-    """The reduction axes of a kernel, without duplicates."""
+    """The axes that the reductions of `kernel` run over, each once, inner reductions first."""
     return tuple(dict.fromkeys(e.axis for e in kernel.reductions))
 
 
@@ -96,7 +105,7 @@ def _place(store: OutputStore) -> tuple[Axis, int, int] | None:
 
 
 class TileEmitter(TritonPart):
-    """Emitter of a whole Triton kernel: connects the emitter's parts."""
+    """Emitter of a whole Triton kernel: connects the emitter's parts (positions, loads, loops, products, stores)."""
 
     def __init__(self, frame: TileFrame) -> None:
         super().__init__(frame)
@@ -111,9 +120,10 @@ class TileEmitter(TritonPart):
         self.values.makers = {"load": self.loads.load, "reduce": self.loops.reduction}
 
     def launch(self, last: TileEmitter | None = None) -> TritonLaunch:
-        """The text of the kernel's function, and its grid.
+        """Emit the kernel's function; returns its launch: text and number of programs.
 
-        `last`: emitter of the code that the last program of each tile runs after its own part of a split reduction.
+        `last`: emitter of the code that the last program of each tile runs after its own part of a split reduction;
+        None without one.
         """
         frame = self.frame
         s, t = self.shape, self.tiling
@@ -194,9 +204,10 @@ class TileEmitter(TritonPart):
         return replace(store, value=value, guards=())
 
     def as_part(self, whole: TileEmitter) -> list[str]:
-        """Lines that compute and store one of several results, for the thread blocks (programs) that hold its tiles.
+        """Lines of Triton code that compute and store one of several results, to run in those programs of the grid to
+        which the result's tiles are assigned.
 
-        `whole` is the emitter of the kernel with all results.
+        `whole`: emitter of the kernel with all results, with which this one shares variable numbers and tensor maps.
         """
         frame = self.frame
         own = whole.frame
@@ -207,10 +218,10 @@ class TileEmitter(TritonPart):
         return frame.top.lines
 
     def as_last(self, programs: int, parts: int, counter: int) -> list[str]:
-        """The lines with which the last program of a tile combines the tile's partial results.
+        """Lines of Triton code with which the last program of a tile to finish combines the tile's partial results.
 
-        `programs`: size of the grid; `parts`: programs per tile; `counter`: number from which fresh variable
-        names count.
+        `programs`: size of the grid; `parts`: programs per tile; `counter`: number from which fresh variable names
+        count.
         """
         frame = self.frame
         tiles = counted_tiles(programs, parts)

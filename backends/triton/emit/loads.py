@@ -15,17 +15,18 @@ from .values import TileValues
 
 @dataclass(eq=False)
 class TileLoads(TritonPart):
-    """Emitter part for loads: an expression of the IR becomes the text of a tile in registers."""
+    """Emitter part for loads: makes the Triton expression of the tile that a load reads."""
 
     positions: Positions
     values: TileValues
 
     def read_inside(self, e: Expr) -> None:
-        """Emit a loop-invariant load inside the surrounding loop, after the prologue copies of that loop.
+        """Emit the load `e`, which does not depend on the surrounding loop, inside that loop, after the copies that
+        fill the loop's pipeline.
 
-        If it were issued before the loop, the copies would wait for it. The address is made to look
-        loop-dependent, so that the compiler does not hoist the load. (One row in 16 of 8 heads of 4096 keys:
-        7.8 to 7.2 µs on an H200.)
+        If it were issued before the loop, the copies would wait for it. A term that is 0, but seems to depend on the
+        loop, is added to the address, so that the compiler does not hoist the load. (Attention of one query row over
+        4096 keys, with 16 sets of 8 heads, on an H200: 7.2 instead of 7.8 µs.)
         """
         frame = self.frame
         around = frame.scope.outside.bound if frame.scope.outside is not None else frame.scope.bound
@@ -34,9 +35,9 @@ class TileLoads(TritonPart):
                 frame.scope.known[e] = self.values.named(self.load(e, f"{axis.name}_ // {axis.size}"))
 
     def load(self, e: Expr, moving: str = "") -> Tile:
-        """Tile of a load: a TMA box if possible, else a masked pointer load.
+        """Triton expression (a `Tile`) of what the load `e` reads: a TMA box if possible, else a masked pointer load.
 
-        `moving`: text of an expression that is 0 but seems loop-dependent, added to the address so that the load stays
+        `moving`: Triton expression that is 0 but seems to depend on a loop, added to the address so that the load stays
         in the loop (`read_inside`).
         """
         frame = self.frame
@@ -68,8 +69,8 @@ class TileLoads(TritonPart):
         return Tile(text, dims, dtype)
 
     def boxed(self, operand: str, at: Index, dtype: str) -> Tile | None:
-        """The tile of a TMA load of an operand at an index; None if TMA cannot load it, or outside of loops, where
-        pointer loads are faster."""
+        """Triton expression (a `Tile`) of a TMA load of `operand`, of `dtype`, at the index `at`. None if TMA cannot
+        load it, or outside of loops, where pointer loads are faster."""
         frame = self.frame
         if frame.fresh_loads or not at.axes & (frame.walked.union(self.shape.cols) if frame.n_loop else frame.walked):
             return None  # loads outside of loops go to registers: shared memory takes longer and more space
@@ -83,8 +84,8 @@ class TileLoads(TritonPart):
         return Tile(text, dims, dtype) if in_order else Tile(f"tl.trans({text})", dims[::-1], dtype)
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """(name of the tensor map, TMA box) of a load of an operand at an index; None if TMA cannot load it. `dtype`:
-        of the operand."""
+        """(name of the tensor map, TMA box) with which TMA loads `operand` at the index `at`; None if TMA cannot load
+        it. The tensor map (TMA descriptor) is added to the kernel's parameters. `dtype`: of the operand."""
         frame = self.frame
         if dtype not in ITEMSIZE:
             return None

@@ -1,5 +1,5 @@
-"""Ranges of loops over an axis, without the iterations in which masks make every reduction's body the neutral
-element."""
+"""Ranges of loops over an axis, without the iterations that cannot contribute because masks replace what every
+reduction reduces by its neutral element."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from .values import TileValues
 
 @dataclass(eq=False)
 class LoopBounds(TritonPart):
-    """Emitter part for ranges of loops over an axis, and the masks that bound them."""
+    """Emitter part for the ranges of loops over an axis, which masks may shorten."""
 
     positions: Positions
     values: TileValues
 
     def segments(self, ready: Sequence[Expr], axis: Axis) -> list[tuple[str, str, dict[Expr, Expr]]]:
-        """Ranges of the loops over an axis, as (start, end, masks that are redundant there -> their replacements).
+        """Ranges into which the loop over `axis` is divided, as (start, end, masks that are redundant there -> their
+        replacements); start and end are Triton expressions.
 
-        `ready`: reductions that the loops compute. Where a mask makes every reduction's body neutral beyond a bound,
-        the loop ends at the bound. With a causal mask there are two ranges, and only the second, over the last tiles,
-        applies the mask.
+        `ready`: reductions that the loops compute. Where a mask makes what every reduction reduces neutral beyond a
+        bound, the loop ends at the bound. With a causal mask there are two ranges, and only the second, over the last
+        tiles, applies the mask.
         """
         own = [e for e in ready if shared_maximum(e, axis) not in ready]
         found = [self.axis_masks(e, axis) for e in own if axis not in self.frame.single]
@@ -78,7 +79,7 @@ class LoopBounds(TritonPart):
         )
 
     def axis_masks(self, e: Expr, axis: Axis) -> list[AxisMask]:
-        """The masks of a reduction's body that bound an axis from below or above."""
+        """The masks in the expression that `e` reduces (its body) that bound `axis` from below or above."""
         found = []
         for room, mask, kept, alone in body_masks(e, self.kernel.builder.const(1.0)):
             side = room.coefficient(axis)

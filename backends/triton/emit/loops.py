@@ -1,8 +1,8 @@
 """Reductions: one call where a tile holds the whole axis, else a loop over tiles with accumulators.
 
-Reductions of one level share a loop. A sum of exp(a - max(a)) shares the loop of its maximum: the accumulator is
-rescaled when the maximum changes (online softmax; over products this is FlashAttention). Both follow from the plain
-formula.
+Reductions along one axis that do not depend on each other share a loop. A sum of exp(a - max(a)) shares the loop of its
+maximum: the accumulator is rescaled when the maximum changes (online softmax; with matrix products this is
+FlashAttention). The IR contains the plain formulas only.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from .values import TileValues
 
 @dataclass(eq=False)
 class TileLoops(TritonPart):
-    """Emitter part for reductions: one call where a tile holds the whole axis, else an accumulator of a loop."""
+    """Emitter part for reductions: emits one call where a tile holds the whole axis, else a loop over tiles with an
+    accumulator."""
 
     values: TileValues
     products: Products
     bounds: LoopBounds
 
     def reduction(self, e: Expr) -> Tile:
-        """Tile of a reduction: the accumulator of a loop if its axis is tiled."""
+        """Emit the reduction `e`; returns the Triton expression (a `Tile`) of its result. If the reduction axis is
+        tiled, that is the accumulator of an emitted loop over its tiles; otherwise one tile that covers the axis is
+        reduced by one call."""
         if e.axis in self.frame.walked:
             self.loop(e)
             found = self.frame.scope.find(e)
@@ -40,8 +43,8 @@ class TileLoops(TritonPart):
         return self.whole(e)
 
     def neutral(self, e: Expr, body: Tile, dim: str) -> str:
-        """Text of the tile `body` of the reduction `e`, with the neutral element at positions beyond the end of the
-        axis (`dim`)."""
+        """Triton expression of `body`, the tile that the reduction `e` reduces, with the reduction's neutral element (0
+        for a sum) at positions beyond the end of the dimension `dim`."""
         frame = self.frame
         if not frame.ragged(dim) or (e.value[0] == "sum" and is_zero_out_of_bounds(e.args[0], e.axis)):
             return f"{body.atom} + 0.0" if _as_product(e, body) else body.text
@@ -49,7 +52,8 @@ class TileLoops(TritonPart):
         return f"tl.where({mask}, {body.text}, {_neutral(e, body.dtype)})"
 
     def whole(self, e: Expr) -> Tile:
-        """Tile of a reduction whose axis one tile holds whole. Raises Unfusable for unsupported monoids."""
+        """Triton expression (a `Tile`) of the result of the reduction `e`, whose whole axis one tile holds. Raises
+        Unfusable for a monoid (combining operation such as sum or max) that Triton lacks."""
         dot = self.shape.dots.get(e)
         if dot is not None and (tile := self.products.dot(e, dot, None)) is not None:
             return tile
@@ -65,7 +69,8 @@ class TileLoops(TritonPart):
         return Tile(text, kept, body.dtype)
 
     def loop(self, wanted: Expr) -> None:
-        """Emit the loop that computes a reduction and all others along the same axis whose operands are available."""
+        """Emit the loop that computes the reduction `wanted` and all others along the same axis whose operands are
+        available."""
         frame = self.frame
         axis = wanted.axis
         ready = self.together(wanted)

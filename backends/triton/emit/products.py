@@ -22,14 +22,14 @@ TALL = 64  # rows from which a product is asynchronous (wgmma)
 
 @dataclass(eq=False)
 class Products(TritonPart):
-    """Emitter part for products on tensor cores, and for the waits in loops over them."""
+    """Emitter part for matrix products on tensor cores, and for the waits in loops over them."""
 
     values: TileValues
     loads: TileLoads
 
     def dot(self, e: Expr, dot: Dot, acc: str | None) -> Tile | None:
-        """Tile of the reduction `e`, a matrix product with sides `dot`, on tensor cores; None if its tiles are too
-        small.
+        """Triton expression (a `Tile`) of the matrix product `e`, with the sides `dot`, on tensor cores; None if its
+        tiles are too small or not matrices.
 
         `acc`: variable of the accumulator that the product is added to; None for a product that starts at zero.
         """
@@ -61,7 +61,8 @@ class Products(TritonPart):
         return Tile(f"tl.where({there}, {side.text}, 0.0)", side.dims, side.dtype)
 
     def must_wait(self, dot: Dot, rows: str, scaled: bool) -> bool:
-        """Whether a loop must wait for a product in each iteration, to avoid an async-copy race.
+        """Whether the loop that adds up the matrix product `dot` must wait for it in each iteration, to avoid an
+        async-copy race.
 
         `rows` is the dimension of the product's rows. `scaled`: the accumulator is rescaled in each iteration, which
         waits for the product too, but only in the next iteration. There are two races. A computed left operand is in
@@ -91,7 +92,8 @@ class Products(TritonPart):
         return e.op == "load" and any(e in x.args for x in self.kernel.exprs if x not in products)
 
     def side(self, parts: Sequence[Expr]) -> Tile:
-        """Tile of one side of a product: the product of its factors `parts`."""
+        """Triton expression (a `Tile`) of one operand of a matrix product: the elementwise product of its factors
+        `parts`."""
         found = self.kernel.builder.product(list(parts), [])
         self.frame.uses.setdefault(found, 2)
         if self.tiling.options.get("inside") and found.op == "load":
@@ -99,10 +101,11 @@ class Products(TritonPart):
         return self.values.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-        """Tiles of both operands of a product converted to one dtype: that of a 16-bit operand, else `narrowest`.
+        """The operands `a` and `b` of a matrix product converted to one dtype: that of a 16-bit operand, else
+        `narrowest`.
 
-        Rounding computed values to 16 bits is what the unfused program does when it stores them. Raises
-        Unfusable for float64.
+        Rounding computed values to 16 bits is what the unfused program does when it stores them. Raises Unfusable for
+        float64.
         """
         narrow = [t.dtype for t in (a, b) if t.dtype in HALVES]
         want = narrow[0] if narrow else self.narrowest()
@@ -111,18 +114,19 @@ class Products(TritonPart):
         return tuple(t if t.dtype == want else Tile(f"{t.atom}.to({TRITON[want]})", t.dims, want) for t in (a, b))  # type: ignore[return-value]
 
     def narrowest(self) -> str:
-        """Dtype of products of computed values: the 16-bit float dtype that the kernel loads, else the compute
-        dtype."""
+        """Dtype in which products of computed values are made: the 16-bit float dtype that the kernel loads, if there
+        is one, else the compute dtype."""
         floats = {b.dtype for name, b in self.kernel.buffers.items() if b.dtype in HALVES}
         inputs = {e.value[3] for e in self.kernel.exprs if e.op == "load"}
         return next(iter(sorted(floats & inputs)), self.frame.wide)
 
     def row_products(self, e: Expr, axis: Axis) -> tuple[Tile, Tile] | None:
-        """Tiles of the two factors of a row-wise sum of products `e` along an axis, if tensor cores should compute the
-        sum; else None.
+        """Tiles of the two factors of `e`, a sum of products along `axis` for each row, if it should be computed on
+        tensor cores as the diagonal of a matrix product of the two; else None.
 
-        One factor must also be the operand of a matrix product, since its tile is then already in shared memory; for
-        few rows a second product costs next to nothing.
+        That pays if one factor is also the left operand of another matrix product, so that its tile is in shared memory
+        already, and a tile has few rows, so that the extra matrix product is cheap. Both factors must be 16-bit loads
+        over rows and `axis`.
         """
         frame = self.frame
         over, under = factors(e.args[0])
@@ -137,11 +141,11 @@ class Products(TritonPart):
         return (a, b) if 16 <= frame.block["m"] <= FEW and frame.block[frame.dim_of(axis)] >= 16 else None
 
     def on_the_diagonal(self, name: str, a: Tile, b: Tile, outer: TritonScope | None) -> Callable[[], Tile]:
-        """Emit row-wise sums of the products of tiles `a` and `b` as the diagonal of a matrix product, accumulated in
-        the variable `name`.
+        """Emit the sums of products of the tiles `a` and `b` for each row as the diagonal of their matrix product,
+        accumulated in the variable `name`.
 
-        `outer`: scope that initializes the variable; None if it is initialized already. Returns a function that emits
-        the extraction of the diagonal after the loop and returns its tile.
+        `outer`: scope in which the variable is initialized; None if it is initialized already. Returns a function that,
+        after the loop, emits the extraction of the diagonal and returns its tile.
         """
         size = self.frame.block["m"]
         self.line(f"{name} = tl.dot({a.text}, tl.trans({b.text}), {name})")
@@ -162,8 +166,8 @@ def _transposed(tile: Tile, dims: tuple[str, str]) -> Tile:
 
 
 def is_zero_out_of_bounds(e: Expr, axis: Axis) -> bool:
-    """Whether a reduction's body is 0 beyond the end of an axis (where loads give 0), so that no mask is needed: a
-    factor of its numerator is such a load, and no other factor is infinite there."""
+    """Whether `e`, the body of a reduction along `axis`, is 0 beyond the end of the axis (where loads give 0), so that
+    no mask is needed: a factor of its numerator is such a load, and no other factor is infinite there."""
     over, under = factors(e)
     zero = any(f.op == "load" and axis in f.value[1].axes for f in over)
     return zero and not any(axis in f.axes for f in under) and all(map(partial(_finite, axis), over))

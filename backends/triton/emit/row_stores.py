@@ -19,16 +19,17 @@ MOST = 16  # maximum elements that are joined
 
 
 class RowStore(NamedTuple):
-    """Stores of one element each that are adjacent in memory, in order, and the position of the first store."""
+    """Stores of one element each that write consecutive memory positions, in this order; `at`: position of the first
+    one."""
 
     stores: tuple[OutputStore, ...]
     at: Index
 
 
 def rows(kernel: Kernel) -> list[RowStore]:
-    """Runs of a kernel's stores to consecutive memory positions, at most `MOST` stores each.
+    """Sequences of a kernel's stores that write consecutive memory positions, at most `MOST` stores each.
 
-    Runs that would overlap the next row's run are left out.
+    Left out are sequences longer than the distance to the same results of the next row, which they would overlap.
     """
     alike: dict[tuple[str, Index], dict[int, OutputStore]] = {}
     for s in kernel.stores:
@@ -57,7 +58,8 @@ def _runs(places: Sequence[int]) -> list[list[int]]:
 
 
 def joined_tiles(texts: Sequence[str]) -> str:
-    """Text of several tiles as one: joined (`tl.join`) along new last axes of two elements each, flattened in order.
+    """Triton expression that joins the tiles `texts` (`tl.join`) along new last axes of two elements each, which
+    flatten to the tiles' order.
 
     The last tile is repeated up to a power of two.
     """

@@ -20,16 +20,18 @@ _CONSTANTS = {
 
 
 def sized_launch(launch: Any, statement: str) -> str:
-    """The launch statement with `SIZES_<kernel name>`, a placeholder for the size arguments, after its arguments."""
+    """Insert `SIZES_<kernel name>`, a placeholder for the size arguments, after the arguments of the launch
+    `statement`; returns the statement."""
     pattern = rf"^({launch.name}\[.*)(, num_warps=\d+, num_stages=\d+)"
     return re.sub(pattern, rf"\1SIZES_{launch.name}\2", statement, flags=re.MULTILINE)
 
 
 def with_sizes(text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-    """(kernel text with an integer parameter for each of `sizes` that occurs in it, the names of these sizes).
+    """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that occurs
+    in `text`. Returns (kernel text, the sizes that occur).
 
-    A parameter is called `prefix` + size. None if a size is used where Triton needs a constant (in the shape of a tile,
-    or as a keyword argument), or if the text has several functions.
+    None if a size is used where Triton needs a constant (in the shape of a tile, or as a keyword argument), or if the
+    text has several functions.
     """
     found = str(text.spelled(lambda value: _spelled(value, prefix)))
     used = [n for n in sizes if re.search(rf"\b{prefix}{n}\b", found)]
@@ -64,7 +66,7 @@ def _constants(text: str, prefix: str) -> Iterator[bool]:
             fixed |= isinstance(child, ast.keyword) and child.arg not in ("mask", "other")
             yield from walk(child, constant or fixed)
 
-    yield from walk(ast.parse(text), False)
+    yield from walk(ast.parse(text), constant=False)
 
 
 def _first_constant(node: ast.AST) -> int:

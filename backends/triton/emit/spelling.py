@@ -1,4 +1,4 @@
-"""Spelling of tiles, operations and dtypes in Triton, and the description of a launch."""
+"""Triton text of tiles, operations and dtypes, and the record of an emitted kernel with its launch (`TritonLaunch`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ...ir.tensor_maps import Box
 
 @dataclass(frozen=True)
 class Tile:
-    """Value in emitted Triton source: its text, the dimensions it spans (names in the emitter's order), its dtype."""
+    """Value in emitted Triton source: its expression (`text`), the dimensions along which it varies (`dims`, in the
+    emitter's order), its dtype."""
 
     text: str
     dims: tuple[str, ...]
@@ -21,7 +22,7 @@ class Tile:
 
     @property
     def atom(self) -> str:
-        """The text in parentheses, unless it is one word or call."""
+        """The value's expression, in parentheses unless it is a name, number or call."""
         plain = self.text.replace("_", "").replace(".", "").replace("e-", "e").isalnum()
         return self.text if plain or _is_call(self.text) else f"({self.text})"
 
@@ -41,7 +42,9 @@ def _is_call(text: str) -> bool:
 
 @dataclass(frozen=True)
 class TritonLaunch(LaunchBase):
-    """Launch of a Triton kernel: the function's name and text, programs in the grid, argument names, launch options."""
+    """One emitted Triton kernel and its launch: name of the function, its source, number of programs (`grid`), names of
+    the buffers that are passed (`args`), warps and pipeline stages. `boxes`: operands read through tensor maps (TMA
+    descriptors), which follow the arguments. `early`: programmatic dependent launch."""
 
     name: str
     source: str
@@ -53,7 +56,7 @@ class TritonLaunch(LaunchBase):
     early: bool = False  # programmatic dependent launch
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that launches the kernel; `names` maps arguments to variables."""
+        """The Python statement that launches the kernel; `names` maps its buffers to Python variables."""
         described = [
             f"described({names[o]}, {b.shape}, {b.block}{f', strides={b.strides}' if b.strides else ''})"
             for o, b in self.boxes
@@ -78,12 +81,12 @@ TRITON = {
 
 
 def widest(kinds: Iterable[str]) -> str:
-    """Compute dtype of integer arithmetic on operands of the given dtypes: int64 if one is, else that of the first
-    operand with an integer dtype."""
+    """Dtype in which integer arithmetic on operands of the dtypes `kinds` is done: int64 if one is, else that of the
+    first operand with an integer dtype; int32 if all are constants or bools."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
 
 
 def mentions(text: str, name: str) -> bool:
-    """Whether source text contains a variable of this name."""
+    """Whether the source `text` contains a variable called `name`."""
     return re.search(rf"\b{name}\b", text) is not None

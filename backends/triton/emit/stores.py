@@ -1,4 +1,5 @@
-"""Stores of results: masked, in one loop where a program iterates over columns, interleaved ones at once."""
+"""Stores of results: with masks, in one loop where a program iterates over columns, and several at once where results
+are interleaved in memory."""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ class TileStores(TritonPart):
         return max(1.0, math.prod(self.frame.block[d] for d in dims) / (32 * self.tiling.warps))
 
     def write_all(self, stores: Sequence[OutputStore]) -> None:
-        """Emit the given stores; those whose columns a program processes sequentially share one loop."""
+        """Emit the given stores; those of columns that a program processes tile by tile share one loop."""
         frame = self.frame
         cols = {*self.shape.cols}  # a value that is constant along the columns is written to each of them
         walked = [s for s in stores if frame.n_loop and cols & (s.value.axes | s.at.axes)]
@@ -129,7 +130,7 @@ class TileStores(TritonPart):
         return spread if tile.dims == dims else f"tl.broadcast_to({spread}, {frame.sizes(dims)})"
 
     def store(self, store: OutputStore) -> None:
-        """Emit the store of one result."""
+        """Emit the value of one result and its masked store."""
         frame = self.frame
         buffer, at, value = store.buffer, store.at, store.value
         tile = self.values.value(value) if value.op == "load" or value.kind != "float" else self.values.floated(value)
@@ -164,7 +165,7 @@ class TileStores(TritonPart):
 
 
 def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:
-    """For each store, the expressions that no earlier store has, operands first."""
+    """For each store, the expressions that none of the stores before it contains, operands first."""
     seen: set[Expr] = set()
     found: list[list[Expr]] = []
     for s in stores:

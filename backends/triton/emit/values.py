@@ -1,4 +1,5 @@
-"""Values of a Triton kernel: each expression is a tile, computed once, in the outermost possible scope."""
+"""Values of a Triton kernel: each expression of the IR is a tile, computed once, in the outermost scope that is
+possible."""
 
 from __future__ import annotations
 
@@ -28,14 +29,16 @@ BY_ANY = {
 class TileValues(TritonPart):
     """Emitter part for elementwise expressions.
 
-    `makers` emits loads and reductions: op ("load", "reduce") -> function that returns a tile.
+    `makers` emits loads and reductions: op ("load", "reduce") -> function that emits such an expression and returns its
+    tile.
     """
 
     positions: Positions
     makers: dict[str, Callable[[Expr], Tile]] = field(default_factory=dict, init=False)
 
     def value(self, e: Expr) -> Tile:
-        """Tile of an expression; if it is not known yet, it is emitted in the outermost scope that can compute it."""
+        """Triton expression (a `Tile`) of the value of `e`. What it needs is emitted, in the outermost scope that can
+        compute it, unless that has been done before."""
         frame = self.frame
         if frame.long and e.op != "const" and frame.scope.find(e) is None:  # without recursion, operands first
             for x in unknown(e, lambda a: frame.scope.find(a) is not None or not a.axes <= frame.scope.bound)[:-1]:
@@ -61,8 +64,8 @@ class TileValues(TritonPart):
         return tile
 
     def in_columns(self, e: Expr) -> Expr | None:
-        """The expression with column axes in place of those reduction axes that run over columns, if it is a load or
-        the kernel computes it anyway; else None.
+        """The expression `e` with each reduction axis that runs over the elements of a column axis (`Shape.joined`)
+        replaced by that column axis, if that is a load or a value that the kernel computes anyway; else None.
 
         A row that one tile holds whole is then loaded and computed once.
         """
@@ -79,8 +82,8 @@ class TileValues(TritonPart):
         return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
-        """Emit the assignment of a tile to a new variable; returns the tile of the variable. `stem`: what its name
-        begins with."""
+        """Emit the assignment of `tile` to a new variable, whose name begins with `stem`; returns the variable as a
+        tile. A tile that is a variable already is returned as it is."""
         if tile.text.isidentifier():
             return tile
         name = self.fresh(stem)
@@ -88,14 +91,15 @@ class TileValues(TritonPart):
         return Tile(name, tile.dims, tile.dtype)
 
     def constant(self, e: Expr) -> Tile:
-        """Tile of a constant."""
+        """Triton literal (a `Tile` without dimensions) of the constant `e`."""
         v = e.value
         if isinstance(v, float) and not math.isfinite(v):
             return Tile(f"float('{'nan' if v != v else 'inf' if v > 0 else '-inf'}')", (), "const")
         return Tile(repr(v), (), "const" if e.kind == "float" else "bool" if e.kind == "bool" else "int32")
 
     def floated(self, e: Expr) -> Tile:
-        """Tile of an expression in the compute dtype; converted once if several uses need it."""
+        """Triton expression (a `Tile`) of `e` in the compute dtype; if several uses need it, the conversion is emitted
+        once, into a variable."""
         frame = self.frame
         tile = self.value(e)
         if e.kind != "float" or tile.dtype in (frame.wide, "const"):
@@ -159,7 +163,7 @@ class TileValues(TritonPart):
         return Tile(text.format(*values), dims, dtype)
 
     def short_erf(self, e: Expr) -> Tile:
-        """Tile of erf with the accuracy that 16-bit results need (short_erf.py)."""
+        """Triton expression (a `Tile`) of the erf `e`, only as accurate as 16-bit results need (short_erf.py)."""
         frame = self.frame
         x = self.floated(e.args[0])
         stored = {self.kernel.buffers[s.buffer].dtype for s in self.kernel.stores}

@@ -31,9 +31,10 @@ Ranked = Iterator[tuple[TileSchedule, float]]
 
 
 def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool = True) -> list[TileSchedule]:
-    """At most `count` schedules, best guess first; empty if none is legal.
+    """At most `count` schedules for `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), best
+    guess first; empty if none is legal.
 
-    `splits`: whether the reduction may be split.
+    `splits`: whether the reduction may be split (split-K).
     """
     facts = facts_of(kernel, shape, splits)
     found = _begun(_ranked(facts, count), count)
@@ -45,10 +46,11 @@ def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool 
 def rounding_schedules(
     kernel: Kernel, shape: Shape, count: int, splits: bool, precision: Precision
 ) -> list[TileSchedule]:
-    """At most `count` schedules with the given input `precision` of float32 products, best guess first.
+    """At most `count` schedules whose float32 products have the given input `precision`, best guess first. `splits`:
+    whether the reduction may be split (split-K).
 
-    On an H200 the best schedules for many rows had K tiles of one line of shared memory (32 floats); with more than
-    64 accumulators per thread, split operands did not fit into registers (161 instead of 106 µs).
+    On an H200 the best schedules for many rows had K tiles of one line of shared memory (32 floats); with more than 64
+    accumulators per thread, split operands did not fit into registers (161 instead of 106 µs).
     """
     found = schedules(kernel, shape, 8 * count, splits=splits)
     if shape.kind == "contraction" and shape.m > FEW:
@@ -345,7 +347,7 @@ def _attention(facts: KernelFacts) -> Ranked:
     short = facts.short
     depths = (16, 32, 64, 128, 256) if short else (32, 64, 128, 256)
     for m, k, warps, stages in product(rows, _blocks(facts.size, depths, 16), (4, 8), (2, 3, 4)):
-        own = tuple(facts.other_tiles.get(i, k) for i in range(len(facts.inner)))
+        own = tuple(facts.whole_tiles.get(i, k) for i in range(len(facts.inner)))
         schedule = TileSchedule(m, n, warps, stages, own, boxes=facts.boxed)
         if not tiles_fit(facts, schedule):
             continue

@@ -27,7 +27,7 @@ HEAVY = 64  # operations per element beyond which small programs may pay
 @dataclass(frozen=True)
 class Load:
     """Footprint of a load in a tile: whether it varies along `rows` and along `cols`, which reduction axes it varies
-    along (`inner`: indices in `Shape.inner`), bytes per element."""
+    along (`inner`: their indices in `Shape.inner`), and its bytes per element."""
 
     rows: bool
     cols: bool
@@ -75,7 +75,7 @@ class KernelFacts:
 
     @property
     def width(self) -> int:
-        """Bytes of the narrowest float in memory."""
+        """Bytes of an element of the narrowest float dtype in memory: 2 or 4."""
         return 4 if self.single else 2
 
     @cached_property
@@ -85,50 +85,54 @@ class KernelFacts:
 
     @property
     def product(self) -> bool:
-        """Whether there are matrix products."""
+        """Whether the kernel has matrix products."""
         return self.kind in ("contraction", "attention")
 
     @property
     def few(self) -> bool:
-        """Whether the kernel has few rows: its product is a skinny GEMM, bound by reading the right operand."""
+        """Whether the kernel has few rows: its product is then a skinny GEMM, whose time is that of reading the right
+        operand."""
         return self.m <= FEW
 
     @cached_property
     def columns(self) -> int:
-        """Column tile of attention: all columns if at most 512, else 128."""
+        """Columns of a program's tile in attention: all columns, rounded up to a power of two, if at most 512; else
+        128."""
         return max(16, padded(self.n)) if self.n <= 512 else 128
 
     @cached_property
-    def other_tiles(self) -> Mapping[int, int]:
-        """Tile sizes of the reduction axes of attention that are not looped over, by index in `inner`: the whole padded
-        axes."""
+    def whole_tiles(self) -> Mapping[int, int]:
+        """For attention: tile size of each reduction axis that one tile covers whole, without a loop, which is the
+        axis's size rounded up to a power of two, at least 16. Keys: positions of the axes in `inner`. The remaining
+        axis (`main`) is looped over."""
         return {i: max(16, padded(size)) for i, size in enumerate(self.inner) if i != self.main}
 
     @cached_property
     def head(self) -> int:
         """Largest tile size of attention along any axis but rows and the looped one (head sizes, columns)."""
-        return max([self.columns, *self.other_tiles.values()])
+        return max([self.columns, *self.whole_tiles.values()])
 
     def programs(self, s: TileSchedule) -> int:
-        """Number of programs that a schedule launches, without split-K."""
+        """Number of programs that the schedule `s` launches, split-K not counted."""
         return -(-self.m // s.m) * -(-self.n // s.n) * self.batch
 
     def depths(self, k: int) -> tuple[int, ...]:
-        """Tile size of each reduction axis of a product: `k` for the main axis and axes longer than 256, the whole axis
-        for the others."""
+        """Tile size of each reduction axis of a matrix product: `k` for the main axis and axes longer than 256; the
+        other axes are covered whole."""
         return tuple(
             min(k, padded(size)) if i == self.main or size > 256 else max(16 if self.rows else 1, padded(size))
             for i, size in enumerate(self.inner)
         )
 
     def staged(self, s: TileSchedule) -> int:
-        """Bytes of shared memory per pipeline stage: the loads of the loop that needs most."""
+        """Bytes of shared memory per pipeline stage with the schedule `s`: the loads of the loop that needs most."""
         tiles = self._tiles(s)
         walked = [i for i, size in enumerate(self.inner) if s.k[i] < size]
         return max((sum(nbytes for nbytes, x in tiles if i in x.inner) for i in walked), default=0)
 
     def unstaged(self, s: TileSchedule) -> int:
-        """Bytes of shared memory of product operands outside of loops, which are all live at once."""
+        """Bytes of shared memory, with the schedule `s`, of product operands outside of loops, which are all live at
+        once."""
         whole = {i for i, size in enumerate(self.inner) if s.k[i] >= size}
         return sum(nbytes for nbytes, x in self._tiles(s) if x.inner and whole.issuperset(x.inner))
 
@@ -147,7 +151,7 @@ class KernelFacts:
         return self.kind == "attention" and self.m <= 16 and 4 * parts <= target().multiprocessors
 
     def parts(self, s: TileSchedule) -> Iterator[int]:
-        """Legal split factors for a schedule, 1 (no split) first.
+        """Yields the legal numbers of parts into which the schedule `s` may split the reduction, 1 (no split) first.
 
         There are at most 8 programs per SM in total, and each part is at least one tile long.
         """
@@ -172,7 +176,8 @@ class KernelFacts:
 
 
 def facts_of(kernel: Kernel, shape: Shape, splits: bool = True) -> KernelFacts:
-    """Properties of a kernel that legality and ranking read. `splits`: whether its longest reduction may be split."""
+    """The properties of `kernel`, whose axes have the roles `shape` (row, column, batch, reduction), that legality and
+    ranking read. `splits`: whether its longest reduction may be split."""
     tops = [a for a in shape.outer if any(e.axis == a for e in shape.dots)]
     main = max(tops, key=lambda a: a.size) if tops else shape.inner[-1] if shape.inner else None
     inside, added = _inside(shape, tops), _added(shape, tops)

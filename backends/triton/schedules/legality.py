@@ -1,7 +1,7 @@
-"""Legality of Triton schedules (`TileSchedule`): tile sizes within the axes, register and shared-memory limits.
+"""Which Triton schedules (`TileSchedule`) are legal: tile sizes within the axes, limits on registers and shared memory.
 
-This is the only module that decides legality: schedules/candidates.py ranks legal schedules, schedule_search.py
-searches among them.
+This is the only module that decides that: schedules/candidates.py ranks legal schedules, schedule_search.py searches
+among them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ def each(elements: float, warps: int) -> float:
 
 
 def within(value: int, size: int, least: int = 1) -> bool:
-    """Whether the tile size `value` is legal along an axis of `size` elements: at least `least`, at most the padded
-    size, or `least` if that is larger."""
+    """Whether the tile size `value` is legal along an axis of `size` elements: at least `least`, and at most `size`
+    rounded up to a power of two, or `least` if that is larger."""
     return least <= value <= max(padded(size), least)
 
 
 def legal(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether a schedule is legal: its values are in their domains, it sets only options that apply to the kernel, and
-    its tiles and split-K factor suit the kernel's sizes.
-    """
+    """Whether the schedule `s` is legal for a kernel with these facts: its values are in their domains, it sets only
+    options that apply to the kernel, and its tiles and split-K factor suit the kernel's sizes."""
     if not s.valid or len(s.k) != len(facts.inner) or (s.boxes and not facts.boxed):
         return False
     if (s.inside and facts.kind != "attention") or (s.walk and not facts.middle) or (s.join and s.split is None):
@@ -45,7 +44,8 @@ def legal(facts: KernelFacts, s: TileSchedule) -> bool:
 
 
 def tiles_fit(facts: KernelFacts, s: TileSchedule) -> bool:
-    """Whether the tiles of a schedule with valid parameters fit a kernel of this kind (a part of `legal`)."""
+    """Whether the tile sizes of the schedule `s`, whose parameters are valid one by one, suit a kernel with these facts
+    (a part of `legal`)."""
     return _KINDS[facts.kind](facts, s)
 
 
@@ -123,7 +123,7 @@ def _behind(facts: KernelFacts, s: TileSchedule) -> bool:
 def _attention(facts: KernelFacts, s: TileSchedule) -> bool:
     """Legality of attention."""
     k = s.k[facts.main]
-    if any(s.k[i] != size for i, size in facts.other_tiles.items()) or s.n != facts.columns or s.group is not None:
+    if any(s.k[i] != size for i, size in facts.whole_tiles.items()) or s.n != facts.columns or s.group is not None:
         return False
     if s.inside and (not s.boxes or s.m > LITTLE or k * s.scratch_parts >= facts.size):
         return False

@@ -1,4 +1,5 @@
-"""Declarations of the schedules of Triton and Gluon kernels (generate/schedule.py), one class per strategy."""
+"""Declarations of the schedules of Triton and Gluon kernels (generate/schedule.py), one class per strategy (way to
+write kernels)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ TILING = ("m", "n", "k", "warps", "stages", "group", "precision")  # fields that
 
 @dataclass(frozen=True)
 class TileSchedule(Schedule):
-    """Schedule of a general Triton kernel: a tile of rows and columns per program."""
+    """Schedule (tuning parameters) of a general Triton kernel: a tile of rows and columns per program."""
 
     m: int = number("rows of a program's tile", POWERS)
     n: int = number("columns of a program's tile", POWERS)
@@ -40,28 +41,31 @@ class TileSchedule(Schedule):
 
     @property
     def scratch_parts(self) -> int:
-        """Split-K factor; 1: not split (`Schedule.scratch_parts`)."""
+        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
+        split."""
         return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
-        """Rows and columns of a program's tile; all columns with `walk`."""
+        """(rows, columns) of a program's tile; all columns with `walk`."""
         return self.m, shape.n if self.walk else self.n
 
     def tiling(self, shape: Shape) -> Tiling:
-        """The tiling of a kernel of this shape. Parameters that `Tiling` has no field for are its options."""
+        """The tile sizes that this schedule gives a kernel whose axes have the roles `shape` (row, column, batch,
+        reduction). Parameters that `Tiling` has no field for are its options."""
         options: dict[str, Any] = {"precision": PRECISIONS[self.precision or 0].name}
         names = [p.field for p in declared(type(self)).values() if p.field not in TILING]
         options |= {name: getattr(self, name) for name in names}
         return tiling_of(shape, self, self.group or 1, options)
 
     def cut(self, parts: int) -> TileSchedule:
-        """The schedule with its reduction split into `parts`, whose results the last program of a tile combines."""
+        """This schedule with its reduction split into `parts`, whose results the last program of each tile to finish
+        combines."""
         return self.but(split=parts, join=True) if parts > 1 else self
 
 
 @dataclass(frozen=True)
 class AttentionSchedule(Schedule):
-    """Schedule of warp-specialized attention (warp_specialized/attention.py)."""
+    """Schedule (tuning parameters) of warp-specialized attention (warp_specialized/attention.py)."""
 
     tag: ClassVar[str] = "roles"
     warp_specialized: ClassVar[bool] = True
@@ -82,13 +86,14 @@ class AttentionSchedule(Schedule):
         return self.pieces == 2
 
     def tiling(self, shape: Shape) -> Tiling:
-        """The tiling of a kernel of this shape."""
+        """The tile sizes that this schedule gives a kernel whose axes have the roles `shape` (row, column, batch,
+        reduction)."""
         return tiling_of(shape, self, 1, {"pieces": self.split_widths})
 
 
 @dataclass(frozen=True)
 class ConvolutionSchedule(Schedule):
-    """Schedule of warp-specialized convolution (warp_specialized/convolution.py)."""
+    """Schedule (tuning parameters) of warp-specialized convolution (warp_specialized/convolution.py)."""
 
     tag: ClassVar[str] = "roles"
     warp_specialized: ClassVar[bool] = True
@@ -104,9 +109,9 @@ class ConvolutionSchedule(Schedule):
 
 
 def tiling_of(shape: Shape, s: TileSchedule | AttentionSchedule, group: int, options: dict[str, Any]) -> Tiling:
-    """The tiling with a schedule's tile sizes, each at most the padded size of its axis; `group`, `options`: see
-    `Tiling`.
-    """
+    """The tile sizes of the schedule `s` for a kernel whose axes have the roles `shape` (row, column, batch,
+    reduction), each at most the size of its axis rounded up to a power of two; `group`: rows of tiles rasterized
+    together for L2 reuse; `options`: other schedule parameters by name."""
     sizes = [*s.k, *(padded(a.size) for a in shape.inner[len(s.k) :])]
     k = {a: min(size, padded(a.size)) for a, size in zip(shape.inner, sizes)}
     m, n = s.m if shape.rows else 1, s.n if shape.cols else 1

@@ -35,13 +35,11 @@ from .tiles import AttentionLoads, AttentionPositions, SharedTiles
 
 @dataclass(frozen=True)
 class RoleLaunch(TritonLaunch):
-    """Launch of a warp-specialized kernel with 4 warps in its default partition.
-
-    Its tensor maps include the shared-memory swizzle.
-    """
+    """One emitted warp-specialized Gluon kernel and its launch. The kernel's default partition (the first consumer warp
+    group) has 4 warps, and its tensor maps include the shared-memory swizzle."""
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that launches the kernel; `names` maps arguments to variables."""
+        """The Python statement that launches the kernel; `names` maps its buffers to Python variables."""
         described = [
             f"described({names[o]}, {b.shape}, {b.block}, {swizzle(b.block[-1])}{f', {b.strides}' if b.strides else ''})"
             for o, b in self.boxes
@@ -50,7 +48,8 @@ class RoleLaunch(TritonLaunch):
 
 
 def emit_attention(kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> RoleLaunch:
-    """The launch of attention with given tiles (64 rows per four warps).
+    """Emit warp-specialized attention as Gluon functions; returns the launch. `tiling`: tile sizes, with 64 rows per
+    four warps; `name`: of the kernel function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless the kernel is one product with keys inside one with values, both operands 16-bit and
     loadable by TMA.
@@ -82,7 +81,8 @@ class AttentionEmitter(TritonPart):
         values.makers = {"load": loads.load, "reduce": self.loops.reduction}
 
     def launch(self) -> RoleLaunch:
-        """The functions of producer and consumers, and the kernel that assigns roles to warps."""
+        """Emit the functions of producer and consumers, and the kernel that assigns these roles to warps; returns its
+        launch."""
         frame = self.frame
         s, t = self.shape, self.tiling
         tiles_m, tiles_n = -(-s.m // frame.tall), -(-s.n // t.n)

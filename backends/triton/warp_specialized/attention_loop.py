@@ -28,9 +28,9 @@ from .tiles import AttentionLoads, SharedTiles
 
 @dataclass(frozen=True)
 class KeyLoop:
-    """State of an emitted loop over keys: `parts`, components of attention; `names`, variables of its results;
-    `scores`, variable of the scores; `keys`, `values`, texts of the tiles of a pipeline slot, by width piece; `narrow`,
-    the operands' dtype."""
+    """State of the loop over keys while it is emitted. `parts`: components of attention; `names`: reduction -> variable
+    of its result; `scores`: variable of the scores; `keys`, `values`: Gluon expressions of the shared-memory tiles of a
+    pipeline slot, one for each piece of the head width; `narrow`: the operands' dtype."""
 
     parts: AttentionParts
     names: Mapping[Expr, str]
@@ -52,8 +52,8 @@ class AttentionLoops(TileLoops):
     factor: Tile | None = field(default=None, init=False)  # per-row factor of the scores, left out of their product
 
     def whole(self, e: Expr) -> Tile:
-        """Tile of a reduction whose axis one tile holds whole; per-row results are converted to the layout of score
-        rows."""
+        """Gluon expression (a `Tile`) of the result of the reduction `e`, whose whole axis one tile holds; a result per
+        row is converted to the layout of the rows of scores."""
         tile = super().whole(e)
         if tile.dims != ("m",):
             return tile

@@ -54,9 +54,8 @@ class AttentionParts:
 
 
 def parts_of(frame: AttentionFrame, ready: Sequence[Expr]) -> AttentionParts:
-    """Components of attention in the loop that computes the reductions `ready`. Raises Unfusable unless they form
-    attention.
-    """
+    """The components of attention among the reductions `ready`, which one loop of the kernel in `frame` (the emitter's
+    state) computes. Raises Unfusable unless they form attention."""
     dots, axis = frame.shape.dots, frame.axis
     products = [e for e in ready if e in dots]
     scores = [e for e in walk(x for r in ready for x in r.args) if e in dots and axis in e.axes]

@@ -1,4 +1,5 @@
-"""Stores of warp-specialized attention: results are rounded, converted to a memory-friendly layout, and written."""
+"""Stores of warp-specialized attention: results are rounded, converted to a layout in which threads write contiguous
+memory, and written."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from .tiles import SharedTiles
 
 @dataclass(eq=False)
 class AttentionStores(TileStores):
-    """Emitter part for stores of a consumer group's tile of rows, by column piece."""
+    """Emitter part for stores of a consumer group's tile of rows, one piece of the columns after the other."""
 
     frame: AttentionFrame
     tiles: SharedTiles
     loops: AttentionLoops
 
     def in_pieces(self) -> None:
-        """Emit all results by column piece; values that do not depend on columns are computed once.
+        """Emit all results, one piece of the columns after the other; values that do not depend on columns are computed
+        once.
 
         Raises Unfusable unless exactly one product has columns.
         """
@@ -49,7 +51,8 @@ class AttentionStores(TileStores):
             frame.top.lines += inner.lines
 
     def store(self, store: OutputStore) -> None:
-        """Emit the store of a result: rounded, converted to a memory-friendly layout, written.
+        """Emit the store of a result: it is rounded, converted to a layout in which threads write contiguous memory,
+        and written.
 
         Raises Unfusable for a result that does not vary along both rows and columns.
         """
@@ -80,10 +83,11 @@ class AttentionStores(TileStores):
                 self.line(text)
 
     def column_indices(self, across: str, size: int) -> None:
-        """Emit the column indices of results, and the row and column indices of stores.
+        """Emit variables for the column indices of results, and for the row and column indices of stores, whose layout
+        differs.
 
-        `across`: text to prefix to indices within a piece ("64 + " for a piece that begins at column 64, "" at 0).
-        `size`: number of columns of the piece.
+        `across`: text put before indices within a piece of the columns ("64 + " for a piece that begins at column 64,
+        "" at 0). `size`: number of columns of the piece.
         """
         frame = self.frame
         out, base = frame.layouts["m", "n"], f"tile_m * {frame.tall} + " if self.shape.m > frame.tall else ""

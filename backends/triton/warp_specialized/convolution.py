@@ -36,8 +36,8 @@ DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescript
 
 @dataclass(frozen=True)
 class Patch:
-    """TMA box of an operand: sizes and strides of its tensor map in elements (outermost axis first), box shape, and
-    texts of the box's origin."""
+    """TMA box (the tile that one copy loads) of an operand: sizes and strides of its tensor map in elements, outermost
+    axis first, shape of the box (`block`), and Gluon expressions of the box's origin."""
 
     operand: str
     sizes: tuple[int, ...]
@@ -47,23 +47,23 @@ class Patch:
 
     @property
     def layout(self) -> str:
-        """Text of the tile's shared-memory layout."""
+        """Gluon expression of the tile's shared-memory layout."""
         return shared_layout(self.block[-1], len(self.block))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a tile (16-bit elements)."""
+        """Bytes of a tile of this box, whose elements have 16 bits."""
         return 2 * math.prod(self.block)
 
 
 @dataclass(frozen=True)
 class ConvolutionLaunch(TritonLaunch):
-    """Launch of a convolution kernel, with tensor maps of any number of axes."""
+    """Launch of a convolution kernel; `patches` are its tensor maps (TMA descriptors), with any number of axes."""
 
     patches: tuple[Patch, ...] = ()
 
     def call(self, names: Mapping[str, str]) -> str:
-        """The statement that launches the kernel; `names` maps arguments to variables."""
+        """The Python statement that launches the kernel; `names` maps its buffers to Python variables."""
         described = [
             f"TensorDescriptor({names[p.operand]}, {[*p.sizes]}, {[*p.strides]}, {[*p.block]}, {p.layout})"
             for p in self.patches
@@ -72,7 +72,7 @@ class ConvolutionLaunch(TritonLaunch):
 
 
 def patch(load: Expr, spans: Mapping[Axis, int]) -> Patch:
-    """TMA box that a load reads in a tile.
+    """The TMA box that `load` reads for one tile.
 
     Along each axis the tile has `spans[axis]` elements and begins at a multiple of that number. Raises Unfusable if the
     tile is not a TMA box with axes in this order, or if a guard of the load is not a bounds check of an image
@@ -173,10 +173,12 @@ def _spans(group: Sequence[Axis], count: int) -> dict[Axis, int]:
 
 
 class EpilogueFrame(TileFrame):
-    """Frame of a convolution's epilogue, for one group's positions and one filter piece."""
+    """Emitter state for a convolution's epilogue, for the positions of one consumer warp group and one piece of the
+    filters."""
 
     def ragged(self, dim: str) -> bool:
-        """False: tiles divide the output."""
+        """Whether the last tile along `dim` reaches beyond its end, so that masks are needed: never, since tiles divide
+        the output."""
         return False
 
 
@@ -184,8 +186,8 @@ class EpilogueFrame(TileFrame):
 class Convolution:
     """Emitter of a warp-specialized convolution.
 
-    A tile has `tall` positions and the filters of all `pieces`; a step has `depth` elements of K, and the ring
-    holds `stages` steps.
+    A tile has `tall` positions and the filters of all `pieces` (numbers of filters); a step has `depth` elements of K,
+    and the shared-memory ring holds `stages` steps. `name`: of the kernel function.
     """
 
     kernel: Kernel
@@ -231,7 +233,8 @@ class Convolution:
             raise Unfusable("a reduction axis that is not innermost in memory")
 
     def launch(self) -> ConvolutionLaunch:
-        """The functions of producer and consumers, and the kernel that assigns roles to warps."""
+        """Emit the functions of producer and consumers, and the kernel that assigns these roles to warps; returns its
+        launch."""
         rings = ["image", *(f"filters{j}" for j in range(len(self.pieces)))]
         boxes = [f"{ring}_box" for ring in rings]
         compute = self._compute()
@@ -380,7 +383,8 @@ class Convolution:
 
 
 def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> ConvolutionLaunch:
-    """The launch of a warp-specialized convolution.
+    """Emit a warp-specialized convolution with the tiles of `schedule` as Gluon functions; returns the launch. `name`:
+    of the kernel function; `shape`: roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable unless the kernel is one product of images and filters, both 16-bit, in tiles that divide the
     output.
@@ -389,7 +393,8 @@ def emit_convolution(kernel: Kernel, schedule: ConvolutionSchedule, name: str, s
 
 
 def convolution_of(kernel: Kernel, schedule: ConvolutionSchedule, name: str, shape: Shape) -> Convolution:
-    """Emitter of a kernel as a convolution with the tiles of a schedule.
+    """The emitter of `kernel` as a convolution with the tiles of `schedule`; `name`: of the kernel function; `shape`:
+    roles of the kernel's axes (row, column, batch, reduction).
 
     Raises Unfusable under the conditions of `emit_convolution`.
     """

@@ -1,4 +1,4 @@
-"""Candidate schedules of warp-specialized Gluon kernels and their legality.
+"""Candidate schedules (tuning parameters) of warp-specialized Gluon kernels, and whether one is legal.
 
 Attention (warp_specialized/attention.py): `AttentionSchedule`. Convolution (warp_specialized/convolution.py):
 `ConvolutionSchedule`.
@@ -32,7 +32,8 @@ MOST_STAGES = 6
 
 
 def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSchedule]:
-    """Candidate schedules of attention, best guess first: large key tiles, as many stages as fit."""
+    """Yields candidate schedules of warp-specialized attention, best guess first: large key tiles, as many stages as
+    fit. Yields nothing for kernels that are not attention over enough keys and rows."""
     if shape.kind != "attention" or not shape.rows or shape.n > WIDEST:
         return
     main = max(shape.outer, key=lambda a: a.size)
@@ -57,9 +58,9 @@ def attention_schedules(kernel: Kernel, shape: Shape) -> Iterator[AttentionSched
 
 
 def convolution_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Iterator[ConvolutionSchedule]:
-    """Candidate schedules of a padded convolution, best guess first.
+    """Yields at most `count` candidate schedules of a padded convolution, best guess first; none for other kernels.
 
-    Ranked by waves of programs and by the amount of loads.
+    They are ranked by waves of programs and by the amount of loads.
     """
     if shape.kind != "contraction" or len(shape.dots) != 1 or not any(e.op == "load" and e.args for e in kernel.exprs):
         return
@@ -88,7 +89,8 @@ def convolution_schedules(kernel: Kernel, shape: Shape, count: int = 3) -> Itera
 
 
 def convolution_fits(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bool:
-    """Whether a schedule of a warp-specialized convolution is legal."""
+    """Whether the schedule `s` of a warp-specialized convolution is legal for `kernel`: tile sizes agree, shared memory
+    suffices, and the kernel can be emitted."""
     if shape.kind != "contraction" or len(s.k) != 1 or s.warps != s.tall // 16 or not s.valid:
         return False
     across, (depth,) = s.wide + (s.more or 0), s.k
@@ -103,7 +105,8 @@ def convolution_fits(kernel: Kernel, shape: Shape, s: ConvolutionSchedule) -> bo
 
 
 def attention_fits(kernel: Kernel, shape: Shape, s: AttentionSchedule) -> bool:
-    """Whether a schedule of warp-specialized attention is legal."""
+    """Whether the schedule `s` of warp-specialized attention is legal for `kernel`: tile sizes suit the axes, registers
+    and shared memory suffice, and the kernel can be emitted."""
     if shape.kind != "attention" or len(s.k) != len(shape.inner) or not s.valid:
         return False
     if any(k > padded(a.size) for k, a in zip(s.k, shape.inner)):  # duplicates a smaller schedule

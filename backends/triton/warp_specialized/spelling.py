@@ -20,20 +20,21 @@ SEEING = (
 
 
 def swizzle(columns: int) -> int:
-    """Shared-memory swizzle in bytes for tiles of 16-bit elements with `columns` columns."""
+    """Shared-memory swizzle, in bytes, of a tile of 16-bit elements with `columns` columns."""
     return min(128, 2 * columns)
 
 
 def shared_layout(columns: int, rank: int = 2) -> str:
-    """Text of the shared-memory layout of a 16-bit tile with `columns` columns and `rank` dimensions."""
+    """Gluon expression of the shared-memory layout of a tile of 16-bit elements with `columns` columns and `rank`
+    dimensions."""
     return f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle(columns)}, element_bitwidth=16, rank={rank})"
 
 
 def matrix_layout(columns: int) -> str:
-    """Text of the register layout of a warp group's wgmma accumulators; `columns`: N of one instruction."""
+    """Gluon expression of the register layout of a warp group's wgmma accumulators; `columns`: N of one instruction."""
     return f"gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, {columns}, 16])"
 
 
 def in_gluon(lines: Iterable[str]) -> str:
-    """Text of Gluon functions from lines of the Triton emitter: the prefix `tl.` of names is replaced by `gl.`."""
+    """Gluon source made from lines of the Triton emitter: the prefix `tl.` of names becomes `gl.`."""
     return re.sub(r"\btl\.(?!PropagateNan)", "gl.", "\n".join(lines)) + "\n"

@@ -1,4 +1,5 @@
-"""Tiles of warp-specialized attention: positions, TMA boxes, and queries, keys and values in shared memory."""
+"""Emitter parts of warp-specialized attention: positions, TMA boxes, and tiles of queries, keys and values in shared
+memory."""
 
 from __future__ import annotations
 
@@ -22,19 +23,21 @@ WIDE_RESULT = 128  # columns beyond which a result is transposed through the sha
 class AttentionPositions(Positions):
     """Emitter part for memory positions in attention.
 
-    Stores have separate index variables, since their layout differs; origins of TMA boxes use the producer warp's
+    Stores have index variables of their own, since their layout differs; origins of TMA boxes use the producer warp's
     variables.
     """
 
     frame: AttentionFrame
 
     def axis_text(self, axis: Axis) -> str:
-        """Name of the variable of the positions along an axis; stores have separate variables."""
+        """Name of the variable that holds the values of `axis`; stores have variables of their own, since their layout
+        differs."""
         text = super().axis_text(axis)
         return f"{text}_stored" if self.frame.away and text in ("m", "n") else text
 
     def origin(self, axis: Axis, dim: str) -> str:
-        """Text of the first position of a tile along an axis."""
+        """Gluon expression of the index along `axis`, which belongs to the dimension `dim`, at which the current tile
+        begins."""
         if dim == "m":
             return "rows"  # of each group, set by the producer
         if dim in self.frame.first:
@@ -42,8 +45,11 @@ class AttentionPositions(Positions):
         return super().origin(axis, dim)
 
     def extreme(self, at: Index, side: str) -> str:
-        """Text of the minimum or maximum (`side`: "min" or "max") of an index over the rows of a program, as a
-        scalar."""
+        """Gluon expression of the minimum or maximum (`side`: "min" or "max") of the index `at` over the rows of a
+        program, as a scalar.
+
+        Raises Unfusable for an index that depends on more than the row.
+        """
         frame = self.frame
         (row,) = self.shape.rows
         step = at.coefficient(row)
@@ -58,12 +64,13 @@ class AttentionPositions(Positions):
 
 @dataclass(eq=False)
 class AttentionLoads(TileLoads):
-    """Emitter part for loads in attention; TMA boxes may go beyond the ends of axes."""
+    """Emitter part for loads in attention; their TMA boxes may reach beyond the ends of axes."""
 
     frame: AttentionFrame
 
     def box_of(self, operand: str, at: Index, dtype: str) -> tuple[str, Box] | None:
-        """Tensor-map name and TMA box of a load; None if there is none.
+        """(name of the tensor map, TMA box) with which TMA loads `operand`, of `dtype`, at the index `at`; None if TMA
+        cannot load it.
 
         Queries, keys and values get separate boxes, because their origins differ even on the same operand.
         """
@@ -100,7 +107,7 @@ class AttentionLoads(TileLoads):
 
 @dataclass(eq=False)
 class SharedTiles(TritonPart):
-    """Emitter part for queries, keys and values in shared memory."""
+    """Emitter part for the tiles of queries, keys and values in shared memory."""
 
     frame: AttentionFrame
     loads: AttentionLoads
@@ -111,28 +118,31 @@ class SharedTiles(TritonPart):
 
     @property
     def slot(self) -> str:
-        """Text of the buffer index of the current tile's queries."""
+        """Gluon expression of the index of the shared-memory buffer with the current tile's queries."""
         return "turn % 2" if self.slots == 2 else "0"
 
     @property
     def phase(self) -> str:
-        """Text of the mbarrier phase parity of the shared-memory buffer that `slot` names."""
+        """Gluon expression of the phase parity of the mbarrier that guards the shared-memory buffer `slot`."""
         return "turn // 2 & 1" if self.slots == 2 else f"{self.turn} & 1"
 
     def queries(self, group: str) -> list[str]:
-        """Texts of the query tiles of a consumer group, one per width piece. `group`: text of the group's number."""
+        """Gluon expressions of the query tiles of a consumer group, one for each piece of the head width. `group`:
+        expression of the group's number."""
         place = f"{f'turn % 2 * {self.frame.groups} + ' if self.slots == 2 else ''}{group}"
         return [f"{name}.index({place})" for name in numbered("queries", max(1, len(self.frame.asked)))]
 
     @property
     def mine(self) -> list[str]:
-        """Texts of the query tiles of the current consumer group."""
+        """Gluon expressions of the query tiles of the consumer group that runs the code, one for each piece of the head
+        width."""
         tiles = self.queries("W")
         return [self.seen(tile, name) for tile, name in zip(tiles, self.frame.asked)] if self.frame.asked else tiles
 
     def shared(self, slots: int) -> int:
-        """Bytes of shared memory that a kernel needs: `slots` tiles of queries, the rings of keys and values, and
-        results in transposition."""
+        """Bytes of shared memory that a kernel needs: `slots` tiles of queries, the rings of keys and values, and the
+        buffer through which results are transposed.
+        """
         frame = self.frame
         keys, n, width = frame.block[frame.axis.name], sum(w for _, w in frame.piece("n")), self.width
         if frame.pieces and frame.asked:
@@ -148,8 +158,8 @@ class SharedTiles(TritonPart):
         return len(frame.asked) == 1 and frame.block["n"] > WIDE_RESULT and self.width == frame.block["n"]
 
     def seen(self, tile: str, name: str) -> str:
-        """Text of the shared-memory tile with text `tile`, reinterpreted as a matrix if its tensor map `name` has more
-        than two axes."""
+        """Gluon expression of the shared-memory tile `tile` (an expression too), reinterpreted as a matrix if its
+        tensor map, called `name`, has more than two axes."""
         found = self.frame.described[name][1]
         if not found.strides:
             return tile
@@ -159,11 +169,12 @@ class SharedTiles(TritonPart):
         return f"seen_as({tile}, {dtype}, [{rows}, {columns}], V{columns})"
 
     def ring(self, parts: Sequence[Expr], dims: tuple[str, str], wide: str) -> tuple[list[str], str]:
-        """Register the keys or values for loading by the producer, in pieces along the dimension `wide`.
+        """Register the keys or values as a ring of shared-memory tiles that the producer loads, in pieces along the
+        dimension `wide`. The first call is for keys, the second for values.
 
-        `parts`: factors of this side of the product; `dims`: dimensions in the order that the product wants. Returns
-        (texts of the pieces with a placeholder `{}` for the slot, dtype). Raises Unfusable unless `parts` is one 16-bit
-        load that TMA can load.
+        `parts`: factors of this operand of the product; `dims`: its dimensions in the order that the product wants.
+        Returns (Gluon expressions of the pieces with a placeholder `{}` for the slot, dtype). Raises Unfusable unless
+        `parts` is one 16-bit load that TMA can load.
         """
         frame = self.frame
         if len(parts) != 1 or parts[0].op != "load" or parts[0].args:
@@ -185,6 +196,6 @@ class SharedTiles(TritonPart):
         return texts, dtype
 
     def done_with_queries(self) -> list[str]:
-        """Lines that signal the producer that the current tile's queries may be overwritten; none if TMA does not load
-        queries."""
+        """Lines that signal to the producer that the current tile's queries may be overwritten; none if TMA does not
+        load queries."""
         return [f"mbarrier.arrive(queries_empty.index({self.slot}))"] if self.frame.asked else []

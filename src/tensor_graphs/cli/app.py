@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
-    help="Find the fastest form of a tensor program by e-graph rewriting and measured kernel costs.",
+    help="Find the fastest equivalent of a tensor program by e-graph rewriting and measured kernel costs.",
 )  # fmt: skip
 app.add_typer(db_app, name="db")
 app.add_typer(rules_app, name="rules")

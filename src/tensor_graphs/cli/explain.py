@@ -32,8 +32,8 @@ def explain(
 ) -> tuple[dict[str, Any], str]:
     """A saved program (kernels, costs) or a model (operators, sizes, blocks), as (JSON document, text).
 
-    With `steps`: the rule applications that lead from each block to its chosen form, one by one, each checked by
-    replaying it.
+    With `steps`: for each block (repeated subgraph) the rule applications that lead from its original term to the
+    chosen one, each checked by replaying it.
     """
     folder = Path(target)
     if (folder / "manifest.json").is_file():
@@ -80,7 +80,8 @@ def steps_of(
 
     Rewriting is repeated within the limits of the original search, for at most `saturation_s` a block. Blocks that are
     not explained within `seconds` are listed without steps. `folder` needs the program's origin and report files only.
-    `replay`, errors: see `explain_saved`; raises BadModelError for a malformed report.
+    `replay`: evaluate every step numerically; None: only for small blocks (repeated subgraphs). Raises the errors of
+    `explain_saved`, and BadModelError for a malformed report.
     """
     from ..egraph.ir.rule import Rule
     from ..egraph.saturate.saturate import Limits
@@ -103,8 +104,9 @@ def steps_of(
 def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | None = None) -> tuple[dict[str, Any], str]:
     """The steps of a saved program (`steps_of`), as (JSON document, text).
 
-    Also lists the values that kernels round when storing them, which no rule expresses. Forms that are not explained
-    within `seconds` are listed without steps. `replay`: evaluate every step numerically; None: only for small blocks.
+    Also lists the values that kernels round when storing them, which no rule expresses. Blocks (repeated subgraphs)
+    that are not explained within `seconds` are listed without steps. `replay`: evaluate every step numerically; None:
+    only for small blocks.
     """
     from ..egraph.explain.explain import spelled
     from ..pipeline.provenance import read_origin

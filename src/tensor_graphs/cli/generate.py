@@ -30,7 +30,7 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 takes the most likely token; larger values make unlikely tokens more frequent")] = 0.0,
     top_k: Annotated[int, typer.Option(help="draw from this many most likely tokens; 0: from all")] = 0,
     top_p: Annotated[float, typer.Option(help="draw from the fewest most likely tokens whose probabilities sum to this")] = 1.0,
-    seed: Annotated[int, typer.Option(help="seed of drawing")] = 0,
+    seed: Annotated[int, typer.Option(help="random seed of the drawn tokens")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="text that ends the output, instead of the model's end tokens; repeatable")] = None,
     budget: Annotated[float, typer.Option(help="seconds of search for the decode program; prefill has half, sampling 15 %")] = 60.0,
     backend: Annotated[str, typer.Option(help=summary("backend"))] = "auto",

@@ -1,5 +1,5 @@
-"""Views of a search beside its program: saturated e-graphs, explanations of rewrites, the best few plans, e-graph
-    files, equivalence proofs.
+"""Inspection of a search: saturated e-graphs, explanations of rewrites, the best few plans, e-graph files, equivalence
+proofs.
 
 In: the sources that `optimize` takes.
 Out: an `Explorer`, explanations, plans.

@@ -10,10 +10,11 @@ from ..errors import ExtractionError
 
 
 def chosen_terms(view: EGraphView, kernels: Iterable[Sequence[int]]) -> list[Tensor]:
-    """The chosen term of each root of a view. `kernels`: covered e-nodes of each kernel of the plan, operands first.
+    """The term that the plan computes for each root of the e-graph `view`. `kernels`: covered e-nodes of each kernel of
+    the plan, operands first.
 
-    E-classes that no kernel computes are the model's leaves and terms of weights. Raises ExtractionError if the
-    kernels do not make up a term of a root.
+    E-classes that no kernel computes are the model's leaves and terms of weights. Raises ExtractionError if the kernels
+    do not make up a term of a root.
     """
     own = view.own if view.own is not None else [False] * len(view)
     chosen: dict[int, list[int]] = {}

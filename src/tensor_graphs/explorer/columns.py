@@ -34,7 +34,8 @@ def _number_parts(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def codes_of(texts: Sequence[str]) -> tuple[list[str], npt.NDArray[Any]]:
-    """Texts as (distinct texts in order of first occurrence, code per text in the smallest unsigned dtype)."""
+    """Encode texts as (distinct texts in order of first occurrence, index of each text in that list, in the smallest
+    unsigned dtype)."""
     number: dict[str, int] = {}
     codes = [number.setdefault(t, len(number)) for t in texts]
     dtype = np.uint8 if len(number) <= 1 << 8 else np.uint16 if len(number) <= 1 << 16 else np.uint32
@@ -47,7 +48,7 @@ def _clean(text: str) -> str:
 
 
 def encode(columns: Mapping[str, Column], meta: Mapping[str, Any]) -> bytes:
-    """One byte string with columns of numbers and texts, and `meta` as JSON.
+    """Encode columns of numbers and texts, and `meta` as JSON, into one byte string.
 
     Lone surrogates in texts become question marks.
     """

@@ -29,7 +29,8 @@ FAILURES = (KeyError, IndexError, ValueError, ZeroDivisionError, TypeError)
 
 @dataclass(frozen=True)
 class Derivation:
-    """One match of a rule: the e-nodes of its left sides, and the e-nodes that only its right sides contain."""
+    """One match of a rule on the saturated e-graph: the e-nodes of its left sides, and those (`made`) that only its
+    right sides contain."""
 
     rule: str
     left: tuple[int, ...]
@@ -37,7 +38,8 @@ class Derivation:
 
 
 class TermMatcher:
-    """Matcher of terms whose operands are at known e-classes. A match is given as the e-nodes that it uses."""
+    """Finds where a term occurs in an e-graph, given the e-classes of its variables. A match is the tuple of e-nodes
+    that it uses, one for each op of the term."""
 
     def __init__(self, view: EGraphView) -> None:
         self.view, self.matcher = view, Matcher(view)
@@ -45,7 +47,8 @@ class TermMatcher:
     def nodes(self, term: Term, cls: int, classes: Mapping[str, int], attrs: Env) -> tuple[int, ...] | None:
         """The e-nodes of the first match of `term` at e-class `cls`, root first; None without a match.
 
-        `classes`: e-class of each tensor variable; others match any e-class. `attrs`: values of attribute variables.
+        `classes`: e-class of each tensor variable; variables not in it match any e-class. `attrs`: values of attribute
+        variables.
         """
         memo: dict[tuple[int, int], tuple[int, ...] | None] = {}
         found = self._at(term, cls, classes, attrs, memo)
@@ -112,7 +115,8 @@ def _agrees(wanted: Sequence[tuple[str, Attr]], have: Sequence[Any], attrs: Env)
 
 
 def derivations(view: EGraphView, rules: Iterable[Rule] = ALL) -> list[Derivation]:
-    """All derivations: decompositions of composite ops, then the rules that matched during the view's saturation."""
+    """All rule matches on the view that explain e-nodes: decompositions of composite ops, then the rules that matched
+    during saturation."""
     terms, present = TermMatcher(view), set(view.op)
     found: dict[Derivation, None] = dict.fromkeys(_definitions(terms))
     counts = view.report.matches
@@ -182,7 +186,8 @@ def _rooted(matcher: Matcher, rule: Rule) -> Iterator[tuple[Binding, list[int]]]
 def without_rules(view: EGraphView, found: Sequence[Derivation], forbidden: frozenset[str]) -> set[int]:
     """The e-nodes that only the forbidden rules make, directly or through other rules that matched on their e-nodes.
 
-    `found`: all derivations of the view. E-nodes of the model and e-nodes without a derivation stay.
+    `found`: all derivations of the view (`derivations`). E-nodes of the model and e-nodes without a derivation do not
+    count.
     """
     own = view.own if view.own is not None else [False] * len(view)
     known = {n for d in found for n in d.made}

@@ -100,7 +100,7 @@ def _layers(explorer: Explorer) -> dict[str, str]:
 
 
 def made_by(view: EGraphView, candidate: Candidate) -> str:
-    """Class name of a candidate in the file: the value it computes, or all values of a multi-output kernel."""
+    """Name of the class in the file that a candidate computes: one value, or all values of a multi-output kernel."""
     return JOINED.join(value_name(view, v) for v in candidate.outputs)
 
 
@@ -139,7 +139,8 @@ def _sha256(path: Path) -> str:
 # ---------------------------------------------------------------- reading
 @dataclass(frozen=True)
 class EGraphFile:
-    """A parsed e-graph file: extraction problem, each node's operator, and the `tensor_graphs` record, if present."""
+    """A parsed e-graph file: extraction problem, each node's operator, and the member `tensor_graphs` (e-graph and
+    model as JSON), if present."""
 
     path: Path
     problem: Problem
@@ -148,7 +149,8 @@ class EGraphFile:
 
     @property
     def describes_program(self) -> bool:
-        """Whether a solution can be turned into a program."""
+        """Whether a solution of the file's problem can be turned into a program: the file has the member
+        `tensor_graphs` (e-graph and model as JSON)."""
         return self.record is not None
 
     def program(self, found: Extraction, *, verify: bool = True) -> Program:
@@ -178,9 +180,8 @@ class EGraphFile:
         return program
 
     def view(self, record: Mapping[str, Any]) -> tuple[EGraphView, Graph]:
-        """The e-graph of the file's `tensor_graphs` record and its model, which have the same roots, as (EGraphView,
-        Graph). Errors as for `program`.
-        """
+        """(e-graph, model) that `record`, the file's member `tensor_graphs`, describes; both have the same roots.
+        Raises the errors of `program`."""
         return self._view(record, self._model(record))
 
     def priced(self, found: Extraction) -> dict[str, tuple[int, float]]:

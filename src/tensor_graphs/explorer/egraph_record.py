@@ -38,7 +38,7 @@ _MEMBERS = {
 
 
 def view_to_json(view: EGraphView) -> dict[str, Any]:
-    """Members of the record that describe an e-graph.
+    """The e-graph as JSON, which becomes part of a file's member `tensor_graphs`.
 
     `classes`: [dtype, shape, weight-only] of each e-class. `nodes`: [op, attributes, e-class, operand e-classes] of
     each e-node. `roots`: e-classes of the outputs. `own`: e-nodes of the original graph. `original`: e-classes with its
@@ -55,9 +55,9 @@ def view_to_json(view: EGraphView) -> dict[str, Any]:
 
 
 def record_of(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
-    """The record of a parsed e-graph file; None if the file has none.
+    """The member `tensor_graphs` (e-graph and model as JSON) of a parsed e-graph file; None if the file has none.
 
-    Raises ExtractionError, which names the file by `where`, if the record is malformed.
+    Raises ExtractionError, which names the file by `where`, if it is malformed.
     """
     if KEY not in document:
         return None
@@ -75,7 +75,7 @@ def record_of(document: Mapping[str, Any], where: str) -> Mapping[str, Any] | No
 
 
 def view_from_json(record: Mapping[str, Any], saved: Graph, where: str) -> EGraphView:
-    """The e-graph of a record, over the leaves of the model `saved`.
+    """The e-graph that `record`, a file's member `tensor_graphs`, describes, over the leaves of the model `saved`.
 
     Raises ExtractionError, which names the file by `where`, if the record is malformed.
     """

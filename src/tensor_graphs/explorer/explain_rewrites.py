@@ -1,4 +1,5 @@
-"""Explanation of rewriting: per unique block, the chosen term and the rule applications that lead to it."""
+"""Explanation of rewriting: per unique block (repeated subgraph), the chosen term and the rule applications that lead
+to it."""
 
 from __future__ import annotations
 
@@ -45,9 +46,11 @@ WHOLE_FLOPS = 1e9  # total flops of all steps above which each step is replayed 
 
 @dataclass(frozen=True)
 class BlockRewrites:
-    """Rewriting of one unique block: per output the steps to the chosen term, and the result of replaying them.
+    """Rewriting of one unique block (repeated subgraph): for each output the steps to the chosen term (`explanations`),
+    and the result of replaying them (`checked`, None if the block is too large for an automatic replay).
 
-    None in place of a result if the block is too large for an automatic replay.
+    `number`: of the block; `instances`: how often the model contains it; `nodes`, `e_nodes`: its operations and the
+    e-nodes of its e-graph.
     """
 
     number: int
@@ -66,7 +69,7 @@ class BlockRewrites:
 
     @property
     def verdict(self) -> str:
-        """Summary of the steps' checks as text."""
+        """Text that says how many steps could not be reconstructed, and what replaying the others showed."""
         if self.given_up:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
@@ -82,7 +85,7 @@ class BlockRewrites:
         return "\n".join([head, *(str(e) for e in self.explanations if e.steps)])
 
     def to_json(self) -> dict[str, Any]:
-        """The rewrites of the block as JSON values."""
+        """The rewrites of the block (repeated subgraph) as JSON values."""
         return {
             "block": self.number, "instances": self.instances, "nodes": self.nodes, "e_nodes": self.e_nodes,
             "verdict": self.verdict, "inside": self.inside, "outputs": [e.to_json() for e in self.explanations],
@@ -97,8 +100,10 @@ class BlockRewrites:
 def explain_choice(
     graph: Graph, view: EGraphView, choice: Choice, rules: Iterable[Rule] = ALL, *, replay: bool | None = None
 ) -> tuple[list[Explanation], list[ReplayResult | None]]:
-    """Rewrite steps from each root to its chosen term, and the check of each, as (steps, checks); a check is None if
-    the steps were not replayed. `replay` None: replay only small graphs.
+    """Rewrite steps by `rules` from each root to its chosen term, and the check of each, as (steps, checks); a check is
+    None if the steps were not replayed.
+
+    `replay` None: replay only small graphs.
     """
     fired = [d for r in rules for d in r.directions if not view.report.matches or view.report.matches.get(d.name)]
     found = explain(view, fired, graph.roots, origin_of(plan_of(choice, graph), graph).chosen)
@@ -135,7 +140,8 @@ def explain_rewrites(
     replay: bool | None = None,
     trust: bool = False,
 ) -> list[BlockRewrites]:
-    """Rewriting of a model: per unique block, the rule applications that lead to the form chosen at current prices.
+    """Rewriting of a model: per unique block (repeated subgraph), the rule applications that lead from its term to the
+    one chosen at current prices.
 
     Each block is extracted alone; the plan of the whole model may differ at block boundaries. Nothing is measured.
     Takes the sources of `optimize`, and its `trust`. `replay`: evaluate every step numerically; None: only for small
@@ -157,12 +163,13 @@ def explain_saved(
     replay: bool | None = None,
     seconds: float = math.inf,
 ) -> list[BlockRewrites]:
-    """Rewriting of a saved program: per unique block and distinct chosen form, the rule applications that lead to it.
+    """Rewriting of a saved program: per unique block (repeated subgraph) and distinct chosen term, the rule
+    applications that lead to that term.
 
     Rules are the built-in ones and `rules`. The blocks are rewritten again within `limits`, with `effort` and `exact`
-    as the search had them. No form is started after `seconds`; an unexplained form says why. `replay`: evaluate every
-    step numerically; None: only for small blocks. Raises UsageError if the program has no provenance, BadModelError if
-    the rules no longer reach its terms.
+    as the search had them. After `seconds` no further term is explained; the result gives the reason for each that is
+    not. `replay`: evaluate every step numerically; None: only for small blocks. Raises UsageError if the program has no
+    provenance, BadModelError if the rules no longer reach its terms.
     """
     origin = read_origin(Path(folder))
     roots, chosen = origin.roots, origin.chosen
@@ -189,7 +196,7 @@ def _saved_blocks(
     blocks: Blocks, views: Sequence[EGraphView], classes: Mapping[Tensor, int], terms: Mapping[int, Tensor],
     rules: Sequence[Rule], replay: bool | None, until: float,
 ) -> Iterator[BlockRewrites]:  # fmt: skip
-    """Chosen forms of each block, cut out of the whole graph at the leaves and deduplicated over instances."""
+    """Chosen terms of each block, cut out of the whole graph at the leaves and deduplicated over instances."""
     for number, (block, view) in enumerate(zip(blocks.unique, views)):
         forms: dict[tuple[Tensor | None, ...], int] = {}
         for instance in blocks.instances:

@@ -66,7 +66,7 @@ class Explorer(StaticPages):
             explorer.what_if(forbid=["np.matmul"])
             explorer.what_if(pin=["k17"], cost={"c.reduction": 3.0})
 
-        UsageError for an unknown selector, NoPlanError if no plan is left.
+        Raises UsageError for an unknown selector, NoPlanError if no plan is left.
         """
         is_named("cost", cost)
         is_budget("seconds", seconds)
@@ -125,8 +125,8 @@ class Explorer(StaticPages):
         return json_tables(self)
 
     def to_networkx(self, what: str = "egraph") -> Any:
-        """A NetworkX MultiDiGraph: "egraph" (e-classes, e-nodes), "candidates" (values, kernels) or "plan" (its
-        kernels).
+        """A NetworkX MultiDiGraph of `what`: "egraph" (e-classes, e-nodes), "candidates" (values, kernels) or "plan"
+        (its kernels).
 
         Raises UsageError for another name, or without the package networkx.
         """
@@ -135,7 +135,7 @@ class Explorer(StaticPages):
         return networkx_graph(self, what)
 
     def to_dot(self, what: str = "egraph") -> str:
-        """A graph of `to_networkx`, by the same names, in the DOT language of Graphviz."""
+        """A graph of `to_networkx`, named by the same `what`, as text in the DOT language of Graphviz."""
         from .exports import dot_text
 
         return dot_text(self, what)

@@ -29,7 +29,8 @@ def write_unmeasured(
 ) -> int:  # fmt: skip
     """Write tuning jobs for the unmeasured kernels of the best `plans` plans and their unmeasured rivals.
 
-    Returns their number. `name`: the backend. `budget`: seconds of search. `trust`: as for `optimize`.
+    Returns their number. `name`: the backend. `budget`: seconds of search. `trust`: links in the model's folder may
+    lead out of it.
 
     With the setting `gpu` (a GPU elsewhere), plans are made for that GPU whether or not this machine has one.
     """
@@ -46,8 +47,7 @@ def write_unmeasured(
 
 def unmeasured_candidates(choice: Choice, plans: int) -> Iterator[Candidate]:
     """Unmeasured candidates of the best `plans` choices, best choice first. Each is followed by its MAX_ALTERNATIVES
-    cheapest unmeasured rivals (candidates with the same output).
-    """
+    cheapest unmeasured rivals (candidates that write the same value)."""
     candidates, prices = choice.hypergraph.candidates, choice.prices
     makers: dict[object, list[int]] = {}
     for i, c in enumerate(candidates):

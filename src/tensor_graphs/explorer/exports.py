@@ -121,7 +121,7 @@ KINDS: Mapping[str, Callable[[Explorer], ExportGraph]] = {"egraph": _egraph, "ca
 
 
 def drawn(explorer: Explorer, what: str) -> ExportGraph:
-    """Vertices and edges of a graph: "egraph", "candidates" or "plan". Raises UsageError for another name."""
+    """Vertices and edges of the graph `what`: "egraph", "candidates" or "plan". Raises UsageError for another name."""
     if what not in KINDS:
         raise UsageError(f"there is no graph {what[:40]!r}", where="explorer", hint=f"one of {', '.join(KINDS)}")
     return KINDS[what](explorer)

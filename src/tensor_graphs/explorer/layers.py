@@ -45,8 +45,10 @@ def layers_of(graph: Graph, modules: Mapping[Tensor, str] | None = None) -> dict
 
 def modules_of(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> dict[Tensor, str]:
     """Module path of each operation of the prepared (simplified, widened) form of a loaded graph; empty if the source
-    has none. The traced operations go through the preparation once more, as outputs, which shows the prepared form of
-    each.
+    has none.
+
+    The operations that the importer recorded are prepared once more, as outputs: each result is the prepared form of
+    one.
     """
     if not graph.modules:
         return {}

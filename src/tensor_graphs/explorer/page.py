@@ -60,9 +60,8 @@ def explorer_data(explorer: Explorer, *, seconds: float = QUESTION_SECONDS) -> b
 
 
 def rewrite_columns(e_nodes: int, explain: Callable[[], list[Explanation]]) -> tuple[Columns, list[str]]:
-    """(tables of the rewriting that `explain` returns, notes). For more than EXPLAINED_NODES e-nodes, or if `explain`
-    fails, there are no tables, and a note says why.
-    """
+    """(tables of the rule applications that `explain` returns, notes for the page). For more than EXPLAINED_NODES
+    e-nodes, or if `explain` fails, there are no tables, and a note says why."""
     if e_nodes > EXPLAINED_NODES:
         why = f"the e-graph has more than {EXPLAINED_NODES:,} e-nodes (explain_rewrites goes block by block)"
         return {}, [f"The rewriting is not shown: {why}."]
@@ -100,7 +99,7 @@ def problem_page(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
 
 
 def widget_parts() -> tuple[str, str]:
-    """(JavaScript module, style sheet) of the notebook widget."""
+    """(JavaScript module, style sheet) of the notebook widget that shows an e-graph."""
     return asset(WEB, *SCRIPTS) + "\nexport default { render };\n", theme() + asset(WEB, "viewer.css")
 
 

@@ -23,7 +23,8 @@ class ParetoPoint:
     """Program found at one tolerance.
 
     `error`: its relative error against float64; `us`: time of a call in µs, measured if `measured`, else estimated;
-    `best`: no other point has less error and takes less time. `why`: reason if there is no program.
+    `best`: no other point has less error and takes less time. `kernels`: number of its kernel calls. `why`: reason if
+    there is no program.
     """
 
     tolerance: str | float
@@ -49,7 +50,7 @@ class Pareto(list[ParetoPoint]):
 
     @property
     def front(self) -> list[ParetoPoint]:
-        """Points that no other point beats, by rising error."""
+        """Points that no other point beats (less error and less time), by rising error."""
         return sorted((p for p in self if p.best), key=lambda p: (p.error, p.us))
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -110,7 +111,8 @@ def pareto(
 
 
 def marked(points: Sequence[ParetoPoint]) -> Pareto:
-    """Points with `best` set on those that no other point beats."""
+    """The points with `best` set on those that no other point beats (less or equal error and time, one of them
+    less)."""
 
     def beaten(p: ParetoPoint) -> bool:
         return any(o.error <= p.error and o.us <= p.us and (o.error < p.error or o.us < p.us) for o in points)

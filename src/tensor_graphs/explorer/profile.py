@@ -59,7 +59,7 @@ def plan_digest(plan: Plan) -> str:
 
 @dataclass
 class KernelTimes:
-    """End-to-end times of plans in µs by digest, kept in a file that is replaced after every plan."""
+    """End-to-end times of plans in µs by plan digest (`us`), kept in a file that is rewritten after every plan."""
 
     file: Path
     us: dict[str, float] = field(default_factory=dict)
@@ -96,12 +96,13 @@ def profile(
 ) -> tuple[dict[str, Any], str]:  # fmt: skip
     """End-to-end times of the best `count` distinct plans of a model, as (JSON document, text).
 
-    `optimize` measures missing kernels first. Each plan is timed interleaved with the best one. `budget`: seconds for
-    everything; it is exceeded at most by the mandatory work of `optimize` and by the current plan (a build and three
-    rounds). Programs are not verified, as none is returned. `diversity`: minimum fraction of estimated time that one of
-    any two plans spends in kernels that the other lacks; more similar plans are skipped. `resume`: reuse times of an
-    earlier sweep. `workers`: rewriting processes (0: the setting); kernels are always timed one at a time. `trust`: as
-    for `optimize`. Raises UsageError for less than one plan or a negative number of workers.
+    `optimize` measures missing kernels first. Each plan is timed interleaved with the best one. `dims`: sizes of free
+    dimensions. `budget`: seconds for everything; it is exceeded at most by the mandatory work of `optimize` and by the
+    current plan (a build and three rounds). Programs are not verified, as none is returned. `diversity`: minimum
+    fraction of estimated time that one of any two plans spends in kernels that the other lacks; more similar plans are
+    skipped. `resume`: reuse times of an earlier sweep. `workers`: rewriting processes (0: the setting); kernels are
+    always timed one at a time. `trust`: links in the model's folder may lead out of it. Raises UsageError for less than
+    one plan or a negative number of workers.
     """
     if count < 1 or workers < 0:
         raise UsageError(
@@ -149,7 +150,7 @@ class Called:
 
 
 def kernels_of(plan: Plan) -> dict[str, Called]:
-    """Kernels of a plan with their calls, by cost store key digest."""
+    """Kernels of a plan with their calls: digest of the cost store key -> `Called`."""
     found: dict[str, Called] = {}
     for step, call in priced_steps(plan):
         digest = key_of(step.template, call).digest

@@ -44,7 +44,8 @@ _STYLE = """<style>
 
 @dataclass(frozen=True)
 class StaticPages:
-    """The HTML of an e-graph with its candidate kernels: `page(n)`, `show(cls)`, and the display of a notebook."""
+    """The HTML of an e-graph `view` with its candidate kernels, of which `choice` are chosen: `page(n)`, `show(cls)`,
+    and the display of a notebook."""
 
     graph: Graph  # the original model at concrete sizes
     work: Graph  # the simplified graph from which the e-graph was built
@@ -53,7 +54,8 @@ class StaticPages:
 
     @cached_property
     def kernels(self) -> dict[int, list[tuple[Candidate, Priced, bool]]]:
-        """Candidates of an e-class as (candidate, price, chosen): chosen first, then by price."""
+        """E-class -> candidate kernels that compute it, as (candidate, price, whether chosen): the chosen one first,
+        then by price."""
         chosen = set(self.choice.chosen)
         found: dict[int, list[tuple[Candidate, Priced, bool]]] = {}
         for i, c in enumerate(self.choice.hypergraph.candidates):
@@ -86,7 +88,7 @@ class StaticPages:
         return max(1, -(-len(self.order) // PER_PAGE))
 
     def page(self, number: int = 0) -> Html:
-        """HTML of one page of e-classes."""
+        """HTML of the page of e-classes with this number, from 0 on."""
         return self._framed(
             f"<h4>Classes, page {number} of 0–{self.pages - 1}</h4>{self._table(self._on_page(number))}"
         )

@@ -48,7 +48,7 @@ Columns = dict[str, Column]
 
 
 def text_of_attrs(attrs: Sequence[tuple[str, Any]]) -> str:
-    """Attributes as text, without dtype, shape of leaves and digests."""
+    """Attributes of an op as text, without dtypes and digests."""
     shown = [f"{k}={list(v) if isinstance(v, tuple) else v}" for k, v in attrs if k not in ("digest", "dtype")]
     return ", ".join(shown)[:LONGEST_TEXT]
 
@@ -120,7 +120,8 @@ def text_of_rule(rule: Rule) -> str:
 
 # ---------------------------------------------------------------- kernels
 def kernel_tables(explorer: Explorer) -> Columns:
-    """Tables `place` and `kernel`: every candidate, with position in the plan, prices, limits and sources."""
+    """Tables `place` (values in a layout) and `kernel`: every candidate, with position in the plan, prices, lower
+    bounds and sources."""
     found = explorer.choice.hypergraph
     candidates, prices = found.candidates, explorer.choice.prices
     places: dict[Vertex, int] = {}
@@ -202,7 +203,7 @@ def source_of(candidate: Candidate, schedule: Sequence[tuple[str, int]] = ()) ->
 
 def question_columns(explorer: Explorer, seconds: float) -> Columns:
     """Columns `kernel.pinned` and `kernel.without`: time of the whole plan in µs if the kernel must run, or must not.
-    Column `kernel.proven`: whether this time is proven optimal; otherwise it is an upper bound.
+    Column `kernel.proven`: whether these times are proven optimal; otherwise they are upper bounds.
 
     NaN where the question was not asked within `seconds`, infinity where no plan is left. Asked for the plan's kernels,
     the most expensive first, each with its cheapest rival; then for further rivals: kernels that write a value of the

@@ -44,7 +44,7 @@ RULE = "rule:"
 class KernelChange:
     """A kernel of which a changed plan has more or fewer calls.
 
-    `us`: µs of one call. `made`: the values that it computes.
+    `us`: µs of one call; `source`: origin of that price. `name`: of the kernel; `made`: the values that it computes.
     """
 
     kernel: str  # selector, "k17"
@@ -58,10 +58,11 @@ class KernelChange:
 class WhatIf:
     """Answer to a what-if question: the plan before and after.
 
+    `forbid`, `pin`, `cost`: the question, kernels forbidden, forced, and with another cost in µs, by selector.
     `before_us`, `after_us`: estimated times in µs. `error_before`, `error_after`: sums of the kernels' measured
     relative errors; None if some kernel of the plan has no recorded error. `removed`, `added`: the kernels that differ;
     views are left out. `unused`: forced kernels whose results no output needs in any plan that was found. `choice`: the
-    plan after.
+    plan after. `seconds`: time of the answer.
     """
 
     forbid: tuple[str, ...]
@@ -130,7 +131,7 @@ class WhatIf:
 
 
 class Question:
-    """Extraction problem of an explorer's e-graph, to be solved with changes. Encoded once per explorer."""
+    """The extraction problem of an explorer's e-graph, encoded once and solved again for each what-if question."""
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer = explorer
@@ -143,7 +144,7 @@ class Question:
     def ask(
         self, forbid: Sequence[str], pin: Sequence[str], cost: Mapping[str, float], *, seconds: float = SOLVE_SECONDS
     ) -> WhatIf:
-        """Answer to the question under given conditions (`Explorer.what_if`)."""
+        """Solve the problem under the given conditions; returns the plan before and after (`Explorer.what_if`)."""
         began = time.perf_counter()
         costs = self._costs(forbid, pin, cost)
         named = [p for p in pin if self._forces(p)]
@@ -227,7 +228,7 @@ class Question:
         return found is not None and found[1] == "k"
 
     def _excluded_by(self, pinned: str) -> set[int]:
-        """The candidates that a pinned selector excludes: other forms of the same e-class, other layouts, or other
+        """The candidates that a pinned selector excludes: other e-nodes of the same e-class, other layouts, or other
         kernels of the same values.
         """
         found = _NUMBERED.match(pinned)

@@ -20,15 +20,15 @@ Array = np.ndarray[Any, Any]
 
 
 def caches_of(batch: int, capacity: int) -> Caches:
-    """Sizes of key-value caches: `batch` rows of `capacity` tokens, with room for the largest prefill step
+    """Sizes of key-value caches: `batch` rows (sequences) of `capacity` tokens, with room for the largest prefill step
     (BUCKETS)."""
     return Caches(batch, capacity, min(BUCKETS[-1], capacity))
 
 
 @dataclass
 class HeldRow:
-    """Tokens of one row that the caches hold, by position, and the largest position written since position 0 was last
-    written.
+    """Tokens of one row (sequence of the batch) that the caches hold, by position (`tokens`), and the largest position
+    written since position 0 was last written (`top`).
 
     Layers with sliding windows keep a ring of positions: keys and values far enough before that largest position are
     overwritten.
@@ -52,7 +52,8 @@ class HeldRow:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Steps of a prefill: tokens per step, the position at which each row begins, number of steps."""
+    """Steps of a prefill: tokens per step (`size`), the position at which each row (sequence of the batch) begins,
+    number of steps."""
 
     size: int
     begins: Array
@@ -95,7 +96,8 @@ class CachedModel:
         return self.programs.prefill(plan.size, fresh=not step and not plan.begins.any())
 
     def plan(self, ids: Sequence[Sequence[int]]) -> PrefillPlan:
-        """The steps that compute the fewest tokens: from position 0, or from where the caches hold each prompt."""
+        """The prefill with the fewest computed tokens: from position 0, or from the position up to which the caches
+        hold each prompt."""
         lengths = np.array([len(p) for p in ids])
         whole = self._plan(lengths, np.zeros_like(lengths), self.buckets)
         if not self.reuse or not self.rows:
@@ -118,11 +120,11 @@ class CachedModel:
         return PrefillPlan(size, begins, -(-longest // size))
 
     def prefill(self, ids: Sequence[Sequence[int]]) -> list[int]:
-        """Fill the caches with prompts; afterwards `logits` and `length` are those of each row's last token.
+        """Fill the caches with prompts; afterwards the states `logits` and `length` are those of each row's last token.
 
-        Returns the number of tokens of each row. Rows without a prompt get a single token. A prompt longer than the
-        largest bucket takes several steps; a row that ends before the others repeats its last tokens, which changes
-        nothing.
+        Returns the number of tokens of each row (sequence of the batch). Rows without a prompt get a single token. A
+        prompt longer than the largest bucket takes several steps; a row that ends before the others repeats its last
+        tokens, which changes nothing.
         """
         plan, more = self.plan(ids), self.caches.batch - len(ids)
         prompts = [*ids, *([ids[0][:1]] * more)]

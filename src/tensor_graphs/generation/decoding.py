@@ -1,4 +1,5 @@
-"""Rounds of a generation after its prefill: a protocol, and plain decoding of one further token of each row a step."""
+"""Decoding after the prefill: the protocol of its rounds, and plain decoding, one further token per row (sequence of
+the batch) and step."""
 
 from __future__ import annotations
 
@@ -18,19 +19,20 @@ POLL = 8  # decode steps between looks at their tokens on a GPU, where each look
 
 
 class Decoding(Protocol):
-    """Protocol of a way of decoding: `begin` fills the caches with prompts, then each `round` returns further
-    tokens."""
+    """Protocol of a decoding method (plain or speculative): `begin` fills the caches with prompts, then each `round`
+    returns further tokens.
+    """
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row now."""
+        """Make now the programs for prompts of up to `longest` tokens and up to `limit` new tokens a row (sequence of
+        the batch)."""
 
     def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
-        """Fill the caches with prompts, given as token ids of each row, and set the sampler."""
+        """Fill the caches with prompts, given as token ids of each row (sequence of the batch), and set the sampler."""
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """Further tokens of each row, at least one. `running`: indices of the rows that have not ended; each of these
-        needs at most `most` further tokens.
-        """
+        """Compute and return further tokens of each row (sequence of the batch), at least one. `running`: indices of
+        the rows that have not ended; each of these needs at most `most` further tokens."""
 
     @property
     def acceptance(self) -> float:
@@ -38,13 +40,14 @@ class Decoding(Protocol):
 
     @property
     def drafting(self) -> str:
-        """Why decoding with the draft model is slower than without; empty if it is faster, or there is no draft
-        model."""
+        """Text: why decoding with the draft model (small model that proposes tokens) is slower than without; empty if
+        it is faster, or there is no draft model."""
 
 
 @dataclass
 class PlainDecoding:
-    """Decoding without a draft model: one token per row and step; on a GPU, several steps a round."""
+    """Decoding without a draft model: one token per row (sequence of the batch) and step; on a GPU, several steps a
+    round."""
 
     model: CachedModel
     kind: Kind
@@ -59,7 +62,7 @@ class PlainDecoding:
     drafting = ""  # (`Decoding.drafting`)
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the sampler and the decode step now (`Decoding.ready`)."""
+        """Make the programs for sampling and for a decode step now, whatever the lengths (`Decoding.ready`)."""
         self.model.programs.sample(self.kind)
         if limit > 1:
             self.model.programs.decode()
@@ -70,7 +73,8 @@ class PlainDecoding:
         set_sampler(self.model, sampling)
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """Further tokens of each row, equally many (`Decoding.round`)."""
+        """Compute and return further tokens of each row (sequence of the batch), equally many and at most `most`
+        (`Decoding.round`)."""
         programs = self.model.programs
         sample = programs.sample(self.kind)
         count = POLL if sample.tensors.startswith(GPU_KIND) else 1
@@ -85,7 +89,7 @@ class PlainDecoding:
         return [list(column) for column in zip(*found)]
 
     def step_seconds(self) -> float:
-        """Seconds of a decode step, measured once for a model.
+        """Seconds of a decode step, measured at the first call for a model.
 
         The measurement changes nothing but keys and values behind each row's length, which the next step overwrites.
         """

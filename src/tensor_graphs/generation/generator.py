@@ -57,8 +57,8 @@ class Generator(Unpicklable):
     positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
     of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes.
     `backend` and further keyword arguments are those of `tg.optimize`. `trust` allows links that lead out of the
-    folder. `quantize`: a form of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products, or
-    None; `quantize_head=False` leaves the output matrix as it is.
+    folder. `quantize`: an encoding of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products,
+    or None; `quantize_head=False` leaves the output matrix as it is.
 
     `draft`: folder of a smaller model with the same vocabulary, for speculative decoding: it proposes `draft_tokens`
     tokens, which one step of the model verifies. Tokens have the model's own distribution, and greedy ones are the same
@@ -99,7 +99,7 @@ class Generator(Unpicklable):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The folder's tokenizer. BadModelError or UnsupportedError if there is none."""
+        """The folder's tokenizer. Raises BadModelError or UnsupportedError if there is none."""
         if self._path is None:
             raise BadModelError("a folder in memory has no tokenizer", hint="give token ids in place of text")
         if self._tokenizer is None:
@@ -150,8 +150,8 @@ class Generator(Unpicklable):
         `top_k` most likely ones (0: all), and of these from the fewest most likely ones whose probabilities sum to
         `top_p`; the same `seed` draws the same. `stop`: token ids and texts that end a row (a text is cut off, a token
         is kept); None: the end tokens that the folder names. `show` is called with each piece as it comes. Calls in
-        several threads wait for one another. UsageError for an empty or too long prompt, tokens outside the vocabulary
-        and values out of range.
+        several threads wait for one another. Raises UsageError for an empty or too long prompt, tokens outside the
+        vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
         with self._lock:
@@ -180,7 +180,7 @@ class Generator(Unpicklable):
     def stream(
         self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, **options: Any
     ) -> Iterator[Piece]:
-        """Generated tokens, each yielded when it is known; arguments as for `generate`.
+        """Generated tokens, each yielded when it is known; `options` are the keyword arguments of `generate`.
 
         Beginning another generation ends this one: its next piece raises UsageError.
         """

@@ -32,9 +32,9 @@ _LETTERS = (
 class WordRule:
     """Rule by which a byte-level BPE splits text into words.
 
-    `pattern`: regular expression of a word, empty for that of GPT-2. `begins`: whether texts begin with the first token
-    (beginning of text) by default. `whole`: whether a word that is a token is not split by merges. `composed`: whether
-    text is brought to Unicode's form NFC.
+    `pattern`: regular expression of a word, empty for that of GPT-2. `begins`: whether the beginning-of-text token is
+    put before texts by default. `whole`: whether a word that is a token is not split by merges. `composed`: whether
+    text is normalized to Unicode's form NFC.
     """
 
     pattern: str = ""

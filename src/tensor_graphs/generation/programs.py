@@ -33,8 +33,8 @@ def host_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
-    """Graph of a decoder step over `tokens` tokens a row: `build_step` with logits and lengths as states. `fresh`: all
-    rows begin at position 0.
+    """Graph of a decoder step over `tokens` tokens a row, whose logits and lengths are states (`build_step`). `fresh`:
+    all rows begin at position 0.
 
     With one token there are no inputs: token and length are states. Output: `length` [batch] int64 after the step.
     """
@@ -61,7 +61,8 @@ def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = Fal
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """Quantization of the weights: a form of `models/common/quantization.py`, and whether the output matrix is, too."""
+    """How weights are quantized: `name` is an encoding of `models/common/quantization.py`; `head`: whether the output
+    matrix is quantized as well."""
 
     name: str
     head: bool = True
@@ -69,7 +70,11 @@ class QuantizedForm:
 
 @dataclass
 class Programs:
-    """Programs of a generator by name, made on demand, and the memory that they share."""
+    """Programs of a generator by name, made on demand, and the memory that they share.
+
+    `folder`: the model. `vocabulary`: number of tokens. `budget`: seconds to optimize each program. `options`: further
+    options of `optimize`. `form`: how weights are quantized (None: not at all).
+    """
 
     folder: Folder
     caches: Caches
@@ -88,9 +93,8 @@ class Programs:
 
     def prefill(self, tokens: int, *, fresh: bool) -> Program:
         """Program of a prefill step of `tokens` tokens a row (`step_graph`). Inputs: `input_ids`; the first position
-        `start` of each row unless `fresh` (all rows begin at position 0); the index `last` of each row's last token if
-        `tokens` > 1.
-        """
+        `start` of each row (sequence of the batch) unless `fresh` (all rows begin at position 0); the index `last` of
+        each row's last token if `tokens` > 1."""
         name = f"prefill-{tokens}" + ("" if fresh else "-further")
         return self._program(name, lambda: self.step(tokens, fresh=fresh), PREFILL)
 
@@ -122,7 +126,7 @@ class Programs:
         return self._program(f"sample-{kind}", lambda: sampler(kind, self.caches.batch, self.vocabulary), SAMPLE)
 
     def follow(self) -> Program:
-        """Program of a draft model's first step of a round (`follow_graph`)."""
+        """Program of a draft model's first step in a round of speculative decoding (`follow_graph`)."""
         return self._program("follow", lambda: self._quantized(follow_graph(self.folder, self.caches)), PREFILL)
 
     def verify(self, count: int) -> Program:
@@ -131,19 +135,18 @@ class Programs:
         return self._program(f"verify-{count}", graph, 1.0)
 
     def propose(self, kind: Kind, count: int) -> Program:
-        """Program that chooses a draft model's proposals (`proposer`)."""
+        """Program that chooses the next token that a draft model proposes, of `count` in a round (`proposer`)."""
         graph = lambda: proposer(kind, self.caches.batch, self.vocabulary, count)
         return self._program(f"propose-{kind}-{count}", graph, SAMPLE)
 
     def accept(self, kind: Kind, count: int) -> Program:
-        """Program that accepts proposals and chooses a further token (`acceptor`)."""
+        """Program that accepts the first of `count` proposed tokens and chooses a further token (`acceptor`)."""
         graph = lambda: acceptor(kind, self.caches.batch, self.vocabulary, count)
         return self._program(f"accept-{kind}-{count}", graph, SAMPLE)
 
     def borrow(self, other: Programs, names: Mapping[str, str]) -> None:
-        """Share states with other programs. `names`: name here -> name there. To be called before the programs that use
-        them are made.
-        """
+        """Share the states of other programs. `names`: name of a state here -> its name there. To be called before the
+        programs that use them are made."""
         self.states |= {own: other.states[there] for own, there in names.items() if there in other.states}
 
     @property
@@ -164,7 +167,7 @@ class Programs:
         return self._made[name]
 
     def set(self, name: str, value: Any, dtype: str) -> None:
-        """Overwrite a state on the programs' device, if some program has it."""
+        """Overwrite the state `name` on the programs' device, if some program has it. `dtype`: the state's."""
         for program in self._made.values():
             if name in program.states:
                 return program.set_state(name, np.asarray(value, dtype))
@@ -174,7 +177,9 @@ class Programs:
         return next(p for p in self._made.values() if name in p.states).get_state(name)
 
     def read_bytes(self) -> int:
-        """Bytes of weights that a decode step reads as a whole: all but tables from which it only gathers rows."""
+        """Bytes of the weights that a decode step reads completely: all except tables from which it only gathers
+        rows.
+        """
         if self._reads is None:
             self._decode_graph()
         assert self._reads is not None

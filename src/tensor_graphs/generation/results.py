@@ -1,4 +1,4 @@
-"""Results of a generation: pieces as they come, the whole result, and the progress of each row."""
+"""Results of a generation: pieces as they come, the whole, and the progress of each row (sequence of the batch)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from .text import TextStream
 
 @dataclass(frozen=True)
 class Piece:
-    """One new token of a row: index of its prompt, token id, completed text, and why the row ends here. The text is ""
-    without a tokenizer; an end of it that may begin a stop text comes with a later piece. The reason is "stop",
-    "length" or "".
-    """
+    """One new token of a row (sequence of the batch): index of its prompt, token id, completed text, and why the row
+    ends here. The text is "" without a tokenizer; an end of it that may begin a stop text comes with a later piece. The
+    reason is "stop", "length" or ""."""
 
     row: int
     token: int
@@ -43,8 +42,12 @@ class Generated:
 
 @dataclass
 class Row:
-    """Progress of one row of a batch during generation. `given`: number of characters of `text` in the pieces so
-    far."""
+    """Progress of one row of a batch during generation.
+
+    `tokens`: those generated so far; `text`: their text. `end`: why the row has ended, "stop" (an end token or text) or
+    "length", "" before. `stream`: makes text of tokens (None: there is no tokenizer). `given`: number of characters of
+    `text` in the pieces so far.
+    """
 
     stream: TextStream | None
     tokens: list[int] = field(default_factory=list)
@@ -53,8 +56,8 @@ class Row:
     given: int = 0
 
     def add(self, number: int, token: int, last: bool, ends: frozenset[int], texts: tuple[str, ...]) -> Piece:
-        """Add a token to the row (index `number`); returns the piece to hand out. The row ends at a token of `ends`, at
-        a text of `texts`, or if `last`.
+        """Add a token to the row (index `number`); returns the piece to hand out. The row (sequence of the batch) ends
+        at a token of `ends`, at a text of `texts`, or if `last`.
 
         A text that ends the row is cut off. The piece has no characters that may begin one of `texts`: they come with a
         later piece, so that all pieces together are the row's text.

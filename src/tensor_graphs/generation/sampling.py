@@ -47,7 +47,7 @@ def uniform(draws: Tensor, rows: int, columns: int) -> Tensor:
     """Random numbers in (0, 1], [rows, columns] float32, from the state `seed` and the number of earlier `draws` ([1,
     1] int64).
 
-    The two halves of a row take the two words of one counter.
+    The generator makes two words at a time: the first give the first half of a row, the second the other half.
     """
     seed = t.state("seed", (1, 2), "int64")
     key = (t.logical_and(t.slice_axis(seed, 1, 0, 1), WORD), t.logical_and(t.slice_axis(seed, 1, 1, 2), WORD))
@@ -82,7 +82,7 @@ class Ranked:
 
     @classmethod
     def of(cls, scaled: Tensor) -> Ranked:
-        """Rank logits / temperature by the states `top_k` and `top_p`."""
+        """Rank `scaled` (logits / temperature, [rows, vocabulary]), limited by the states `top_k` and `top_p`."""
         vocabulary = int(scaled.shape[1])  # type: ignore[arg-type]
         order = t.argsort(scaled, 1, descending=True)
         ranked = t.gather_elements(scaled, order, 1)
@@ -112,7 +112,8 @@ def distribution(kind: Kind, logits: Tensor) -> Tensor:
 
 
 def sampler(kind: Kind, batch: int, vocabulary: int) -> Graph:
-    """Graph that chooses one token per row: output `token` [batch] int64, which is the state `token` as well."""
+    """Graph that chooses one token of `vocabulary` per row: output `token` [batch] int64, which is the state `token` as
+    well."""
     logits = t.state("logits", (batch, vocabulary), "float32")
     if kind == "greedy":
         token = t.argmax(logits, 1, keepdims=True)

@@ -24,7 +24,8 @@ COLDEST = 1e-30  # smallest temperature that logits are divided by: the quotient
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of how tokens are chosen. `temperature` 0: the most likely one. `top_k` 0 and `top_p` 1: no limit."""
+    """Settings of how tokens are chosen. `temperature` 0: the most likely token. `top_k` 0 and `top_p` 1: no limit.
+    `seed`: of the random draws."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -43,7 +44,8 @@ class Sampling:
 
     @property
     def kind(self) -> Kind:
-        """Name of the sampler that these settings need."""
+        """Name of the sampler that these settings need: "greedy", "plain" (no limit) or "filtered" (`top_k` or
+        `top_p`)."""
         if self.temperature == 0:
             return "greedy"
         return "plain" if self.top_k == 0 and self.top_p == 1 else "filtered"
@@ -86,7 +88,8 @@ def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
 
 
 def length_of(max_length: Any, config: Config) -> int:
-    """Largest number of tokens of a row: the argument, by default 1024, or fewer if the model has fewer positions.
+    """Largest number of tokens of a row (sequence of the batch): the argument, by default 1024, or fewer if the model
+    has fewer positions.
 
     Raises UsageError for more than the model's positions.
     """
@@ -129,10 +132,10 @@ def token_ids(prompt: Any, vocabulary: int) -> list[int]:
 
 
 def stops_of(stop: Any, default: Sequence[int], vocabulary: int) -> tuple[frozenset[int], tuple[str, ...]]:
-    """Token ids and texts that end a row, as (ids, texts).
+    """Token ids and texts that end a row (sequence of the batch), as (ids, texts), from the argument `stop`: texts and
+    token ids below `vocabulary`, or None for the model's own end tokens, `default`.
 
-    `stop`: texts and token ids below `vocabulary`, or None for the model's own end tokens, `default`. Raises UsageError
-    for anything else.
+    Raises UsageError for anything else.
     """
     if stop is None:
         return frozenset(default), ()

@@ -26,7 +26,7 @@ DRAFT_KEY = 0x5BD1E995  # changes the seed of a draft model, whose draws must no
 
 
 def draft_model(folder: Folder, model: CachedModel, count: int) -> CachedModel:
-    """Draft model for another model, over caches of the same sizes.
+    """Load the model in `folder` as the draft model of `model` (it proposes tokens), over caches of the same sizes.
 
     Raises UsageError unless it has the same vocabulary, enough positions, and room for `count` proposals in a step; its
     folder raises the same errors as that of a `Generator`.
@@ -100,7 +100,7 @@ class SpeculativeDecoding:
         self.plain.model.programs.set("previous", [[v] for v in self._previous], "int64")
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
-        """The accepted proposals and a further token of each row (`Decoding.round`)."""
+        """Run one round; returns the accepted proposals and a further token of each row (`Decoding.round`)."""
         plain, capacity = self.plain, self.plain.model.caches.capacity
         longest = max(plain.lengths[row] for row in running)
         self._ended = self._ended or longest + self.count + 1 > capacity

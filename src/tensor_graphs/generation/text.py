@@ -85,7 +85,7 @@ class TextStream:
         return self._given(ready, self._further(ready))
 
     def finish(self) -> str:
-        """Text that was held back as incomplete."""
+        """Text of the remaining tokens, whose last character is incomplete (it becomes U+FFFD)."""
         count = len(self._pending)
         return self._given(count, self._further(count))
 

@@ -1,4 +1,5 @@
-"""Kernels wanted: briefs of a plan's regions with the largest gap to the machine's limit, and proposals for them.
+"""Wanted kernels: requests (briefs) for kernels of the parts of a plan with the largest gap to the roofline limit,
+    and checks of the kernels that a program proposes for them.
 
 In: the sources that `optimize` takes.
 Out: briefs; accepted files of user kernels.

@@ -1,4 +1,7 @@
-"""Briefs: requests for a region's kernel, as Markdown and JSON with reference code, types, limits, today's kernels."""
+"""Briefs: requests for one kernel that computes a region (slow kernel calls) of a plan, as Markdown and JSON.
+
+A brief has reference code, types, the roofline limit, and the kernels that the plan uses for the region.
+"""
 
 from __future__ import annotations
 

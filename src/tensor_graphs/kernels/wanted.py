@@ -40,11 +40,11 @@ def wanted(source: Any, example_inputs: Any = None, *, count: int = 5, **options
     """Briefs of the `count` regions of a model's plan with the largest gap between time and roofline limit, largest
     first.
 
-    `source`, `example_inputs`, `options`: as for `optimize`; free dimensions are fixed at the sizes it searches at.
-    If the graph runs as it is written, its kernels count at their prices in the cost store. Without any region the
-    result is empty, and its `why` says for what reason.
+    `source`, `example_inputs`, `options`: a model with its inputs, and options, as `tensor_graphs.optimize` takes them;
+    free dimensions are fixed at the sizes it searches at. If the graph runs as it is written, its kernels count at
+    their prices in the cost store. If no region is found, the result is empty, and its `why` gives the reason.
 
-    Errors are those of `optimize`; raises UsageError if `count` is below 1, or the model has no plan to look at.
+    Raises the errors of `optimize`, and UsageError if `count` is below 1, or the search returned no plan.
     """
     if count < 1:
         raise UsageError(f"count must be at least 1, not {count}")

@@ -1,4 +1,4 @@
-"""Stages "build" and "verify": the verify-or-retry loop of one search."""
+"""Stages "build" and "verify" of a search: the verify-or-retry loop, set up for the options of the call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
-from .choose import choose
+from .choose import Carried, choose
 from .exclusions import Exclusions
 from .match import hypergraph, only_generated
 from .prepare import Task
@@ -27,20 +27,20 @@ from .verify_or_retry import Acceptance
 def acceptance(
     session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
-    encoded: Callable[[], None] = lambda: None,
+    encoded: Callable[[], None] = lambda: None, carried: Carried = lambda graph: (),
 ) -> Acceptance:  # fmt: skip
-    """Verify-or-retry loop of one search, ready to run.
+    """The verify-or-retry loop of one search, ready to run (`Acceptance.run`).
 
-    `first`: a choice that is used for its hypergraph instead of a new extraction (None: there is none). `fired`: rules
-    that matched. `ahead`: waits for the verification references computed in the background, and returns them by seed.
-    `encoded`: ends the encoding of weights in the background; called before programs are timed.
+    `first`: a choice of kernels that is used for its hypergraph instead of a new extraction (None: there is none).
+    `fired`: rules that matched. `ahead`: waits for the verification references computed in the background, and returns
+    them by seed. `encoded`: ends the encoding of quantized weights in the background; called before programs are timed.
     """
     options, symbolic, work = session.options, task.symbolic, task.work
     made = [] if first is None else [first]
 
     def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
         known = made.pop() if made and made[0].hypergraph is graph else None
-        choice = known or choose(session, graph, pricer, measurer, limits=limits)
+        choice = known or choose(session, graph, pricer, measurer, limits=limits, carried=carried)
         if measurer is not None:
             measurer.pause()  # frees memory for verification
         encoded()
@@ -78,9 +78,10 @@ def acceptance(
 
 
 def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """Generated kernels of a choice that were never measured here, with the plan's schedules.
+    """Generated kernels of a choice that were never measured on this machine, each with the schedule that the plan
+    uses.
 
-    They are to be compiled in advance.
+    The caller compiles them in advance.
     """
     for i in choice.chosen:
         candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

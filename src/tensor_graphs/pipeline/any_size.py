@@ -39,8 +39,9 @@ from .verify_sizes import SizeVerifier
 
 
 class NoFormError(NoPlanError):
-    """Raised for a plan with kernels that have no form for every size. `kept`: the hypergraph's candidates without
-    these kernels.
+    """Raised for a plan with kernels that are correct at the generic sizes only (primes that stand for free sizes).
+
+    `kept`: the hypergraph's candidates without these kernels.
     """
 
     def __init__(self, message: str, kept: list[Candidate]) -> None:
@@ -50,7 +51,13 @@ class NoFormError(NoPlanError):
 
 @dataclass
 class Symbolic:
-    """Size-polymorphic search of a graph with free dimensions: generic sizes, and what holds at every size."""
+    """State of a size-polymorphic search: the graph with free dimensions, the generic sizes at which it is saturated,
+    and the conversion of e-nodes and kernels back to free sizes.
+
+    `searched`: sizes that the caller names, at which plans are priced. `generic`: primes, one per free dimension, so
+    that a number tells which dimensions it comes from; `numbers` maps such numbers to expressions. `probes`: sizes at
+    which a kernel for every size is checked.
+    """
 
     graph: Graph  # the original, with narrowed ranges
     searched: Sizes
@@ -103,12 +110,13 @@ class Symbolic:
         return self.generic if self.on_gpu else self.searched
 
     def narrow(self, view: EGraphView) -> Sequence[Type]:
-        """Storage types of a lifted view's e-classes on a GPU; empty on a CPU, where they are the e-graph's types."""
+        """Types (shape, storage dtype) of the e-classes of a lifted e-graph on a GPU; empty on a CPU, which stores
+        every value in its e-graph dtype."""
         return narrow_types(view) if self.on_gpu else ()
 
     # ------------------------------------------------------------ lifting
     def view(self, view: EGraphView) -> EGraphView:
-        """The view at generic sizes, without e-nodes that have no form in free sizes."""
+        """The view at generic sizes, without e-nodes that cannot be expressed in free sizes."""
         made = lifted(view, self.numbers)
         for op, count in made.lost.items():
             self.lost[op] = self.lost.get(op, 0) + count
@@ -116,7 +124,8 @@ class Symbolic:
         return made.generic
 
     def hypergraph(self, found: Hypergraph) -> Hypergraph:
-        """The hypergraph `found` of a lifted view, reduced to the candidates whose kernels hold at all sizes.
+        """The hypergraph `found`, which was matched at generic sizes, reduced to the candidates whose kernels hold at
+        all sizes.
 
         Their calls are converted from the generic sizes to the searched sizes.
         """
@@ -137,7 +146,7 @@ class Symbolic:
         return self._calls[key]
 
     def lift(self, template: Template, call: Call) -> SizedCall | None:
-        """Kernel and call at the searched sizes and in free sizes, lifted from the generic sizes.
+        """Kernel and call at the searched sizes and in free sizes, made from a kernel and call at generic sizes.
 
         None if the kernel does not hold at all sizes.
         """
@@ -160,7 +169,8 @@ class Symbolic:
 
     # ------------------------------------------------------------ plan in free sizes
     def plan(self, choice: Choice) -> Plan:
-        """Plan in free sizes of a choice of kernels."""
+        """Convert a choice of kernels to a plan in free sizes. Raises NoFormError if a kernel holds at the generic
+        sizes only."""
         found = choice.hypergraph
         self._refuse_without_form(choice)
         made = self._lifted[id(found.view)]
@@ -181,7 +191,7 @@ class Symbolic:
         return replace(plan, sizes=self.searched, priced=self.generic if self.on_gpu else {})
 
     def _refuse_without_form(self, choice: Choice) -> None:
-        """Raises NoFormError if the text of a chosen GPU kernel has no form for every size."""
+        """Raises NoFormError if the source of a chosen GPU kernel cannot be generalized to every size."""
         without: dict[int, str] = {}
         for i in choice.chosen:
             candidate, price = choice.hypergraph.candidates[i], choice.prices[i]

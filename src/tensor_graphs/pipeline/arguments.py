@@ -36,7 +36,8 @@ def _is_array(value: Any) -> bool:
 
 
 def torch_leaves(value: Any) -> list[Any]:
-    """Leaves other than None of a value nested in containers that Torch knows (`torch.utils._pytree`), in order."""
+    """Leaves other than None of a value nested in the containers of `torch.utils._pytree` (dicts, lists, tuples,
+    registered classes), in order."""
     if is_torch(value):
         return [value]
     from torch.utils import _pytree
@@ -45,7 +46,7 @@ def torch_leaves(value: Any) -> list[Any]:
 
 
 def result_leaves(returned: Any, *, torch: bool) -> list[Any]:
-    """Tensors (`torch`) or arrays that a function has returned, in order."""
+    """Results of a function (`returned`) as a flat list, in order: the tensors if `torch`, else the arrays."""
     return torch_leaves(returned) if torch else [np.asarray(x) for x in array_leaves(returned)]
 
 
@@ -65,7 +66,8 @@ def has_structure(returned: Any, structure: Any, *, torch: bool) -> bool:
 
 
 def leaves_of_structure(returned: Any, structure: Any) -> list[Any] | None:
-    """Leaves of a returned value in the order of `structure`; None if the value is nested differently.
+    """Leaves of a returned value in the order of `structure`, the nesting of a program's results; None if the value is
+    nested differently.
 
     Mappings of other types with equal keys match; None matches None only.
     """

@@ -1,4 +1,4 @@
-"""Restriction of backends to the kernels that a tolerance allows."""
+"""Restriction of backends to the kernels that the tolerance of an optimization allows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..extract.model.kernel import Backend, Generation, Template
 class FilteredBackend:
     """Backend restricted to given templates, and to no generated kernels unless `generates`.
 
-    `base` is a backend with its state of one optimization (`Lowerings.opened`).
+    `base` is a backend that holds the state of one optimization already (`Lowerings.opened`).
     """
 
     def __init__(self, base: Backend, templates: Sequence[Template], *, generates: bool = True) -> None:
@@ -39,7 +39,8 @@ class FilteredBackend:
     def generated(
         self, view: EGraphView, given: frozenset[int], types: Sequence[Type], enough: Callable[[], bool]
     ) -> Iterator[Generation]:
-        """The kernels that the backend generates for fusion groups of a view (`Backend.generated`)."""
+        """The kernels that the backend generates for fusion groups (terms for one kernel) of an e-graph, unless they
+        are excluded (`Backend.generated`)."""
         return self.base.generated(view, given, types, enough) if self.generates else iter(())
 
     def prepare(self, asked: Sequence[tuple[Template, kernel.Call]]) -> Iterator[None]:
@@ -48,12 +49,15 @@ class FilteredBackend:
 
 
 def within_loss(backend: Backend, limit: float) -> FilteredBackend:
-    """Backend restricted to kernels whose operand rounding loses at most `limit` (relative)."""
+    """Backend restricted to library kernels that lose at most `limit` (relative error) by rounding operands to fewer
+    digits."""
     return FilteredBackend(backend, [t for t in backend.templates if t.loss <= limit])
 
 
 def exact_only(backend: Backend) -> FilteredBackend:
-    """Backend restricted to bitwise-exact kernels, and to all kernels of single atomic ops that have no exact kernel.
+    """Backend restricted to kernels whose results have the same bits as those of the unoptimized graph. An op without
+    such a kernel keeps all kernels that compute that op alone, unless it is a composite (an op defined by a
+    decomposition).
 
     Fused and generated kernels are excluded: they keep intermediates in wider dtypes than the graph, or use fused
     multiply-add.

@@ -19,13 +19,14 @@ LIGHT_S = 1.0  # maximum expected seconds of a reference that is computed in the
 
 
 def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Reference]]:
-    """Start computing the first verification reference on the GPU, if cheap; returns a function that waits for it.
+    """Start computing the first verification reference on the GPU, if that is cheap; returns a function that waits for
+    it.
 
-    The function returns references by seed, {} if there is none (verification then reports the error). Shares the GPU
-    lock with kernel timing.
+    That function returns the references by seed, {} if none was computed (verification then computes it and reports
+    errors). Shares the GPU lock with kernel timing.
     """
     options, graph = session.options, task.model.graph
-    light = expected_seconds(graph, graph_flops(list(task.work.roots)), True) < LIGHT_S
+    light = expected_seconds(graph, graph_flops(list(task.work.roots)), on_gpu=True) < LIGHT_S
     if not task.on_gpu or not gpu_facts() or not options.verify or options.exact or not light:
         return dict
     pressed, lock, clock = session.polled(), GpuLock(), Clock()

@@ -1,4 +1,5 @@
-"""Quantized weights are encoded on the GPU while the host searches: every plan reads nearly all of them."""
+"""Encoding of quantized weights on the GPU while the host searches. That wastes no work: every plan reads nearly all of
+them."""
 
 from __future__ import annotations
 
@@ -28,17 +29,17 @@ def free_bytes() -> int:
 
 @dataclass
 class BackgroundWeights:
-    """Computation of derived weights in the background."""
+    """Handle of the background computation of derived weights (encoded ones of a quantized model)."""
 
     started: bool = False  # whether it computes any; known soon after `start_weights`
     end: Callable[[], None] = lambda: None  # ends it early, and waits for that
 
 
 def start_weights(session: Session, task: Task) -> BackgroundWeights:
-    """Start computing derived weights on the GPU.
+    """Start computing derived weights (encoded ones of a quantized model) on the GPU, in a background thread.
 
-    The weights must be kept by the caller (`codes_kept`): nothing here holds them. Shares the GPU lock with kernel
-    timing. Errors are left to the program, which computes the same weights.
+    The caller must keep the weights alive (`codes_kept`): the result has no reference to them. Shares the GPU lock with
+    kernel timing. Errors are ignored here: the program computes the same weights and raises them.
     """
     graph = task.model.graph
     found = [graph.params.get(str(leaf.attr("name"))) for leaf in graph.leaves("param")]
@@ -64,7 +65,7 @@ def start_weights(session: Session, task: Task) -> BackgroundWeights:
         lock.hurried = True
         thread.join()
 
-    made = BackgroundWeights(False, end)
+    made = BackgroundWeights(started=False, end=end)
     thread.start()
     return made
 

@@ -1,7 +1,8 @@
-"""The forms of a bucket of sizes (plan for all sizes, plan of its own, the caller's function) and their times.
+"""The forms that may run the calls of a bucket (range of sizes), and their times: the plan for all sizes, the bucket's
+own plan, and the caller's function.
 
-Whole calls of each form are timed at the sizes asked for. Where different forms are fastest at the two ends of a range
-of sizes, bisection finds the size at which the range is divided.
+Whole calls of each form are timed at chosen sizes. Where different forms are fastest at the two ends of a bucket,
+bisection finds the size at which it is divided.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ ALL, OWN, CALLER = "all sizes", "own plan", "caller"  # forms, in the order of p
 
 
 def fastest(samples: Mapping[str, Sequence[float]]) -> str:
-    """The form to run, given µs of its calls: a later one only if faster than earlier ones by more than noise."""
+    """Name of the form (plan for all sizes, own plan, caller's function) to run, given µs of calls of each: a form
+    later in `samples` only if it is faster than those before it by more than noise."""
     best, *others = samples
     for form in others:
         if timing.is_surely_faster(samples[form], samples[best], NOISE):
@@ -42,7 +44,8 @@ def fastest(samples: Mapping[str, Sequence[float]]) -> str:
 def winners(
     least: int, most: int, fastest_at: Callable[[int], str], halvings: int = HALVINGS
 ) -> list[tuple[int, int, str]]:  # fmt: skip
-    """A range of sizes divided by the fastest form, as (least, largest size, form) in ascending order.
+    """The range of sizes `least`..`most` divided by the fastest form (plan for all sizes, own plan, caller's function),
+    as (least, largest size, form) in ascending order.
 
     `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection
     approximate the size from which the second form is fastest; with 0 steps that is the geometric mean.
@@ -65,7 +68,12 @@ def winners(
 
 @dataclass
 class Forms:
-    """The forms of a bucket, and µs of whole calls of each form at each timed size."""
+    """The forms of a bucket (plan for all sizes, own plan, caller's function), and µs of whole calls of each at each
+    timed size.
+
+    `programs`: the program of each plan, by form. `dimension`: the free dimension that the buckets divide. `seed`: of
+    the inputs. `ended`: polled; True ends the timing. `us`: size -> form -> µs of its calls.
+    """
 
     graph: Graph
     sizes: Sizes  # the searched ones; those of other dimensions stay
@@ -77,7 +85,8 @@ class Forms:
     us: dict[int, dict[str, list[float]]] = field(default_factory=dict)
 
     def timed(self, size: int) -> dict[str, list[float]]:
-        """µs of whole calls of each form at a size; infinite for a form that does not run there."""
+        """µs of whole calls of each form (plan for all sizes, own plan, caller's function) at a size, measured if they
+        are not known; infinite for a form that does not run there."""
         if not self.programs.keys() <= self.us.get(size, {}).keys():
             there = self.graph.bind({**self.sizes, self.dimension: size})
             program = next(iter(self.programs.values()))
@@ -93,19 +102,21 @@ class Forms:
         return self.us[size]
 
     def fastest_at(self, size: int) -> str:
-        """Name of the form that runs calls at a size."""
+        """Name of the form (plan for all sizes, own plan, caller's function) that should run calls at a size: the
+        fastest one (`fastest`)."""
         return fastest(self.timed(size))
 
     def compiled(self, sizes: Sequence[int]) -> str:
         """OWN if a bucket's own plan is faster than the plan for all sizes at each of these sizes, else ALL.
 
-        For a saved program, which does not have the caller's function.
+        This is the choice for a saved program, which does not have the caller's function.
         """
         found = {fastest({n: us for n, us in self.timed(size).items() if n != CALLER}) for size in sizes}
         return OWN if found == {OWN} else ALL
 
     def medians(self, least: int, most: int) -> dict[str, dict[str, float]]:
-        """Median µs of each form at each timed size from `least` to `most`: size -> form -> µs, for the report."""
+        """Median µs of each form (plan for all sizes, own plan, caller's function) at each timed size from `least` to
+        `most`: size -> form -> µs, for the report."""
         rows = {
             str(n): {f: median(us) for f, us in of.items()} for n, of in sorted(self.us.items()) if least <= n <= most
         }
@@ -122,10 +133,8 @@ def _works(call: timing.Run) -> bool:
 
 
 def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[], bool]) -> dict[str, list[float]]:
-    """Samples in µs per whole call of each form, interleaved; on a GPU each sample is QUEUED calls and one wait.
-
-    `ended`: polled; ends the sampling.
-    """
+    """Samples in µs per whole call of each form (plan for all sizes, own plan, caller's function) on `device`,
+    interleaved; on a GPU each sample is QUEUED calls and one wait. `ended`: polled; ends the sampling."""
     clock, count = timing.wall_us, 1
     if device not in ("", "cpu"):
         import torch

@@ -1,8 +1,9 @@
 """Compiled kernels of a cached plan, in a file beside the plan: another process then needs no compiler, nor its
 imports.
 
-They belong to the text of the emitted program. The key of the plan cache already contains the machine, its driver and
-the versions of the compilers; a program uses them on the same kind of GPU only.
+They are stored with the hash of the emitted program's text, and are used for equal text only. The key of the plan cache
+already contains the machine, its driver and the versions of the compilers; a program uses them on the same kind of GPU
+only.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
     """Store the compiled kernels of a program that has run, beside its plan; `source`: hash of the program's text.
 
     Returns the reason if they could not be stored, else "" (also if there are none: programs of a CPU have a cache of
-    their own, and those with free sizes compile further kernels when they meet a size).
+    their own, and those with free sizes compile further kernels at the first call at a size).
     """
     found = None if program.manifest.sizes or not device(program.manifest.device).on_gpu else program.binaries
     if found is None:
@@ -57,7 +58,7 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
 
 
 def read_kernels(plan: Path, source: str) -> Binaries | None:
-    """The compiled kernels beside a plan; None if there are none for this program text.
+    """The compiled kernels beside a plan file; None if there are none for the program text `source`.
 
     Raises ValueError or OSError if the file is damaged or cannot be read.
     """

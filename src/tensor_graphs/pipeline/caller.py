@@ -46,7 +46,8 @@ class Caller:
 
     @classmethod
     def of(cls, source: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Caller | None:
-        """Optimization source as a callable with examples; None if it cannot be called with them.
+        """Constructor: the source of an optimization as a callable with its example arguments `args` and `kwargs`; None
+        if it cannot be called with them.
 
         Callable: functions and modules whose example leaves are all tensors of one device or all arrays. Not callable:
         ExportedProgram, examples given as types.
@@ -77,7 +78,8 @@ class Caller:
         return not self.kwargs and all(hasattr(a, "shape") for a in self.args)
 
     def call(self, given: Sequence[Any]) -> Any:
-        """Return value of the function, called with `given` in place of the example tensors or arrays."""
+        """Call the function with `given` in place of the tensors or arrays of its example arguments; returns what it
+        returns."""
         if self.plain:
             return self.function(*given)
         left = iter(given)
@@ -85,13 +87,13 @@ class Caller:
         return self.function(*args, **kwargs)
 
     def outputs(self, given: Sequence[Any]) -> list[Any]:
-        """Flat list of the tensors or arrays that the function returns, in the order of the program's outputs."""
+        """Call the function (`returned`); returns its tensors or arrays as a flat list, in the order of the program's
+        outputs."""
         return result_leaves(self.returned(given), torch=self.torch)
 
     def returned(self, given: Sequence[Any]) -> Any:
-        """Return value of the function, called without gradients and without autocast, so that dtypes are those of its
-        graph.
-        """
+        """Call the function with arguments `given`, without gradients and without autocast, so that dtypes are those of
+        its graph; returns what it returns."""
         if not self.torch:
             return self.call(given)
         torch = sys.modules["torch"]
@@ -108,16 +110,17 @@ class Caller:
             modes._set_grad_enabled(True)
 
     def run_arrays(self, names: Sequence[str], given: Mapping[str, Any]) -> list[Any]:
-        """The function's results as arrays, for verification. `given`: arrays by input name, `names`: their order."""
+        """Call the function for verification; returns its results as arrays. `given`: arrays by input name, `names`:
+        their order."""
         arrays = [given[name] for name in names]
         found = self.outputs([tensor_of(a) for a in arrays] if self.torch else arrays)
         return [array_of(x) if is_torch(x) else x for x in found]
 
 
 class CallerForm:
-    """The caller's own function as the executor of a bucket of sizes (`backends/program/buckets.py`).
+    """The caller's own function as the form that runs calls in a bucket of sizes (`backends/program/buckets.py`).
 
-    For arguments of the examples' kind and device. Results are flat.
+    It takes arguments of the examples' kind and device; its results are a flat list.
     """
 
     def __init__(self, caller: Caller) -> None:
@@ -145,7 +148,7 @@ class CallerForm:
         return arguments
 
     def called(self, taken: Sequence[Any]) -> Sequence[Any]:
-        """Results of the caller's function for `taken`, the arguments that `quick` returned."""
+        """Call the caller's function with `taken`, the arguments that `quick` returned; returns its results."""
         return self.caller.outputs(taken)
 
 

@@ -25,15 +25,14 @@ def why_program_runs(
     program: Program, caller: Caller, report: Report, *, left: float, ended: Callable[[], bool],
     clock: Callable[[Run], float] = wall_us, first: Mapping[str, float] | None = None,
 ) -> str | None:  # fmt: skip
-    """None if the caller's function is faster than the program by more than noise; else why the program runs.
+    """Time the caller's function against the program. Returns None if the function is faster by more than noise; else
+    the reason why the program runs, "" if the program is not slower.
 
-    The text is "" if the program is not slower. Calls are timed with `clock`; the function must be faster both as a
-    `CallerProgram` and by itself.
-
-    Writes the median call times in µs of the program and of the bare function to the report. Samples alternate between
-    the calls, for `left` seconds bounded to LEAST_S..SHARE_S, for at least FEW rounds if these take less than FEW_S,
-    else at least one; `ended` is polled after each. Both must have been called before (warm). `first`: µs of these
-    calls; if both together took longer than the sampling may take, they are the samples.
+    The function must be faster both as a `CallerProgram` and by itself. Writes the median call times in µs of the
+    program and of the bare function to the report. Samples, timed by `clock`, alternate between the calls, for `left`
+    seconds bounded to LEAST_S..SHARE_S, for at least FEW rounds if these take less than FEW_S, else at least one;
+    `ended` is polled after each. Both must have been called before (warm). `first`: µs of these calls; if both together
+    took longer than the sampling may take, they are the samples.
     """
     given = caller.inputs
     begun, until = Instant(), time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
@@ -68,7 +67,7 @@ def _reason(samples: Mapping[str, Sequence[float]]) -> str | None:
     if not slower:
         return None
     if slower == ["wrapped"]:
-        return "the caller's form is not faster by more than noise once its arguments are checked"
+        return "the caller's function is not faster by more than noise once its arguments are checked"
     return why_not_faster(samples["caller"], samples["program"], NOISE)
 
 

@@ -1,8 +1,9 @@
-"""Stages "extract" and "measure": the cheapest kernels of a hypergraph, measuring what the best plan lacks."""
+"""Stages "extract" and "measure": choice of the cheapest kernels of a hypergraph, for which unmeasured kernels of the
+best plan are measured."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import NoPlanError, WorkerError
 from ..extract.candidates.hypergraph import Hypergraph
@@ -15,13 +16,18 @@ from .prices import CostPricer
 from .reserves import after_search_s
 from .session import Session, least_measuring
 
+Carried = Callable[[Hypergraph], Sequence[int]]  # candidates from which the first solves of a hypergraph start
 SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
 
 
 def choose_cheapest(
-    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: Measurer | None
+    session: Session,
+    graphs: Sequence[Hypergraph],
+    pricer: CostPricer,
+    measurer: Measurer | None,
+    carried: Carried = lambda graph: (),
 ) -> tuple[Hypergraph, Choice]:
-    """The hypergraph with the cheapest plan, and that plan. The search time is divided equally.
+    """Search each hypergraph for an equal share of the time; returns the one with the cheapest plan, and that plan.
 
     A plan whose search did not measure to the end replaces one whose search did only if it is cheaper with its
     unmeasured kernels at their pessimistic times.
@@ -29,7 +35,7 @@ def choose_cheapest(
     best: tuple[Hypergraph, Choice] | None = None
     for n, graph in enumerate(graphs):
         try:
-            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n))
+            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n), carried=carried)
         except NoPlanError:
             if best is None and n + 1 == len(graphs):
                 raise
@@ -46,19 +52,24 @@ def choose_cheapest(
 
 def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
-    share: float = 0.8, limits: Sequence[budgets.Budget] = (),
+    share: float = 0.8, limits: Sequence[budgets.Budget] = (), carried: Carried = lambda graph: (),
+    kept: float = 0.0, solve_seconds: float = 2.5,
 ) -> Choice:  # fmt: skip
     """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
     needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
-    says so. `share`: fraction of the remaining time.
+    says so. `share`: fraction of the remaining time. `carried`: candidates from which the first solves start.
+    `kept`: seconds that the search leaves in addition. `solve_seconds`: time limit of one solve.
     """
+
+    start = carried(graph)
 
     def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
-        kept = after_search_s(session) if measurer is not None and measurer.ahead else session.verification_s
-        seconds = max(SEARCH * share * left, min(share * left, left - kept))
+        later = after_search_s(session) if measurer is not None and measurer.ahead else session.verification_s
+        # a plan that was carried over has been measured already
+        seconds = max(0.0 if start else SEARCH * share * left, min(share * left, left - later - kept))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         first = measurer is not None and measurer.ahead and not again
         least = least_measuring(session.options) if first else 0.0
@@ -67,7 +78,7 @@ def choose(
         return search(
             graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
-            budgets=[*_budgets(session.options, pricer, graph), *limits],
+            budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
@@ -100,4 +111,4 @@ def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[bu
     return found
 
 
-__all__ = ["choose", "choose_cheapest"]
+__all__ = ["Carried", "choose", "choose_cheapest"]

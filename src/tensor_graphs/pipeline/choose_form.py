@@ -71,7 +71,8 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
 
 # ---------------------------------------------------------------- the caller's own function
 def faster_form(session: Session, task: Task, program: Program, report: Report) -> Program:
-    """The program, or a CallerProgram if the caller's function is faster and within tolerance.
+    """Compare the program with the caller's function; returns the program, or a CallerProgram if the function is faster
+    and its results are within tolerance.
 
     The comparison, or the reason for none, is recorded in the report.
     """
@@ -91,7 +92,7 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
         return program
     if session.options.verify and (verdict := _verdict(session, graph, caller)) is not None:
         if not verdict.passed:
-            _record(report, taken=False, why="the caller's own form is over tolerance")
+            _record(report, taken=False, why="the caller's own function is over tolerance")
             return program
         report.verification = verdict.to_json()
     return CallerProgram.around(program, caller, _record(report, taken=True))
@@ -167,7 +168,7 @@ def _record(report: Report, *, taken: bool, why: str = "") -> str:
     """Record the comparison and the winner in the report; return the text."""
     assert report.caller_us is not None and report.program_us is not None
     ours, theirs = (_time(us) for us in (report.program_us, report.caller_us))
-    runs = "the caller's own form runs" if taken else "the program runs" + (f", for {why}" if why else "")
+    runs = "the caller's own function runs" if taken else "the program runs" + (f", for {why}" if why else "")
     report.compared = f"caller {theirs}, program {ours}: {runs}"
     if taken:
         report.runs = CALLER

@@ -34,7 +34,8 @@ LEAST_S = 0.5  # seconds that the comparison may take even if the budget is used
 
 
 def bitwise_form(session: Session, task: Task, program: Program, report: Report) -> Program:
-    """The program if its results have the bits of the caller's function, else a CallerProgram.
+    """Compare the program's results with those of the caller's function on the same inputs; returns the program if they
+    have equal bits, else a CallerProgram.
 
     Raises NoPlanError if they differ and the function may not run (`allow_caller=False`, limits of memory, another
     device).
@@ -57,7 +58,7 @@ def bitwise_form(session: Session, task: Task, program: Program, report: Report)
             hint='relax the tolerance, for example to "eager"',
         )  # fmt: skip
     report.runs = CALLER
-    report.compared = f"the caller's own form runs, because the program has other bits: {difference}"
+    report.compared = f"the caller's own function runs, because the program has other bits: {difference}"
     return CallerProgram.around(program, caller, report.compared)
 
 

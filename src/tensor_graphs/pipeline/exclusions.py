@@ -1,4 +1,4 @@
-"""Stricter searches after a plan failed: which kernels, or which values, the next plan does without.
+"""Hypergraphs of the next attempts after a plan failed, without some of its kernels or values.
 
 Each method takes the failed choice and what was found out about it, and returns the hypergraph of the next plan.
 """
@@ -28,7 +28,7 @@ STORED = "values stored in fewer bits than an output has"
 
 @dataclass
 class Exclusions:
-    """Candidates that failed plans of one search exclude from its next plans.
+    """Candidates of one search that are excluded from its next plans, because earlier plans with them failed.
 
     `choose`: extraction, solves a hypergraph within budgets. `errors`: measured relative errors of candidates, 0 where
     unmeasured. `plain`: makes the hypergraph without rewriting, with every value stored in its compute dtype. `say`:
@@ -47,7 +47,7 @@ class Exclusions:
     tightened: int = 0  # number of error budgets tried
 
     def excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
-        """The hypergraph `found` without the kernels of these names; `what` is recorded in `dropped`."""
+        """The hypergraph `found` without the kernels of the given names; records the text `what` in `dropped`."""
         self.dropped.append(what)
         return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
@@ -58,7 +58,7 @@ class Exclusions:
     def original(self, found: Hypergraph, choice: Choice) -> Hypergraph | None:
         """The hypergraph `found` without kernels that read or write values that only rewriting gives.
 
-        None if that was tried, if the choice has no such kernel, or if the rest does not cover every output.
+        None if that was tried before, if `choice` has no such kernel, or if the rest does not cover every output.
         """
         original = on_original_values(found.view)
         chosen = [choice.hypergraph.candidates[i] for i in choice.chosen]
@@ -104,9 +104,11 @@ class Exclusions:
         raise error
 
     def without_sized(self, choice: Choice, error: NoPlanError) -> Hypergraph:
-        """The hypergraph without generated kernels that take sizes as arguments.
+        """The hypergraph of `choice` without some of its generated kernels that take sizes as arguments, and a message
+        about that.
 
-        Those of the plan that the error names are excluded, else all of the plan. Raises `error` if the plan has none.
+        Excluded are those of the choice that the error names, or all of the choice if it names none. Raises `error` if
+        the choice has none.
         """
         name, kept = self.sized(choice, f"{error.message} {error.__cause__ or ''}") if self.sized else ("", [])
         if not name:
@@ -120,9 +122,10 @@ class Exclusions:
     ) -> Hypergraph | None:
         """The hypergraph `found` without the most likely cause of a failed verification of `choice`.
 
-        It is unchanged if a smaller error budget gives another plan (`tighter`), and made without any rewriting if this
-        is the `last` attempt but one. None if nothing is left to exclude: rewriting is excluded, and no other kernel
-        takes the place of the least accurate one. `verdict`, `finding`: the failed verification and its diagnosis.
+        If a smaller error budget gives another plan, that plan is stored in `tighter` and `found` is returned
+        unchanged. With `last` (one attempt is left), the result is made without any rewriting. None if nothing is left
+        to exclude: rewriting is excluded, and no other kernel takes the place of the least accurate one. `verdict`,
+        `finding`: the failed verification and its diagnosis.
         """
         if not last:
             if finding.inaccurate:

@@ -22,7 +22,8 @@ COMPARING = 0.1  # fraction of the remaining budget that each optional part of a
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded source: its graph, sizes of free dimensions, and how it was compared with the function (`compared`)."""
+    """A loaded source: its graph, sizes of free dimensions, and text about the comparison with the caller's function
+    (`compared`)."""
 
     graph: Graph
     sizes: dict[str, int]
@@ -30,7 +31,8 @@ class Loaded:
 
 
 def load(session: Session, source: Any, example_inputs: Any) -> Loaded:
-    """Graph of a source (see `optimize`), loaded with the session's options and compared with the caller's function.
+    """Load a source (expression, function, module or file) with the session's options and compare its graph with the
+    caller's function.
 
     Sets `session.caller`. Raises UsageError for sizes that are not integers or are given twice, TraceError if the
     function returns other values than the graph, and the errors of `as_graph`.

@@ -29,7 +29,7 @@ MOST_OPERATIONS = 2000  # of a model whose operations the report lists
 
 
 def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choice, store: Store) -> Report:
-    """The report of a search, without end-to-end times and verdict."""
+    """The report of a search, without end-to-end times and verdict (whether outputs are within tolerance)."""
     blocks, views, graph, view = rewritten.blocks, rewritten.block_views, task.model.graph, rewritten.view
     uses = Counter(i.block for i in blocks.instances)
     rows = [
@@ -61,9 +61,10 @@ def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choi
 def describe_plan(
     report: Report, program: Program, choice: Choice, pricer: CostPricer, work: Graph, began: float
 ) -> None:
-    """Add a plan to a report: calls with their limits, the memory map, the simplified model, the plan's cost over time.
+    """Add a plan to a report: calls with their lower bounds, the memory map, the simplified model, the plan's cost over
+    time.
 
-    `work`: the simplified model. `began`: monotonic time of the call.
+    `work`: the simplified model. `began`: monotonic time at which the optimization began.
     """
     chosen = [c for i in choice.chosen if not (c := choice.hypergraph.candidates[i]).is_view]
     if program.plan is not None:

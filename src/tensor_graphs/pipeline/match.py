@@ -9,6 +9,7 @@ from ..backends.runtime.views import view_strides
 from ..backends.user.templates import USER_PREFIX
 from ..egraph.view.view import EGraphView, view_of
 from ..extract.candidates.candidates import candidate_hypergraph
+from ..extract.candidates.carried import CarriedKernels
 from ..extract.candidates.hypergraph import Hypergraph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
@@ -23,7 +24,7 @@ from .session import Session, least_measuring
 MATCHING = 0.2  # fraction of the budget that must remain when matching ends
 MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
-GENERATING = 0.5, 0.25
+GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
 SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
@@ -31,23 +32,26 @@ SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omi
 def hypergraph(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
     enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
+    carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """Candidate kernels of an e-graph view as a hypergraph. With tolerance "exact", only bitwise-exact kernels are
-    candidates of ops that have some.
+    """Candidate kernels of an e-graph as a hypergraph. With tolerance "exact", an op that has kernels whose results
+    equal the unoptimized graph's bit by bit has no other candidates.
 
     Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
     `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
-    stored in its dtype. `symbolic`: keep the kernels that hold at all sizes.
+    stored in its dtype. `symbolic`: keep the kernels that hold at all sizes. `carried`: only these kernels.
     """
     with session.stage("candidates", f"{len(view)} e-nodes"):
-        return match_kernels(session, view, backends, stop, enough, narrow, symbolic)
+        return match_kernels(session, view, backends, stop, enough, narrow, symbolic, carried)
 
 
 def match_kernels(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool],
     enough: Callable[[bool], bool], narrow: bool = True, symbolic: Symbolic | None = None,
+    carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """The hypergraph of a view (`hypergraph`), matched without being timed as a stage: for background threads."""
+    """The hypergraph of candidate kernels of an e-graph (`hypergraph`), matched without being timed as a stage: for
+    background threads."""
     limit, opened = rounding_allowance(session.options.tolerance), session.lowerings.opened
     exact = session.options.exact
     chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
@@ -56,22 +60,18 @@ def match_kernels(
         types = symbolic.narrow(lifted) if narrow and not exact else ()
         return symbolic.hypergraph(candidate_hypergraph(lifted, chosen, view_strides, types or None, stop, enough))
     narrow = narrow and on_gpu(backends) and not exact  # exact programs keep the model's dtypes
-    return candidate_hypergraph(view, chosen, view_strides, narrow_types(view) if narrow else None, stop, enough)
+    stored = narrow_types(view) if narrow else None
+    return candidate_hypergraph(view, chosen, view_strides, stored, stop, enough, carried)
 
 
 def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
-    """Hypergraphs to search, the richest last: of lower effort levels, of the rewritten graph, and of the rewritten
-    graph in 16-bit storage; as many as time allows. If there is time for none, the hypergraph of the unrewritten graph
-    (`unrewritten`, if already made).
-    """
+    """Hypergraphs to search, the one with the most candidates last: of lower effort levels (smaller saturations), of
+    the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
+    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made)."""
     graphs: list[Hypergraph] = []
-    backends, pressed = task.backends, session.interrupted()
-    kept = MATCHING * session.options.budget
-    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
-    timed = not session.options.deterministic
-    stop = lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
+    backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough = generation_limit(session, backends)
     try:
         for view in (*rewritten.smaller, rewritten.view):
@@ -92,6 +92,14 @@ def match_all(
         if unrewritten.stats.get("left_out"):
             session.omitted.append(SOME_LEFT_OUT)
     return [unrewritten]
+
+
+def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
+    """Predicate that ends matching: the argument `stop` of `hypergraph`. `unrewritten`: the hypergraph used then."""
+    pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
+    timed = not session.options.deterministic
+    return lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
 
 
 def _least_matching(session: Session) -> float:
@@ -126,16 +134,18 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
 def stored_narrow(
     session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
 ) -> Hypergraph | None:
-    """Hypergraph of a bfloat16 model with bfloat16 storage, on a CPU with bfloat16 multiplication; None otherwise.
+    """Hypergraph in which the values of a bfloat16 model are stored in bfloat16, on a CPU with bfloat16 multiplication;
+    else None.
 
-    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans.
+    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans. `stop`: polled; raises
+    Halted when it returns True.
     """
     if session.options.exact or on_gpu(backends):
         return None
     types = narrow_types(view)
     if all(t.dtype != "bfloat16" for t in types) or not any(b.name == "torch" for b in backends):
         return None
-    from ..backends.library.torch import multiplies_bfloat16
+    from ..backends.library.torch_rows import multiplies_bfloat16
 
     if not multiplies_bfloat16():
         return None
@@ -144,5 +154,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "only_generated",
-           "stored_narrow"]  # fmt: skip
+__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+           "only_generated", "stored_narrow"]  # fmt: skip

@@ -22,7 +22,7 @@ SMALL_S = 10.0  # budget up to which nothing is measured that only later searche
 
 
 def backends_of(options: Options) -> list[Backend]:
-    """Backends that provide kernels; NumPy for "exact" with backend "auto".
+    """Backends that provide kernels for the options; NumPy alone for tolerance "exact" with backend "auto".
 
     Raises DeviceUnavailableError if measuring or verifying needs a GPU that is not in this machine (setting `gpu`).
     """
@@ -47,7 +47,7 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
-    """Kernel measurer of the backends, with its processes starting; None if nothing is to be measured."""
+    """Kernel measurer of the backends, whose processes begin to start; None if nothing is to be measured."""
     if not options.measure or options.deterministic:
         return None
     where = {backend(b.name).measured for b in backends}
@@ -70,8 +70,9 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
     """Context manager that starts worker processes before the model is loaded, and ends them.
 
-    These are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's and the saturation workers. Starting
-    takes seconds, as loading does. Without `early`, for models that are loaded already, `start_measurer` starts them.
+    Started are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's and the saturation workers, because
+    starting takes seconds, as loading does. Without `early`, for models that are loaded already, `start_measurer`
+    starts them.
     """
     options = session.options
     with session.clock.running("start"):
@@ -97,7 +98,8 @@ def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
-    """Cost store and measurer of a search: those of `measurer_started`, else new ones. The search closes both."""
+    """Cost store and measurer of a search: those of `measurer_started`, else new ones. The measurer is None if the
+    search measures nothing. The search closes both."""
     started, session.started = session.started, None
     if started is not None:
         return started

@@ -70,7 +70,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
 
 
 def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | None = None) -> Program:
-    """The fastest verified program of a loaded graph, found within a session; `sizes`: of its free dimensions.
+    """The fastest verified program of a loaded graph, found within a session; `sizes`: values of its free dimensions.
 
     Raises UsageError if weights have no data; TooLargeError or DeviceMemoryError, before any search, if the model
     cannot fit.

@@ -2,7 +2,8 @@
 
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
-starts. If no time is left for that search, the hypergraph matched here is used.
+starts. If no time is left for that search, the hypergraph matched here is used. A deep model's rewritten short form
+(short_search.py) is there soon: until then only library kernels are matched and measured.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .prepare import Task
 from .prices import CostPricer
 from .rewrite import as_written
 from .session import Session
+from .short_search import wants_short_form
 
 T = TypeVar("T")
 
@@ -129,6 +131,8 @@ def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer)
             measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
+    if len(steps) > 1 and wants_short_form(session, task):
+        del steps[1:]
     return OverlappedTuning([partial(match, step) for step in steps], measure)
 
 

@@ -53,12 +53,16 @@ PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued p
 
 
 class StalePlan(Exception):
-    """Raised when a cached plan cannot be reused; the text completes a sentence about the plan."""
+    """Raised when a cached plan cannot be reused.
+
+    The message is the reason, a clause such as "its file is damaged".
+    """
 
 
 # ---------------------------------------------------------------- the key
 def key_of_search(graph: Graph, sizes: object, backends: Sequence[Backend], options: Mapping[str, Any]) -> str:
-    """Cache key of a search: equal only if everything that the result depends on is equal."""
+    """Cache key of a search: equal only if everything that the result depends on is equal. `sizes`: those of free
+    dimensions; `options`: all options that decide the result."""
     shape, _ = graph_to_json(graph)
     constants = [str(n.attr("digest")) for n in graph.nodes() if n.op == "constant"]
     kernels = [(b.name, machine_of(b.name), sorted(t.identity for t in b.templates)) for b in backends]
@@ -89,7 +93,8 @@ def content_digest(params: Mapping[str, Data], device: str = "") -> str:
     """Hash of all weights' bytes, names, shapes and dtypes, the same for every device.
 
     Pieces are hashed in parallel, so that one large table does not dominate; weights are loaded one at a time and
-    released. Derived data (`DerivedData`) is computed on `device`, if that is a GPU: it is needed there anyway.
+    released. Derived data (`DerivedData`, computed from other weights) is computed on `device`, if that is a GPU: it is
+    needed there anyway.
     """
 
     def hashed(flat: np.ndarray[Any, Any], start: int) -> str:
@@ -127,9 +132,10 @@ class CachedPlan:
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
-        """Parse a plan file for a graph (`lift`: see `plan_from_json`).
+        """Parse the content `data` of a plan file for a graph (`lift`: makes a kernel for every size from a kernel and
+        its call at generic sizes).
 
-        Stale if a kernel has changed or the file is damaged.
+        Raises StalePlan if a kernel has changed or the file is damaged.
         """
         try:
             plan, report = plan_from_json(data["plan"], graph, lift), Report.of_json(data["report"])
@@ -165,20 +171,18 @@ class _Head:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """The plan cache entry of one search."""
+    """The plan cache entry of one search: its file `path`, which need not exist yet."""
 
     path: Path
 
     @staticmethod
     def of(key: str) -> CacheEntry:
-        """The entry of a key, in the cache folder."""
+        """The entry of a key (`key_of_search`): a file in the cache folder, which need not exist."""
         return CacheEntry(cache_folder.private(FOLDER) / f"{key}.json")
 
     def load(self, budget: float) -> Json | None:
-        """The stored JSON; None if there is none.
-
-        Stale if damaged, or if that search was cut short by a smaller budget than `budget`.
-        """
+        """The stored JSON; None if there is none. Raises StalePlan if the file is damaged, or if its search was cut
+        short by a smaller budget than `budget` seconds."""
         try:
             data = json.loads(read_sealed(self.path, LARGEST, self.path.name))
             head = decode(_Head, data)
@@ -199,12 +203,13 @@ class CacheEntry:
         self, plan: Plan, report: Report, source: str, budget: float, verified: str, store: Path, *, as_written: bool = False,
         lift: Lift | None = None, checked: bool = True,
     ) -> str:  # fmt: skip
-        """Store a plan found with the cost store's current content.
+        """Store a plan with the hash of the cost store's current content.
 
         Returns the reason if it could not be stored, else "".
 
-        `as_written`: the result is the unfused graph. `checked`: the plan is parsed back first (`lift`: see
-        `plan_from_json`), which takes most of the time; an unchecked one is checked when it is used.
+        `source`: text of the program. `budget`: seconds of its search. `verified`: hash of the weights it was verified
+        with. `as_written`: the result is the unfused graph. `checked`: the plan is parsed back first (`lift` makes
+        kernels for every size), which takes most of the time; an unchecked one is checked when it is used.
         """
         try:
             written = plan_to_json(plan)
@@ -248,12 +253,14 @@ def text_digest(source: str) -> str:
 
 # ---------------------------------------------------------------- validity of a cached plan
 def shard_names_digest(root: Path) -> str:
-    """Hash of the names of a store's shards, which are hashes of their content."""
+    """Hash of the names of a cost store's shards (its files). The names are hashes of content, so it changes with the
+    content."""
     return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
 
 
 def refuse_higher_prices(plan: Plan, store: Store) -> None:
-    """Raise Stale unless the kernels of a plan have about their old prices.
+    """Raise StalePlan unless the kernels of a plan still have about the prices in the store that they had when it was
+    chosen.
 
     All measured ones must still be measured, none may have failed since, and the sum must be at most WORSE times the
     old one.

@@ -66,7 +66,8 @@ def _kernel_out(template: Template, call: Call) -> Json:
 
 
 def call_at_searched_sizes(plan: Plan, call: Call) -> Call:
-    """The call of a plan's kernel at the sizes that the plan was searched at."""
+    """The kernel call `call` of a plan with each free size replaced by the concrete size for which the plan was found
+    (`Plan.sizes`); unchanged if the plan has no free sizes."""
     return bound_call(call, plan.sizes) if plan.sizes else call
 
 
@@ -140,8 +141,8 @@ def plan_from_json(data: Json, graph: Graph, lift: Lift | None = None) -> Plan:
     """Parse the plan of a graph.
 
     `lift` makes a kernel for every size from a kernel and its call at generic sizes (`Symbolic.lift`); it is required
-    if the graph has free dimensions and the plan has C kernels. UsageError (or another named error) says what is
-    malformed, or which kernel has changed.
+    if the graph has free dimensions and the plan has C kernels. Raises UsageError (or another named error) that says
+    what is malformed, or which kernel has changed.
     """
     try:
         sizes = {str(k): _int(v) for k, v in data["sizes"].items()}

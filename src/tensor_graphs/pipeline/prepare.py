@@ -1,4 +1,6 @@
-"""Stage "simplify": a loaded graph at concrete sizes in the forms that later stages use."""
+"""Stage "simplify": the graphs that later stages use, made from a loaded graph: at concrete sizes, simplified,
+widened.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from .source import bound
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model at concrete sizes in three forms: original, simplified, and simplified with 16-bit floats widened."""
+    """A model at concrete sizes as three graphs: original, simplified, and simplified with 16-bit floats widened."""
 
     graph: Graph  # the original; verification compares with it
     work: Graph  # simplified, with 16-bit floats widened to float32: the form that is optimized
@@ -31,7 +33,8 @@ class Prepared:
     narrow: Graph  # simplified only: the form of eager execution on devices with 16-bit kernels
 
     def written(self, backends: Sequence[Backend]) -> Graph:
-        """The graph that the unfused baseline plan runs."""
+        """The graph that the unfused baseline (one library kernel per node) runs: with 16-bit floats on a GPU, widened
+        on a CPU."""
         return self.narrow if on_gpu(backends) else self.work
 
 
@@ -39,7 +42,7 @@ class Prepared:
 class Task:
     """One model to optimize for some backends.
 
-    `symbolic`: its form in free sizes, for a size-polymorphic program.
+    `symbolic`: state of the size-polymorphic search; None for a program of fixed sizes.
     """
 
     source: Graph  # as loaded; dimensions may be free
@@ -58,20 +61,19 @@ class Task:
         return on_gpu(self.backends)
 
     def searched(self, *, as_written: bool) -> Graph:
-        """Graph at concrete sizes that a plan computes.
-
-        That of the unfused baseline with `as_written`, else the optimized one.
-        """
+        """The graph at concrete sizes that a plan computes: with `as_written` that of the unfused baseline, else the
+        optimized one."""
         return self.model.written(self.backends) if as_written else self.model.work
 
 
 def prepare(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True, in_place: bool = False
 ) -> Prepared:
-    """The forms of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
+    """Make the graphs of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
-    With tolerance "exact" nothing is widened; composite ops are expanded to atomic ones as in the interpreter. `begin`:
-    also start the saturation workers. `in_place`: see `widen`.
+    With tolerance "exact" nothing is widened; composite ops are replaced by their decompositions, as in the
+    interpreter. `begin`: also start the saturation workers. `in_place`: values that elements are written into (caches)
+    stay 16-bit.
     """
     if begin and session.options.saturation_limits.iterations:
         default_pool().begin()  # worker processes start in the background

@@ -24,7 +24,7 @@ FAILED = Priced(math.inf, math.inf, math.inf, "failed")
 
 @dataclass(frozen=True)
 class ScheduleVariant:
-    """One schedule of a candidate with the cost store query for its price."""
+    """One schedule (tuning parameters) of a candidate with the cost store query for its price."""
 
     schedule: tuple[tuple[str, int], ...]
     query: Query
@@ -32,9 +32,11 @@ class ScheduleVariant:
 
 @dataclass(frozen=True)
 class KernelBounds:
-    """Flops, compulsory bytes, lower bound in µs and measured relative error (against float64) of a kernel.
+    """Flops, bytes of compulsory memory traffic, lower bound in µs (`limit_us`) and measured relative error (against
+    float64) of a kernel.
 
-    The error is None if unknown. `roofline`: the limits of its device, backend and dtype.
+    The error is None if unknown. `roofline`: peak rates of its device for its backend and dtype, from which the bound
+    follows.
     """
 
     flops: float
@@ -57,7 +59,7 @@ class CostPricer:
         self._variants: dict[tuple[int, int], tuple[list[ScheduleVariant], bool, Candidate]] = {}
 
     def variants(self, candidate: Candidate, *, every: bool = True) -> Sequence[ScheduleVariant]:
-        """Schedules of a candidate, each with its query; one empty schedule for kernels without any.
+        """Schedules of a candidate, each with its cost store query; one empty schedule for kernels without any.
 
         With `every` all ranked ones and those that the store has measured, else only the best-ranked. Cached per call,
         since candidates share calls.
@@ -80,7 +82,8 @@ class CostPricer:
         return [ScheduleVariant(s, Query(key, query.work)) for s, key in keys if snapshot.has(key.digest)]
 
     def prepare(self, found: Iterable[Candidate]) -> None:
-        """Precompute the keys of candidates, the slowest part of pricing; may run in another thread."""
+        """Compute the cost store keys of candidates in advance, the slowest part of pricing; may run in another
+        thread."""
         for candidate in found:
             self.variants(candidate, every=False)
 
@@ -107,7 +110,7 @@ class CostPricer:
         return [max([r.rel_fro for d in digests for r in known.get(d, ())], default=0.0) for digests in asked]
 
     def facts(self, found: Sequence[Candidate]) -> list[KernelBounds | None]:
-        """Work, roofline and measured error of each candidate; None for views."""
+        """Work, lower bound (roofline) and measured error of each candidate; None for views."""
         made: dict[tuple[int, int], KernelBounds] = {}
         rows: list[KernelBounds | None] = []
         for c in found:
@@ -134,13 +137,13 @@ _NOWHERE = Vertex(-1, ())  # place of the results of calls that are only priced
 
 
 def calls_of(steps: Iterable[Step]) -> list[Candidate]:
-    """The kernel calls of steps as candidates that can be priced; views are left out."""
+    """The kernel calls of plan steps as candidates (without vertices) that can be priced; views are left out."""
     return [Candidate(s.template, _NOWHERE, (), s.call) for s in steps if not s.is_view]
 
 
 def at_stored_prices(plan: Plan, pricer: CostPricer) -> Plan:
-    """A plan with the prices that its kernels have in the store; kernels that failed there keep the prices of the
-    plan."""
+    """The plan with each kernel's price replaced by the one in the store; kernels that failed there keep their
+    prices."""
     kernels = [s for s in plan.steps if not s.is_view]
     prices = {id(s): p for s, p in zip(kernels, pricer.price(calls_of(kernels))) if p.us < math.inf}
     steps = tuple(replace(s, cost=prices.get(id(s), s.cost)) for s in plan.steps)
@@ -148,7 +151,8 @@ def at_stored_prices(plan: Plan, pricer: CostPricer) -> Plan:
 
 
 def regime_of(device: str) -> str:
-    """Cache regime of measurements that stand for a kernel inside a program here: "hot" (CPU) or "cold"."""
+    """State of the caches in measurements that stand for a kernel inside a program on this device: "hot" (CPU) or
+    "cold" (GPU)."""
     return "hot" if device.startswith("cpu") else "cold"
 
 

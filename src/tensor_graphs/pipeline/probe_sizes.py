@@ -13,7 +13,8 @@ PROBES = (2, 63)  # sizes at which the kernels' applicability is probed
 
 
 def probe_sizes(graph: Graph, generic: Mapping[str, int]) -> Iterator[Sizes]:
-    """Sizes across the ranges at which kernels are checked.
+    """Yields sizes, spread over the ranges of the free dimensions, at which kernels are checked; the generic ones
+    first.
 
     Size 1 is excluded, because kernels may treat it as a special case.
     """
@@ -31,10 +32,9 @@ def probe_sizes(graph: Graph, generic: Mapping[str, int]) -> Iterator[Sizes]:
 
 
 def general_sizes(graph: Graph, generic: Mapping[str, int]) -> list[Sizes]:
-    """One odd and one even choice of sizes, other than the generic one, at which loops are rarely unrolled or
-    blocked.
+    """One odd and one even choice of sizes, other than the generic one, at which loops are rarely unrolled or blocked.
 
-    Kernels generated there have the general form. Empty if a range has no other sizes.
+    Kernels generated at these sizes have all loops and masks that any size needs. Empty if a range has no other sizes.
     """
     fits = {
         name: sorted(set(range(max(2, a.min), min(a.max, 1 << 10) + 1)) - {generic[name]}, key=_plainness)

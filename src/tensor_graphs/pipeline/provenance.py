@@ -30,9 +30,10 @@ Terms = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Origin:
-    """Provenance of a program: roots of the graph, the term chosen for each, and the values rounded when stored.
+    """Provenance of a program: roots of the graph, the term chosen for each, and the values that kernels round when
+    storing them.
 
-    `stored` holds each such value as a cast to its storage dtype; no rewrite step shows this rounding.
+    `stored` holds each such value as a cast to its storage dtype, because no rewrite step shows this rounding.
     """
 
     roots: Terms
@@ -83,7 +84,8 @@ def _rounds(term: Tensor, dtype: str) -> bool:
 
 
 def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None) -> None:
-    """Attach the provenance to a program, to be saved with it; on failure add a warning to its report."""
+    """Attach the provenance (original graph `work` and chosen terms) to a program, to be saved with it; on failure add
+    a warning to its report. `sizes`: values of the plan's free dimensions."""
     if program.plan is None:
         return
     try:

@@ -36,7 +36,7 @@ CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back,
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """Plan cache entry of a search, and the entry's content if it is to be used.
+    """Place of a search in the plan cache: its entry, and the entry's content if it is to be used.
 
     `entry` is None for searches without measuring, whose result depends on the cost store's current content.
     """
@@ -48,8 +48,9 @@ class CacheSlot:
 def look_up(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, backends: Sequence[Backend]
 ) -> CacheSlot:  # fmt: skip
-    """The plan cache's slot for this search. It has no stored plan with the option `again`, or if a smaller budget cut
-    the search of that plan short.
+    """The plan cache's slot for this search. `sizes`: values given to the graph's free dimensions.
+
+    It has no stored plan with the option `again`, or if a smaller budget cut the search of that plan short.
     """
     options = session.options
     if not options.measure or options.deterministic:
@@ -82,7 +83,7 @@ def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str
 
 
 def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Program:
-    """The program of a cached plan. Stale if it is no longer valid.
+    """The program of a cached plan. Raises StalePlan if it is no longer valid.
 
     Also does what the earlier search had no time for: verification on all inputs, end-to-end timing.
     """
@@ -145,7 +146,7 @@ def _compiled(session: Session, entry: CacheEntry, cached: CachedPlan) -> Binari
 def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Program, Task]:
     """Rebuild a cached plan and its program; the task gets its form in free sizes if the plan has free sizes.
 
-    Stale if kernels, prices or the emitted text have changed.
+    Raises StalePlan if kernels, prices or the emitted text have changed.
     """
     with session.stage("recall"):
         if data["plan"].get("sizes"):

@@ -1,7 +1,8 @@
 """Seconds that a search on a GPU leaves for the stages after it, so that a call ends within its budget.
 
 After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and
-storing the plan. Small budgets keep their time for measuring instead: what they have no time for is omitted.
+storing the plan. With small budgets no time is reserved: measuring gets it, and stages for which no time is left are
+omitted.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from .session import Session
 
 LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
-BUILD_S, FIRST_RUN_S = 0.3, 2.0  # the program; compiling its kernels and loading them
-FINALISTS_S, LAUNCHING_S = 1.5, 3.0  # timing finalists; compiling and timing ways to launch
+WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
+BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
+FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing ways to launch
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 
 
 def is_kept(session: Session) -> bool:
-    """Whether the budget is large enough to keep time for every stage."""
+    """Whether the budget is large enough that time is reserved for every stage after measuring."""
     return session.options.budget >= LEAST_BUDGET_S
 
 
@@ -28,8 +30,8 @@ def launching_s(session: Session) -> float:
 def after_launching_s(session: Session) -> float:
     """Seconds that comparing ways to launch kernels leaves: verification on one input, timing and the end of the call.
 
-    Verification on further inputs gets what is left: another way to launch saves up to a fifth of a program's time,
-    and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
+    Verification on further inputs gets the time that is left: another way to launch saves up to a fifth of a program's
+    time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
     """
     return session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
 
@@ -53,6 +55,7 @@ def after_search_s(session: Session) -> float:
 __all__ = [
     "ENDING_S",
     "LEAST_BUDGET_S",
+    "WHOLE_S",
     "after_finalists_s",
     "after_launching_s",
     "after_search_s",

@@ -1,4 +1,5 @@
-"""Stages "blocks", "saturate" and "glue": equality saturation of a model's unique blocks."""
+"""Stages "blocks", "saturate" and "glue": equality saturation of each repeated subgraph of a model once, and joining of
+the results."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers a
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Saturated model: its blocks, their views, and the view of the whole model glued from them."""
+    """Saturated model: its blocks (repeated subgraphs), their saturated e-graphs (views), and the e-graph of the whole
+    model joined from them."""
 
     view: EGraphView  # e-graph of the whole model
     blocks: Blocks
@@ -30,13 +32,14 @@ class Rewritten:
     smaller: list[EGraphView]  # e-graphs of the whole model at lower effort levels
 
     def fired(self, rules: Sequence[Rule]) -> list[Rule]:
-        """The rules that matched in any block."""
+        """The rules that matched in any block (repeated subgraph)."""
         matched = {name for v in self.block_views for name, count in v.report.matches.items() if count}
         return [r for r in rules if {r.name, *(d.name for d in r.directions)} & matched]
 
 
 def rewrite(session: Session, work: Graph) -> Rewritten:
-    """Views of a graph's unique blocks, each saturated within the options' limits and a share of the remaining time.
+    """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
+    time.
 
     With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
     of the budget and the limit of seconds: then a warning says that the next call may find another plan.
@@ -74,9 +77,8 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
 
 
 def as_written(work: Graph) -> EGraphView:
-    """The view of a graph without any rewriting, glued from its blocks, so that kernels of equal blocks are generated
-    once.
-    """
+    """The view of a graph without any rewriting, glued from its blocks (repeated subgraphs), so that kernels of equal
+    blocks are generated once."""
     blocks = find_blocks(work)
     return glue(blocks, [view_of(b.graph) for b in blocks.unique])
 

@@ -1,4 +1,4 @@
-"""Which values of a rewritten graph the original graph has too, and which kernels compute the others."""
+"""Which values of a rewritten graph also occur in the original graph, and which kernels compute the others."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 
 
 def original_values(view: EGraphView) -> Bools:
-    """Whether the value of each e-class occurs in the original graph, or is made from such values by views and copies
-    (concatenation). One flag per e-class.
-    """
+    """For each e-class whether its value occurs in the original graph, or is made from such values by views and copies
+    (concatenation)."""
     known: Bools = view.original.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
     moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
@@ -37,7 +36,8 @@ def on_original_values(view: EGraphView) -> Callable[[Candidate], bool]:
 
 
 def rewritten_most(choice: Choice) -> str | None:
-    """Family of chosen kernels with most flops on values that the original graph lacks; None if there are none."""
+    """The family (contractions, reductions, …) of chosen kernels with the most flops on values that do not occur in the
+    original graph; None if there are no such kernels."""
     original = on_original_values(choice.hypergraph.view)
     work: dict[str, float] = {}
     for i in choice.chosen:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from ..backends.program.launch_order import order_problems
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import is_torch
+from ..costdb.keys.device import GPU_KIND
 from ..egraph.ir.graph import Graph
+from ..errors import VerificationError
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
-    """`work`, the optimized form of `graph`, with the names and the result structure of `graph`: the signature of a
-    program.
+    """`work`, the graph that `graph` was optimized to, with the names and the result structure of `graph` (the
+    signature of a program).
     """
     return replace(work, names=graph.names, structure=graph.structure, name=graph.name)
 
 
 def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
-    """Outputs of a program on named inputs and states, then its updated states, as a flat list.
+    """Run a program on named inputs and states; returns its outputs, then its updated states, as a flat list.
 
     Returns tensors on the program's device if any of `values` is a tensor, else arrays.
     """
@@ -35,4 +41,48 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     return [*results, *(program.states[n].clone() for n in updated)]
 
 
-__all__ = ["renamed", "run_flat"]
+def check_order(program: Program) -> None:
+    """Raise VerificationError if nothing orders some accesses of a program on a GPU (`launch_order.py`)."""
+    if program.manifest.device.partition(":")[0] == GPU_KIND and not program.manifest.sizes:
+        for problem in order_problems(program.source):
+            raise VerificationError(problem, where=program.manifest.name, hint="report this with the model")
+
+
+def run_first(program: Program, values: Mapping[str, Any]) -> list[Any]:
+    """Run a program on named inputs and states like `run_flat`, on poisoned memory (`Program.poisoned`): a program on a
+    GPU that reads what it has not written gives NaN."""
+    with program.poisoned():
+        return run_flat(program, values)
+
+
+def run_again(program: Program, values: Mapping[str, Any]) -> Iterator[list[Any]]:
+    """Outputs of later calls on the same values, as `run_flat` gives them, of a program on a GPU; nothing on a CPU.
+
+    Later calls launch kernels in other ways than the first one: from a recorded CUDA graph, by the driver, by a C
+    function. Calls on other values are between them, so that no memory holds the right results of an earlier call. The
+    first of the later calls is on poisoned memory as well. Ends early where the device's memory does not suffice.
+    """
+    if not has_recorded_calls(program):
+        return
+    import torch
+
+    with suppress(torch.OutOfMemoryError):
+        other = {name: _rolled(x) for name, x in values.items()}
+        for _ in range(2):  # records the launches, and makes a direct function
+            run_flat(program, other)
+        yield run_first(program, values)
+        run_flat(program, other)
+        yield run_flat(program, values)
+
+
+def has_recorded_calls(program: Program) -> bool:
+    """Whether later calls of a program launch kernels in other ways than the first one."""
+    return program.tensors.partition(":")[0] == GPU_KIND
+
+
+def _rolled(x: Any) -> Any:
+    """An array or tensor with its elements one place further: other values in the same range."""
+    return x.roll(1) if is_torch(x) else np.roll(x, 1)
+
+
+__all__ = ["check_order", "has_recorded_calls", "renamed", "run_again", "run_first", "run_flat"]

@@ -28,7 +28,7 @@ from ..verification.verify import planned_inputs
 from .accept import acceptance
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .choose import choose_cheapest
+from .choose import Carried, choose_cheapest
 from .choose_form import faster_unoptimized
 from .make_report import describe_plan, make_report
 from .match import match_all
@@ -40,11 +40,13 @@ from .provenance import attach
 from .reserves import ENDING_S, is_kept
 from .rewrite import Rewritten, rewrite
 from .session import Session, open_store
+from .short_search import match_short_form, search_short_form
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The program that a search returns, with its report. `as_written`: it is the unfused baseline."""
+    """The program that a search returns, with its report, and the search's `task`. `as_written`: it is the unfused
+    baseline."""
 
     program: Program
     task: Task
@@ -53,7 +55,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Program of a chosen plan, and its verdict (None if it was not verified)."""
+    """Program of a chosen plan, with that choice and its verdict (None if it was not verified)."""
 
     choice: Choice
     program: Program
@@ -90,14 +92,14 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         tuning = start_tuning(session, task, store, measurer)
     try:
         rewritten = rewrite(session, task.work)
-        graphs = _match(session, task, rewritten, tuning, weights)
+        graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
-                graph, first = choose_cheapest(session, graphs, pricer, measurer)
+                graph, first = choose_cheapest(session, graphs, pricer, measurer, carried)
             graphs.clear()  # frees the memory of the rejected hypergraphs
             fired = rewritten.fired(session.rules)
-            loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end)
+            loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end, carried)
             if session.options.verify:
                 accepted = Accepted(*loop.run(graph))
             else:
@@ -124,12 +126,23 @@ def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
 
 
 def _match(
-    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None, weights: BackgroundWeights
-) -> list[Hypergraph]:  # fmt: skip
-    """The hypergraphs to search, made after overlapped tuning has matched its own; ends the tuning."""
+    session: Session, task: Task, rewritten: Rewritten, tuning: OverlappedTuning | None, weights: BackgroundWeights,
+    store: Store, measurer: Measurer | None,
+) -> tuple[list[Hypergraph], Carried]:  # fmt: skip
+    """The hypergraphs to search, made after overlapped tuning has matched its own, with the candidates from which their
+    first solves start; ends the tuning. A deep model's short form is searched here."""
     if tuning is not None:
+        assert measurer is not None
         with session.stage("candidates"):
             tuning.matched()
+        if (short := match_short_form(session, task, rewritten)) is not None:
+            _expect(session, task, derived=not weights.started)
+            with session.stage("ahead"):
+                tuning.end()
+            found = search_short_form(session, task, rewritten, short, store, measurer)
+            session.lowerings.close()
+            if found is not None:
+                return [found.whole], found.carried
     graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
     session.lowerings.close()  # frees the worker processes' memory
     _expect(session, task, derived=not weights.started)
@@ -137,7 +150,7 @@ def _match(
         with session.stage("ahead"):
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
-    return graphs
+    return graphs, lambda graph: ()
 
 
 def _expect(session: Session, task: Task, *, derived: bool) -> None:

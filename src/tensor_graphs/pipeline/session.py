@@ -34,7 +34,11 @@ LATE = 0.25  # fraction of the budget by which the search for a plan within tole
 
 @dataclass
 class Session:
-    """State of one call: options, clocks, messages for the report, worker processes."""
+    """State of one call: options, clocks, messages for the report, worker processes.
+
+    `now`: the clock that the budget is measured by. `warnings`: texts for the report. `plan_cache_notes`: why cached
+    plans were not used.
+    """
 
     options: Options
     progress: Progress = field(default_factory=Progress)
@@ -70,8 +74,7 @@ class Session:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context manager of the whole optimization. At its end worker processes stop and memoized results are
-        dropped."""
+        """Context manager of the whole optimization. At its end worker processes stop and memo tables are emptied."""
         try:
             yield
         finally:
@@ -80,7 +83,8 @@ class Session:
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
-        """Context manager that times a stage; its start is reported to `progress`, with `message`."""
+        """Context manager that times the stage `name` of the call; its start is reported to `progress`, with
+        `message`."""
         self.progress.say(name, message)
         with self.clock.running(name):
             yield
@@ -134,8 +138,8 @@ class Session:
 
     @property
     def waiting(self) -> bool:
-        """Whether nothing can be measured yet. Forming candidate kernels may then go on, whatever is left of the
-        budget."""
+        """Whether the measuring processes have not started yet. Until they have, candidate kernels may be formed for
+        longer than their share of the budget."""
         return self.starting() and self.now() - self.start < MAX_STARTING_S
 
     @property
@@ -146,8 +150,8 @@ class Session:
         return self._past(0.0)
 
     def late(self, seconds: float) -> bool:
-        """Whether 1 + LATE times the budget is used up in so many seconds: no further plan is sought if one is over
-        tolerance."""
+        """Whether 1 + LATE times the budget will be used up in `seconds`: if a plan is then over tolerance, no other
+        one is sought."""
         return self._past(LATE, seconds)
 
     def _past(self, share: float, seconds: float = 0.0) -> bool:
@@ -196,8 +200,8 @@ def store_of(session: Session) -> Store:
 
 @contextmanager
 def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
-    """Context manager of a cost store (default: the session's); warnings go to the report, rows are flushed at its
-    end."""
+    """Context manager of a cost store (default: the session's). Its warnings go to the report; new measurements are
+    written to disk at its end."""
     with kept_warnings(session):
         store = store or store_of(session)
         yield store

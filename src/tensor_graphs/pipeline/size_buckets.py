@@ -64,7 +64,7 @@ def divided_dimension(graph: Graph) -> str:
 
 
 def middle(least: int, most: int) -> int:
-    """The size between `least` and `most` at which a bucket's plan is searched.
+    """The size between `least` and `most` (the ends of a bucket) at which its plan is searched.
 
     A power of two near the geometric mean, if there is one.
     """

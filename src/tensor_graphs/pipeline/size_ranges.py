@@ -1,4 +1,4 @@
-"""Ranges of a graph's free dimensions."""
+"""Ranges of sizes that a graph's free dimensions may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sizes = dict[str, int]
 
 
 def ranges(graph: Graph) -> dict[str, Atom]:
-    """Free dimensions of a graph by name, sorted."""
+    """Free dimensions of a graph by name, sorted by name; each has its least and largest size (`min`, `max`)."""
     return dict(sorted(graph.free_dims.items()))
 
 
@@ -58,7 +58,7 @@ def why_fixed(graph: Graph) -> str:
 
 
 def range_text(low: int, high: int, searched: int) -> str:
-    """Text of a range of sizes, such as `1..2048 (searched at 128)`."""
+    """Text of the sizes from `low` to `high` (left open beyond any limit), such as `1..2048 (searched at 128)`."""
     return f"{low}..{high if high < NO_LIMIT else ''} (searched at {searched})"
 
 

@@ -32,12 +32,12 @@ def as_graph(
     trust: bool = False,
     budget: float | None = None,
 ) -> Graph:
-    """Graph of a source: expression(s), Graph, function, nn.Module, ExportedProgram or path.
+    """Convert a source (expression(s), Graph, function, nn.Module, ExportedProgram or path) to a graph.
 
-    `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. `dynamic_shapes`: as
-    of `torch.export`. `trust`: load files that may execute code. Raises UsageError for other sources and for unknown
-    names, TooLargeError for more operations than the setting `max_nodes`. `budget`: that of `optimize`, in seconds,
-    from which the time limit of torch.export is derived (ExportTimeError).
+    `params` are bound by name; `dims` fix free dimensions of a loaded file or an exported module. `dynamic_shapes`:
+    argument of `torch.export`. `trust`: load files that may execute code. Raises UsageError for other sources and for
+    unknown names, TooLargeError for more operations than the setting `max_nodes`. `budget`: seconds for the whole
+    optimization, from which the time limit of torch.export is derived (ExportTimeError).
     """
     module = is_module(source)
     if example_kwargs and not module:
@@ -148,7 +148,8 @@ def is_module(source: Any) -> bool:
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """Example inputs as a tuple of positional arguments."""
+    """Example inputs as a tuple of positional arguments: None is none, a list or tuple holds them, another value is the
+    only one."""
     if values is None:
         return ()
     return tuple(values) if isinstance(values, list | tuple) else (values,)
@@ -163,7 +164,8 @@ def _array(value: Any) -> Any:
 
 
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """Graph at concrete sizes, and all sizes. Defaults: batch 1, sequence 128, clamped to the dimension's range."""
+    """(Graph at concrete sizes, sizes of all its dimensions). Sizes that are not given: batch 1, sequence 128, clamped
+    to the dimension's range."""
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:

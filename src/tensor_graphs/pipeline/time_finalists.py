@@ -35,13 +35,14 @@ MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without we
 NOISE = 0.01  # relative difference of measured times that is treated as noise
 STAGE, FIRST_RUN = "finalists", "first run"
 UNTIMED_PLANS = "timing plans as programs"  # name in a report's list of omitted work
+TIMED = 1 << 20  # number of the input set on which programs are timed; verification counts its own from 0
 
 
 def fastest_finalist(
     session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
     compiler: Compiler | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The finalist that is fastest as a whole program, with its program.
+    """Time the finalists (the few best plans) as whole programs; returns the fastest one with its program.
 
     That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
     than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to
@@ -56,7 +57,7 @@ def fastest_finalist(
         return choice, program
     try:
         with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
-            begin_compiling(session, choice, program, build, compiler)
+            begin_compiling(session, program, compiler)
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
@@ -85,7 +86,7 @@ def _fastest(
     others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
     runnable = [(choice, program)]
     made = [(c, build(c)) for c in others]
-    forms = other_forms(session, choice, program, build, compiler, [p for _, p in made])
+    forms = other_forms(session, choice, program, build, compiler)
     until = session.now() + (1 - SOLVING) * seconds  # compilers have a time of their own
     ended = lambda: session.now() >= until or session.progress.stopped
     if others:
@@ -133,7 +134,8 @@ def fastest(samples: Sequence[Sequence[float]]) -> int:
 def sample_programs(
     programs: Sequence[Program], values: Sequence[Any], ended: Callable[[], bool]
 ) -> list[Sequence[float]]:  # fmt: skip
-    """Times in µs of calls of each program on the same inputs, in turn, until the medians are settled or `ended()`."""
+    """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
+    `ended()`."""
 
     def first() -> None:  # states that advance with each call would run past the end of their cache
         for p in programs:
@@ -147,8 +149,9 @@ def sample_programs(
 
 
 def _inputs(session: Session, task: Task, program: Program) -> list[Any]:
-    """Random inputs on the program's device, in its order."""
-    inputs = sampled_near(task.model.graph, np.random.default_rng(session.options.seed), program.tensors)
+    """Random inputs on the program's device, in its order; others than those of verification, which would not see a
+    launch that uses memory of the calls here."""
+    inputs = sampled_near(task.model.graph, np.random.default_rng((session.options.seed, TIMED)), program.tensors)
     return program.near([inputs[n] for n in program.input_names])
 
 

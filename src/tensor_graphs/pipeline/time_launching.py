@@ -27,28 +27,26 @@ SAMPLING_S = 1.0  # seconds for comparing and timing programs, which compilers l
 Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
-def begin_compiling(
-    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
-) -> None:
-    """Have compilers begin with the programs of `other_forms`, without waiting for them.
+def begin_compiling(session: Session, program: Program, compiler: Compiler | None) -> None:
+    """Start compiling the kernels of `other_forms` in the compile processes, without waiting for the result.
 
-    They work while `program` runs for the first time, which compiles the program's own kernels in this process.
+    They work while `program` runs for the first time, which compiles those of its kernels in this process that were not
+    measured. `compiler` None: nothing is started.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:
         return
-    ways = _other_ways(plan)
-    compiler(_calls(plan, ways), 0.0, [build(replace(choice, launching=way)).source for way in ways])
+    compiler(_calls(plan, _other_ways(plan)), 0.0)
 
 
 def other_forms(
-    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None,
-    beside: Sequence[Program] = (),
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
-    """The choice with a program for each way to launch its kernels that differs from the way of `program`.
+    """For each way to launch the kernels of `choice` other than that of `program`: the choice with that way, and its
+    program.
 
-    `build` makes a program of a choice. `compiler` compiles these programs, `program`, and the programs `beside` in
-    advance. Empty without a compiler, and if there is no time; the session's list of omitted work then says so.
+    `build` makes a program of a choice. `compiler` compiles these programs' kernels in advance. Empty without a
+    compiler, and if there is no time; the session's list of omitted work then says so.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
@@ -59,13 +57,11 @@ def other_forms(
     if _room(session) < SHORTEST_S:
         session.omitted.append(OMITTED)
         return []
-    choices = [replace(choice, launching=way) for way in ways]
-    forms = [(c, build(c)) for c in choices]
-    sources = [program.source, *(p.source for _, p in forms), *(p.source for p in beside)]
-    if not compiler(_calls(plan, ways), max(0.0, _room(session)), sources):
+    if not compiler(_calls(plan, ways), max(0.0, _room(session))):
         session.omitted.append(OMITTED)
         return []
-    return forms
+    choices = [replace(choice, launching=way) for way in ways]
+    return [(c, build(c)) for c in choices]
 
 
 def _other_ways(plan: Plan) -> list[str]:
@@ -74,8 +70,8 @@ def _other_ways(plan: Plan) -> list[str]:
 
 
 def _calls(plan: Plan, ways: Sequence[str]) -> list[tuple[Template, Call]]:
-    """The kernels of a plan in some ways to launch that are compiled one by one."""
-    return [call for way in ways for call in _compiled_alone(plan, plan_for_launching(replace(plan, launching=way)))]
+    """The kernels of a plan that some ways to launch change."""
+    return [call for way in ways for call in _changed(plan, plan_for_launching(replace(plan, launching=way)))]
 
 
 def _room(session: Session) -> float:
@@ -87,11 +83,12 @@ def fastest_launching(
     session: Session, choice: Choice, program: Program, forms: Sequence[tuple[Choice, Program]], values: Sequence[Any],
     sample: Callable[[Sequence[Program]], Sequence[Sequence[float]]], fastest: Callable[[Sequence[Sequence[float]]], int],
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with its program, or the fastest of its other forms if that is faster by more than noise.
+    """The choice with its program, or with the program of the fastest other way to launch its kernels if that is faster
+    by more than noise.
 
-    `values`: inputs on the device. Forms whose results differ in any bit are left out, with a warning. `sample` times
-    programs in turn, `fastest` returns the index of the fastest one that is surely faster than the first, or 0. All
-    other programs release their weights.
+    `forms`: programs with other ways to launch (`other_forms`). `values`: inputs on the device. Programs whose results
+    differ in any bit are left out, with a warning. `sample` times programs in turn, `fastest` returns the index of the
+    fastest one that is surely faster than the first, or 0. All other programs release their weights.
     """
     runnable, want = [(choice, program)], _results(program, values)
     for made, other in forms:
@@ -106,7 +103,7 @@ def fastest_launching(
         return choice, program
     samples = sample([p for _, p in runnable])
     best = fastest(samples)
-    before = session.finalists or [_report(choice, samples[0], True)]
+    before = session.finalists or [_report(choice, samples[0], chosen=True)]
     session.finalists = [replace(f, chosen=f.chosen and not best) for f in before]
     session.finalists += [_report(c, samples[n], n == best) for n, (c, _) in enumerate(runnable) if n]
     for n, (_, other) in enumerate(runnable):
@@ -115,13 +112,11 @@ def fastest_launching(
     return runnable[best]
 
 
-def _compiled_alone(plan: Plan, changed: Plan) -> list[tuple[Template, Call]]:
-    """The kernels of a changed plan that have another schedule and are compiled one by one (Triton's; CUDA C++ kernels
-    are compiled with the program).
-    """
+def _changed(plan: Plan, changed: Plan) -> list[tuple[Template, Call]]:
+    """The kernels of a changed plan that have another schedule, or operands that they read before they wait."""
     pairs = zip(plan.steps, changed.steps, strict=True)
-    steps = [b for a, b in pairs if dict(a.call.schedule) != dict(b.call.schedule)]
-    return [(s.template, s.call) for s in steps if "CudaKernel" not in s.template.setup]
+    steps = [b for a, b in pairs if b.call.constant or dict(a.call.schedule) != dict(b.call.schedule)]
+    return [(s.template, s.call) for s in steps]
 
 
 def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport:
@@ -129,10 +124,12 @@ def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport
 
 
 def _results(program: Program, values: Sequence[Any]) -> list[Any]:
-    """Results and states, as tensors on the device, after a call of a program whose states are reset."""
+    """Results and states, as tensors on the device, after a call of a program on poisoned memory, whose states are
+    reset."""
     if program.manifest.states:
         program.reset()
-    results = program.flat_near(*values)
+    with program.poisoned():
+        results = program.flat_near(*values)
     program.wait("comparing ways to launch kernels")
     return [*results, *(x.clone() for x in program.states.values())]
 

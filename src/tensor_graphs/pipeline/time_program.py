@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -11,6 +12,7 @@ import numpy as np
 from ..backends.program.program import Program
 from ..backends.registry import unfused_backends
 from ..backends.tuning.unfused import direct_plan
+from ..egraph.ir.graph import Graph
 from ..extract.model.work import graph_flops
 from ..report.report import Report
 from ..verification.memory_checks import input_output_bytes, memory_shortage
@@ -29,7 +31,8 @@ LARGE = 1 << 30  # combined bytes of two programs above which only one is bound 
 
 
 def time_program(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """Measure whole calls of the program and of the unfused baseline, interleaved, into the report.
+    """Measure whole calls of the program and of the unfused baseline (one library kernel per node), interleaved, into
+    the report.
 
     Returns the baseline's program if it is faster, else None.
 
@@ -38,8 +41,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     share PREPARING of the budget. Omitted if preparing the baseline's weights (quantized ones are expanded) is expected
     to take longer than each of these two and the remaining time.
     """
-    model = task.model
-    graph = model.written(task.backends)
+    graph = task.model.written(task.backends)
     plan = direct_plan(graph, unfused_backends(task.backends))
     report.kernels_before = plan.kernels
     if not (session.options.measure and session.timed):
@@ -51,35 +53,13 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
         return None
     pressed = session.interrupted()
     with session.stage("time"):
-        before = Program(replace(plan, graph=renamed(model.graph, graph))).pooled(session.weights)
-        preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
-        once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), False)
-        if preparing > max(session.left, late) or (session.over and once > late):
-            session.omitted.append(UNTIMED)
+        before = Program(replace(plan, graph=renamed(task.model.graph, graph))).pooled(session.weights)
+        if reason := _why_omitted(session, task, graph, before, program):
+            session.omitted.append(reason)
             return None
-        most = max(sum(before.memory().values()), sum(program.memory().values()))
-        if not task.on_gpu and memory_shortage(input_output_bytes(model.graph) + most):
-            session.omitted.append(f"{UNTIMED}: too little memory is available")
-            return None
-        inputs = sampled_near(model.graph, np.random.default_rng(session.options.seed), program.tensors)
-        values = program.near([inputs[n] for n in program.input_names])
         until = session.now() + LOOK_S if doubted else 0.0
         ended = lambda: pressed() or (session.left <= session.ending_s and session.now() >= until)
-
-        def first() -> None:  # states that advance with each call would run past the end of their cache
-            before.reset()
-            program.reset()
-
-        clock = timing.clock_of(program.tensors)
-        timed = partial(timing.sampled, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
-        calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
-        if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
-            samples = timed(calls)
-        else:  # sequentially: two copies of the weights would double the peak memory
-            program.unbind()
-            samples = timed({"before": calls["before"]})
-            before.unbind()
-            samples |= timed({"after": calls["after"]})
+        samples = _samples(session, task, before, program, ended)
         report.latency_before_us, report.latency_after_us = median(samples["before"]), median(samples["after"])
     besides = CALL_US if task.on_gpu else NEGLIGIBLE_US
     if report.cost_us and report.latency_after_us > SLOWER * report.cost_us + besides:
@@ -92,6 +72,42 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     if why := timing.why_not_faster(samples["before"], samples["after"], NOISE):
         report.warnings.append(f"the graph as written took less time than the program, but {why}")
     return None
+
+
+def _why_omitted(session: Session, task: Task, graph: Graph, before: Program, program: Program) -> str:
+    """Text that says that timing is omitted for lack of time or memory; "" if it is not. `graph`: that of the baseline
+    `before`."""
+    preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
+    once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), on_gpu=False)
+    if preparing > max(session.left, late) or (session.over and once > late):
+        return UNTIMED
+    most = max(sum(before.memory().values()), sum(program.memory().values()))
+    if not task.on_gpu and memory_shortage(input_output_bytes(task.model.graph) + most):
+        return f"{UNTIMED}: too little memory is available"
+    return ""
+
+
+def _samples(
+    session: Session, task: Task, before: Program, program: Program, ended: Callable[[], bool]
+) -> dict[str, list[float]]:
+    """Times in µs of calls of the baseline ("before") and of the program ("after"), interleaved if both fit into
+    memory; `ended` is polled."""
+    inputs = sampled_near(task.model.graph, np.random.default_rng(session.options.seed), program.tensors)
+    values = program.near([inputs[n] for n in program.input_names])
+
+    def first() -> None:  # states that advance with each call would run past the end of their cache
+        before.reset()
+        program.reset()
+
+    clock = timing.clock_of(program.tensors)
+    timed = partial(timing.sampled, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
+    calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
+    if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
+        return timed(calls)
+    program.unbind()  # sequentially: two copies of the weights would double the peak memory
+    samples = timed({"before": calls["before"]})
+    before.unbind()
+    return samples | timed({"after": calls["after"]})
 
 
 __all__ = ["UNTIMED", "time_program"]

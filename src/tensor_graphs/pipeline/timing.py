@@ -40,14 +40,15 @@ def _waited_ns() -> int:
 
 
 def wall_us(call: Run) -> float:
-    """Wall-clock time of a call in µs, less the time for which this thread waited for a core while others ran on it."""
+    """Call `call`; returns its wall-clock time in µs, less the time for which this thread waited for a core while
+    others ran on it."""
     began = Instant()
     call()
     return began.us()
 
 
 def gpu_us(call: Run) -> float:
-    """Time of a call in µs between two CUDA events on the current stream."""
+    """Call `call`; returns its time in µs between two CUDA events on the current stream."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -70,9 +71,9 @@ FLUSHES = 10  # writes of a buffer before a timed call: together longer than the
 
 
 def cold_clock_of(device: str) -> Callable[[Run], float]:
-    """Timing function as `clock_of`; on a GPU without host overhead and with cold caches.
+    """Timing function as `clock_of` for a device; on a GPU without host overhead and with cold caches.
 
-    Each call is queued behind writes of a buffer twice the size of the L2 cache.
+    Each call is queued behind writes of a buffer twice the size of the L2 cache, which evict its data.
     """
     if device in ("", "cpu"):
         return wall_us
@@ -107,7 +108,7 @@ def sampled(
     calls: Mapping[str, Run], *, seconds: float = 2.0, settled: float = inf, least: int = 5, most: int = 200,
     clock: Callable[[Run], float] = wall_us, ended: Callable[[], bool] = lambda: False, first: Run = lambda: None,
 ) -> dict[str, list[float]]:  # fmt: skip
-    """Times in µs of each call, from interleaved rounds after two warm-up rounds.
+    """Times in µs of each call, taken by `clock`, from interleaved rounds after two warm-up rounds.
 
     At most `most` rounds. From `least` rounds on, stops after `seconds`, or after `settled` seconds once all medians
     are settled. Stops when `ended()` is true (polled after each round; at least one round is counted). `first()` runs
@@ -132,7 +133,7 @@ def sampled(
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
-    """Median time of each call in µs; keywords as for `sampled`."""
+    """Median time of each call in µs; `how`: keyword arguments of `sampled`, such as `seconds`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
@@ -141,8 +142,8 @@ FEW, FEW_NOISE = 5, 0.25
 
 
 def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
-    """Relative difference of two calls' samples that counts as noise: `noise`, or FEW_NOISE for fewer than FEW
-    samples."""
+    """Relative difference of the samples `one` and `other` of two calls that counts as noise: `noise`, or FEW_NOISE for
+    fewer than FEW samples."""
     return FEW_NOISE if min(len(one), len(other)) < FEW else noise
 
 
@@ -174,12 +175,26 @@ def wins_pairs(one: Sequence[float], other: Sequence[float], noise: float) -> bo
     its normal approximation: 3 of 3 pairs, 9 of 12, 30 of 48. (If `noise` is 0, equally fast calls win that many pairs
     by chance in 12, 7 and 6 % of cases.)
     """
+    won, count = pairs_won(one, other, noise)
+    return 2 * won - count >= SIGNIFICANT * sqrt(count) > 0
+
+
+def pairs_won(one: Sequence[float], other: Sequence[float], noise: float) -> tuple[int, int]:
+    """(pairs in which one call is faster than another by more than the fraction `noise`, all pairs)."""
     pairs = [a * (1 + noise) < b for a, b in zip(one, other)]
-    return 2 * sum(pairs) - len(pairs) >= SIGNIFICANT * sqrt(len(pairs)) > 0
+    return sum(pairs), len(pairs)
+
+
+def why_pairs_lost(one: Sequence[float], other: Sequence[float], noise: float) -> str:
+    """Why one call is not faster in pairs of samples: the reason, in words, why `wins_pairs` returns False for these
+    arguments."""
+    won, count = pairs_won(one, other, noise)
+    return f"only {won} of {count} pairs of calls are won by more than the noise of {100 * noise:.0f} %"
 
 
 def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -> str:
-    """Why `is_surely_faster` is false although the median of `one` is smaller; "" if the median is not smaller."""
+    """Why one call is not surely faster: the reason, in words, why `is_surely_faster` returns False for these arguments
+    although the median of `one` is smaller; "" if the median is not smaller."""
     if median(one) >= median(other):
         return ""
     found, fewest = margin(one, other, noise), min(len(one), len(other))

@@ -29,9 +29,10 @@ class Rounding:
         self._disturbed = RoundingSensitivity(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
 
     def explains(self, output: int, own: Array, found: Array) -> bool:
-        """Whether every difference between the function's output `own` and the graph's `found` is of rounding's size.
+        """Whether rounding explains every difference between output number `output` of the traced function (`own`) and
+        of its graph (`found`).
 
-        The graph runs up to eleven times with noise of its dtypes' rounding
+        The graph runs up to eleven times with random noise of the size of its dtypes' rounding
         (`backends/verification/rounding_noise.py`).
         """
         with np.errstate(all="ignore"):
@@ -49,7 +50,7 @@ class Rounding:
 
 
 def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
-    """Whether an output of the graph (`found`) agrees with the function's (`own`).
+    """Whether an output of the graph (`found`) equals the function's (`own`) up to rounding.
 
     `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown). `root`: the output
     in the graph. Raises TraceError, which names `function` and the output `name`, for another shape or dtype.

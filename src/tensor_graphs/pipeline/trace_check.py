@@ -60,10 +60,10 @@ def compare(
     """Compare a traced graph with the function or module that it was traced from; returns text about the comparison for
     the report, "" for sources that are neither.
 
-    `examples`: the positional arguments of the trace. `sizes`: values of free dimensions. `spare`: seconds that each
-    optional part may take now; parts of up to `trace_randomness.LEAST_S` run in any case. Raises TraceError (with
-    output, worst index and hint) if the source returns other values, shapes or dtypes than the graph, raises for its
-    examples, or is not deterministic.
+    `examples`, `kwargs`: the positional and named arguments of the trace. `sizes`: values of free dimensions. `seed`:
+    of random inputs. `spare`: seconds that each optional part may take now; parts of up to `trace_randomness.LEAST_S`
+    run in any case. Raises TraceError (with output, worst index and hint) if the source returns other values, shapes or
+    dtypes than the graph, raises for its examples, or is not deterministic.
     """
     given = () if examples is None else tuple(examples) if isinstance(examples, list | tuple) else (examples,)
     if isinstance(source, Graph | Tensor | str) or not callable(source):
@@ -94,7 +94,7 @@ def _compare_other_sizes(
                 continue
             values = sample_inputs(list(there.inputs), np.random.default_rng((seed, 78)), index_bounds(there))
             with random_state_kept():
-                _compare_on(function, examples, there, values, True, time)
+                _compare_on(function, examples, there, values, in_float64=True, time=time)
             done += 1
     return f", and at {done} other sizes" + time.said
 

@@ -130,17 +130,17 @@ def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own:
 
 def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
     """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than the
-    tolerance LOOSE. Arguments as for `judge_function`.
-    """
+    tolerance LOOSE. `name`, `root`: name of the output and its node in the graph; `part`: the strip; `own`: its
+    elements in the module's output."""
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(module, name, own, found, part.values)
 
 
 def near_torch(root: Tensor, own: Array, found: Array, sharp: Array) -> bool:
-    """Whether a module's output `own` equals the graph's output `found` within the tolerance LOOSE. `sharp`: the
-    graph's output in float64.
-    """
+    """Whether the output `own` of a PyTorch module and the output `found` of its graph agree. Floats do if the relative
+    error of `own` against `sharp`, the graph's output in float64, is at most the tolerance LOOSE for the dtype of
+    `root`, the output's node. Other dtypes are compared as the outputs of a NumPy function."""
     if not dtypes.is_float(root.dtype):
         return near(root, found, own, own, sharp)
     return relative_error(own, sharp) <= LOOSE.get(root.dtype, 5e-2)

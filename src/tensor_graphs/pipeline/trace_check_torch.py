@@ -1,10 +1,11 @@
-"""Comparison of a traced graph with the caller's own Torch module, or function of tensors: see trace_check.py."""
+"""Comparison of a traced graph with the caller's own Torch module, or function of tensors (part of trace_check.py)."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -33,56 +34,39 @@ LAYOUTS = "a call on the same inputs in another memory layout"  # an optional pa
 WHOLE = "the comparison with the module"  # an optional part
 
 
+GRAPH_ONLY = "compared with its graph only: "  # begins the text of a comparison that was left out
+
+
 def compare_torch(
     module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph, seed: int, time: OptionalTime
 ) -> str:
-    """Text that says how a graph was compared with a module run on its examples.
+    """Run a module on its examples and compare the results with its graph; returns text that says how, or why it was
+    not done.
 
-    The text says why if it was not. `kwargs`: named arguments of the example call. Raises TraceError if the graph gives
-    something else, if the module raises for its examples, or if it is not deterministic.
+    `kwargs`: named arguments of the example call. `seed`: of the random inputs for modules of large results. `time`:
+    limits the optional parts. Raises TraceError if the graph gives something else, if the module raises for its
+    examples, or if it is not deterministic.
     """
-    import torch
-
-    tensors = [e for e in torch_leaves((tuple(examples), dict(kwargs))) if isinstance(e, torch.Tensor)]
-    sizes = _sizes(graph, [tuple(e.shape) for e in tensors])
-    if len(tensors) != len(graph.inputs) or sizes is None:
-        return "compared with its graph only: the module's arguments are not the graph's inputs"
+    call = ExampleCall(module, tuple(examples), dict(kwargs))
+    sizes = _sizes(graph, [tuple(e.shape) for e in call.tensors])
+    if len(call.tensors) != len(graph.inputs) or sizes is None:
+        return f"{GRAPH_ONLY}the module's arguments are not the graph's inputs"
     graph = graph.bind(sizes) if sizes else graph
-    weights = sum(n.type.nbytes for n in graph.leaves("param"))
-    flops = graph_flops(list(graph.roots))
     states = bool(graph.updates or graph.leaves("state"))
-    if flops > MODULE_FLOPS or weights > MODULE_BYTES:
-        if states or not time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu=False)):
-            return f"compared with its graph only: the module is large{' and has state' if states else time.said}"
+    if reason := _too_much_work(graph, states, time):
+        return GRAPH_ONLY + reason
     if states:
-        return _compare_states(module, examples, kwargs, graph)
-    from ..models.torch_export.arrays import to_numpy
-
+        return _compare_states(call, graph)
     if is_large(graph):
-
-        def call(values: Mapping[str, Array]) -> list[Array]:
-            left = iter(values.values())
-            like = lambda v: tensor_of(next(left)) if isinstance(v, torch.Tensor) else v
-            given = torch.utils._pytree.tree_map(like, (tuple(examples), dict(kwargs)))
-            try:
-                found = [to_numpy(v) for v in _run_torch(module, *given)]
-            except OwnFunction:
-                raise
-            except Exception as error:
-                raise CallFails(f"{type(error).__name__}: {error}") from error
-            if len(found) != len(graph.outputs):
-                raise CallFails("nothing, and its results are not the graph's outputs")
-            return found
-
-        return compare_large(module, call, graph, seed, partial(judge_torch, module), "module", time)
+        at = partial(_outputs_at, call, len(graph.outputs))
+        return compare_large(module, at, graph, seed, partial(judge_torch, module), "module", time)
     if missing := lacking_memory(graph):
-        return f"compared with its graph only: {missing}"
+        return GRAPH_ONLY + missing
+    began = perf_counter()
     try:
-        began = perf_counter()
-        run = _torch_outputs(module, examples, kwargs)
-        took = perf_counter() - began
+        outputs = call.outputs()
     except OwnFunction as called:
-        return f"compared with its graph only: the function calls tg.{called}, which has no meaning for tensors"
+        return f"{GRAPH_ONLY}the function calls tg.{called}, which has no meaning for tensors"
     except TensorGraphsError:
         raise
     except Exception as error:
@@ -90,38 +74,111 @@ def compare_torch(
             f"the module can be traced, but called with the example inputs it raises {type(error).__name__}: {error}",
             hint="give examples that it takes", where=title_of(module),
         ) from error  # fmt: skip
-    if len(run) != len(graph.outputs):
-        return "compared with its graph only: the module's results are not the graph's outputs"
-    outputs = [to_numpy(v) for v in run]
-
-    def again() -> None:
-        _refuse_others(module, graph, outputs, [to_numpy(v) for v in _torch_outputs(module, examples, kwargs)])
-
-    if call_again(module, again, took, time):
-        for largest in (True, False):
-            if not time.suffices(MORE, took):
-                break
-            try:
-                with random_state_kept(), extreme_draws(largest):
-                    again()
-            except TraceError:
-                raise
-            except Exception:  # an extreme is no permutation, for example
-                continue
-    values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
-    with np.errstate(all="ignore"):
-        found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
-    _refuse_difference(module, graph, outputs, found, sharp, values)
-    if any(e.dim() > 1 and e.is_contiguous() and e.numel() for e in tensors) and time.suffices(LAYOUTS, took):
-        try:
-            other = [to_numpy(v) for v in _torch_outputs(module, examples, kwargs, _turned)]
-        except Exception:  # `view` needs the memory layout of the examples, for one
-            return "compared with the module itself, on its examples" + time.said
-        _refuse_difference(module, graph, other, found, sharp, values)
+    if len(outputs) != len(graph.outputs):
+        return f"{GRAPH_ONLY}the module's results are not the graph's outputs"
+    took = perf_counter() - began
+    _refuse_random(call, graph, outputs, took, time)
+    _compare_values(call, graph, outputs, took, time)
     return "compared with the module itself, on its examples" + time.said
 
 
-def _compare_states(module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], graph: Graph) -> str:
+@dataclass(frozen=True)
+class ExampleCall:
+    """The call of a module, or function of tensors, with its example arguments."""
+
+    module: Any
+    examples: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors in the arguments, in order."""
+        return [e for e in torch_leaves((self.examples, dict(self.kwargs))) if is_torch(e)]
+
+    def outputs(self, copied: Callable[[Any], Any] | None = None) -> list[Array]:
+        """Results of a call with copies of the tensors, made by `copied` (None: clones). Raises what the module
+        raises."""
+        import torch
+
+        return self._run(copied or torch.clone)
+
+    def outputs_at(self, values: Iterable[Array]) -> list[Array]:
+        """Results of a call with other values in place of the tensors, in their order."""
+        left = iter(values)
+        return self._run(lambda _: tensor_of(next(left)))
+
+    def _run(self, replaced: Callable[[Any], Any]) -> list[Array]:
+        import torch
+
+        from ..models.torch_export.arrays import to_numpy
+
+        tree = (self.examples, dict(self.kwargs))
+        args, kwargs = torch.utils._pytree.tree_map(lambda v: replaced(v) if isinstance(v, torch.Tensor) else v, tree)
+        return [to_numpy(v) for v in _run_torch(self.module, args, kwargs)]
+
+
+def _too_much_work(graph: Graph, states: bool, time: OptionalTime) -> str:
+    """Why running the module would take too long, "" if it does not; `states`: whether it has state."""
+    flops, weights = graph_flops(list(graph.roots)), sum(n.type.nbytes for n in graph.leaves("param"))
+    if flops <= MODULE_FLOPS and weights <= MODULE_BYTES:
+        return ""
+    if states:
+        return "the module is large and has state"
+    return (
+        "" if time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu=False)) else f"the module is large{time.said}"
+    )
+
+
+def _outputs_at(call: ExampleCall, count: int, values: Mapping[str, Array]) -> list[Array]:
+    """Results of a module for inputs by name. Raises CallFails if it raises or does not return `count` results."""
+    try:
+        found = call.outputs_at(values.values())
+    except OwnFunction:
+        raise
+    except Exception as error:
+        raise CallFails(f"{type(error).__name__}: {error}") from error
+    if len(found) != count:
+        raise CallFails("nothing, and its results are not the graph's outputs")
+    return found
+
+
+def _refuse_random(call: ExampleCall, graph: Graph, outputs: Sequence[Array], took: float, time: OptionalTime) -> None:
+    """Raise TraceError if further calls with the examples return other outputs; a call takes about `took` seconds."""
+
+    def again() -> None:
+        _refuse_others(call.module, graph, outputs, call.outputs())
+
+    if not call_again(call.module, again, took, time):
+        return
+    for largest in (True, False):
+        if not time.suffices(MORE, took):
+            return
+        try:
+            with random_state_kept(), extreme_draws(largest):
+                again()
+        except TraceError:
+            raise
+        except Exception:  # an extreme is no permutation, for example
+            continue
+
+
+def _compare_values(call: ExampleCall, graph: Graph, outputs: Sequence[Array], took: float, time: OptionalTime) -> None:
+    """Raise TraceError if the graph's outputs differ from the module's, also for tensors in another memory layout."""
+    from ..models.torch_export.arrays import to_numpy
+
+    values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, call.tensors)}
+    with np.errstate(all="ignore"):
+        found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
+    _refuse_difference(call.module, graph, outputs, found, sharp, values)
+    if any(e.dim() > 1 and e.is_contiguous() and e.numel() for e in call.tensors) and time.suffices(LAYOUTS, took):
+        try:
+            other = call.outputs(_turned)
+        except Exception:  # `view` needs the memory layout of the examples, for one
+            return
+        _refuse_difference(call.module, graph, other, found, sharp, values)
+
+
+def _compare_states(call: ExampleCall, graph: Graph) -> str:
     """Text that says how a graph with states was compared with calls of a copy of its module, one after the other.
 
     Raises TraceError if an output of a call differs.
@@ -129,27 +186,26 @@ def _compare_states(module: Any, examples: Sequence[Any], kwargs: Mapping[str, A
     from ..models.torch_export.arrays import to_numpy
 
     if missing := lacking_memory(graph):
-        return f"compared with its graph only: {missing}"
-    tensors = [v for v in torch_leaves((tuple(examples), dict(kwargs))) if is_torch(v)]
-    values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, tensors)}
+        return GRAPH_ONLY + missing
+    values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, call.tensors)}
     names = {str(n.attr("name")): n for n in graph.leaves("state")}
     states = {name: load_data(graph.params[name]) if name in graph.params else np.zeros(concrete(n.shape), dtypes.numpy_dtype(n.dtype))
               for name, n in names.items()}  # fmt: skip
     try:
-        copied = copy.deepcopy(module)
+        copied = replace(call, module=copy.deepcopy(call.module))
     except Exception as error:  # whatever its own code raises
-        return f"compared with its graph only: the module has state, and copying it raises {type(error).__name__}"
+        return f"{GRAPH_ONLY}the module has state, and copying it raises {type(error).__name__}"
     for _ in range(STEPS):
         try:
-            own = [to_numpy(v) for v in _torch_outputs(copied, examples, kwargs)]
+            own = copied.outputs()
         except Exception as error:
-            return f"compared with its graph only: called with its examples it raises {type(error).__name__}: {error}"
+            return f"{GRAPH_ONLY}called with its examples it raises {type(error).__name__}: {error}"
         if len(own) != len(graph.outputs):
-            return "compared with its graph only: the module's results are not the graph's outputs"
+            return f"{GRAPH_ONLY}the module's results are not the graph's outputs"
         given = {**values, **states}
         with np.errstate(all="ignore"):
             found, sharp = evaluate(graph, given), evaluate(graph, given, float64=True)
-        _refuse_difference(module, graph, own, found, sharp, given)
+        _refuse_difference(call.module, graph, own, found, sharp, given)
         states |= dict(zip(graph.updates, found[len(graph.outputs) :]))
     return f"compared with the module itself, in {STEPS} calls on its examples"
 
@@ -192,19 +248,6 @@ def _turned(x: Any) -> Any:
     import torch
 
     return x.mT.clone(memory_format=torch.contiguous_format).mT if x.dim() > 1 else x.clone()
-
-
-def _torch_outputs(
-    module: Any, examples: Sequence[Any], kwargs: Mapping[str, Any], copied: Callable[[Any], Any] | None = None
-) -> list[Any]:
-    """Tensors that a module returns for copies of its examples, made by `copied` (None: clones)."""
-    import torch
-
-    made = copied or torch.clone
-    copies = torch.utils._pytree.tree_map(
-        lambda v: made(v) if isinstance(v, torch.Tensor) else v, (tuple(examples), dict(kwargs))
-    )
-    return _run_torch(module, *copies)
 
 
 def _run_torch(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

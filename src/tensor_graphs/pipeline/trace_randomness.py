@@ -1,4 +1,6 @@
-"""Detection of functions and modules that draw random numbers, or differ from call to call in another way."""
+"""Detection of functions and modules that draw random numbers, or whose results differ between calls for another
+reason.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,15 @@ AGAIN, MORE = "a second call on the same inputs", "more calls of a function that
 
 @dataclass
 class OptionalTime:
-    """The time of a comparison's optional parts, and those that were left out for lack of it."""
+    """The time of a comparison's optional parts: `spare()` is the seconds that a part may take now, `omitted` the texts
+    of those that were left out for lack of it."""
 
     spare: Callable[[], float]
     omitted: list[str] = field(default_factory=list)
 
     def suffices(self, part: str, seconds: float) -> bool:
-        """Whether a part that takes about so many seconds may run; else it is listed as left out."""
+        """Whether there is time for a part that takes about `seconds`; if not, its name `part` is listed as left
+        out."""
         fits = seconds <= max(LEAST_S, self.spare())
         if not fits and part not in self.omitted:
             self.omitted.append(part)
@@ -90,8 +94,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def call_again(function: Callable[..., Any], call: Callable[[], None], took: float, time: OptionalTime) -> bool:
-    """Call a function again, until chance is not a likely explanation for equal results. Whether it draws random
-    numbers.
+    """Whether a function draws random numbers: it is called again until equal results by chance are unlikely.
 
     `call` calls the function on the same inputs and raises for other results. `took`: seconds of a call. A function
     that draws from no known generator is called again within CHEAP_S only: it may use the clock, the operating system's

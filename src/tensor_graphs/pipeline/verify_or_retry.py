@@ -47,7 +47,7 @@ from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
 from .any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
-from .run_program import renamed, run_flat
+from .run_program import check_order, renamed, run_again, run_first
 
 MAX_ATTEMPTS = 8
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
@@ -56,14 +56,39 @@ OTHER_PLANS = "other plans within tolerance"  # name of what is left out, in a r
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 
+@dataclass(frozen=True)
+class FailedPlan:
+    """A plan that failed verification.
+
+    `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `hurried`:
+    whether there is no time for the usual next plan. `narrow`: whether a failing output has a wider dtype than an
+    intermediate that the plan stores in 16 bits; `again`: whether the same plan with wider intermediates is next.
+    `kept`: if the cheapest plan of the model's own values is next, the hypergraph that it is chosen from. `finding`:
+    diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
+    """
+
+    verdict: Verification
+    wrong: str
+    attempt: int
+    last: bool
+    hurried: bool
+    narrow: bool
+    again: bool
+    kept: Hypergraph | None
+    finding: Diagnosis
+
+
 @dataclass
 class Acceptance:
     """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
-    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of a view, with every value
-    stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`: context
-    manager that times a named stage.
+    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of candidate kernels, with every
+    value stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`:
+    context manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification
+    inputs. `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`:
+    earlier attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own
+    dtypes. `fastest`: times a choice's program against variants and returns the fastest with its choice.
     """
 
     graph: Graph
@@ -97,9 +122,9 @@ class Acceptance:
     )
 
     def build(self, found: Hypergraph) -> tuple[Choice, Program]:
-        """Best choice of kernels of a hypergraph, and its program.
+        """Choose kernels of a hypergraph (`exclusions.choose`) and make their program; returns both.
 
-        Raises NoPlanError if no candidates cover the outputs any more.
+        Raises NoPlanError if the remaining candidates do not cover the outputs.
         """
         choice, self.exclusions.tighter = self.exclusions.tighter, None
         try:
@@ -143,13 +168,12 @@ class Acceptance:
             self.disturbed.clear()
 
     def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
-        out = self.exclusions
-        before: tuple[Verification, str] | None = None  # the failed attempt before this one
-        known = 0
+        failure: FailedPlan | None = None  # of the attempt before
+        known = 0  # length of `dropped` at that attempt
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            if before is not None:
-                self._record(*before, known)
-                before, known = None, len(out.dropped)
+            if failure is not None:
+                self._record(failure, known)
+                failure, known = None, len(self.exclusions.dropped)
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
@@ -162,59 +186,77 @@ class Acceptance:
                 except TensorGraphsError:
                     raise
                 except Exception as error:  # a compiler error, or an error of the first launch of a kernel
-                    found = out.without_unmeasured(choice, error)
+                    found = self.exclusions.without_unmeasured(choice, error)
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, replace(verdict, failed=tuple(self.failed))
-                before = verdict, wrong
                 took = self.now() - began
-            last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
-            optional = not (wrong or last or verdict.miscompiled)
-            fits = not (optional and self.late(took))  # another attempt
-            narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
-            again = narrow and not last and fits
-            kept = None
-            if optional and not narrow and self.late(2 * took) and (fits or (attempt == 1 and took <= self.patience)):
-                kept = out.original(found, choice)
-            finding: Diagnosis | None = NO_DIAGNOSIS
-            if not wrong and not again and kept is None and fits:
-                with self.stage("verify"):
-                    finding = self._diagnosed(program)
-                if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
-                    kept = out.original(found, choice)
-            if wrong and REWRITES in out.dropped:
-                found = out.without_sized(choice, SizesError(wrong))
+            failure = self._failure(found, choice, program, verdict, wrong, attempt, took)
+            stricter = self._stricter(found, choice, failure)
+            if stricter is not None:
+                found = stricter
                 continue
-            if again:
-                found = out.excluded(STORED, self.stored(found.view), *out.dropped)
-                self.say(f"over tolerance, again without {STORED}")
-                continue
-            if kept is not None:
-                found = out.excluded(REWRITTEN, kept)
-                self.say(f"over tolerance, again without {REWRITTEN}")
-                self.omitted.append(OTHER_PLANS)
-                continue
-            hurried = not fits or finding is None
-            if narrow and hurried:
-                out.dropped.append(STORED)
-            if wrong or finding is None or hurried:
-                found = out.without_rewrites()
-                self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
-                self.omitted += [OTHER_PLANS] if hurried else []
-                continue
-            if finding.miscompiled or (last and verdict.miscompiled):
-                raise self._miscompiled(verdict, finding)
-            stricter = None
-            if finding.inaccurate or not last:
-                stricter = out.without_cause(found, choice, finding, verdict, last=attempt >= MAX_ATTEMPTS - 1)
-            if stricter is None:
-                if self.tolerance not in FACTORS:
-                    break
-                self._record(verdict, wrong, known)
-                return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
-            found = stricter
-            self.say(f"over tolerance, again without {out.dropped[-1]}")
+            if self.tolerance not in FACTORS:
+                break
+            self._record(failure, known)
+            return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
         raise _no_plan_within_tolerance()
+
+    def _failure(
+        self, found: Hypergraph, choice: Choice, program: Program, verdict: Verification, wrong: str, attempt: int,
+        took: float,
+    ) -> FailedPlan:  # fmt: skip
+        """What is known about a failed attempt, with the diagnosis of its kernels where it decides what is next."""
+        out = self.exclusions
+        last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
+        optional = not (wrong or last or verdict.miscompiled)
+        fits = not (optional and self.late(took))
+        narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
+        again = narrow and not last and fits
+        kept = None
+        if optional and not narrow and self.late(2 * took) and (fits or (attempt == 1 and took <= self.patience)):
+            kept = out.original(found, choice)
+        finding: Diagnosis | None = NO_DIAGNOSIS
+        if not wrong and not again and kept is None and fits:
+            with self.stage("verify"):
+                finding = self._diagnosed(program)
+            if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
+                kept = out.original(found, choice)
+        hurried = not fits or finding is None
+        return FailedPlan(verdict, wrong, attempt, last, hurried, narrow, again, kept, finding or NO_DIAGNOSIS)
+
+    def _stricter(self, found: Hypergraph, choice: Choice, failure: FailedPlan) -> Hypergraph | None:
+        """The hypergraph that the next plan is chosen from after a failure; None if no stricter one is left.
+
+        Raises VerificationError if rounding does not explain the error.
+        """
+        out, verdict, wrong, last = self.exclusions, failure.verdict, failure.wrong, failure.last
+        if wrong and REWRITES in out.dropped:
+            return out.without_sized(choice, SizesError(wrong))
+        if failure.again:
+            wider = out.excluded(STORED, self.stored(found.view), *out.dropped)
+            self.say(f"over tolerance, again without {STORED}")
+            return wider
+        if failure.kept is not None:
+            self.say(f"over tolerance, again without {REWRITTEN}")
+            self.omitted.append(OTHER_PLANS)
+            return out.excluded(REWRITTEN, failure.kept)
+        if failure.narrow and failure.hurried:
+            out.dropped.append(STORED)
+        if wrong or failure.hurried:
+            plain = out.without_rewrites()
+            self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
+            self.omitted += [OTHER_PLANS] if failure.hurried else []
+            return plain
+        if failure.finding.miscompiled or (last and verdict.miscompiled):
+            raise self._miscompiled(verdict, failure.finding)
+        if last and not failure.finding.inaccurate:
+            return None
+        final = failure.attempt >= MAX_ATTEMPTS - 1
+        stricter = out.without_cause(found, choice, failure.finding, verdict, last=final)
+        if stricter is not None:
+            self.say(f"over tolerance, again without {out.dropped[-1]}")
+        return stricter
 
     def _diagnosed(self, program: Program) -> Diagnosis | None:
         """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when
@@ -224,9 +266,10 @@ class Acceptance:
         ended = lambda: self.late(0.0) and self.now() - began > DIAGNOSING_S
         return diagnose(self.graph, fixed(program.plan), rewritten=rewritten, ended=ended, device=program.tensors)
 
-    def _record(self, verdict: Verification, wrong: str, known: int) -> None:
+    def _record(self, failure: FailedPlan, known: int) -> None:
         """Record a failed attempt, before which `known` texts were in `dropped`."""
-        self.failed.append(FailedAttempt(verdict.worst, tuple(self.exclusions.dropped[known:]), wrong))
+        dropped = tuple(self.exclusions.dropped[known:])
+        self.failed.append(FailedAttempt(failure.verdict.worst, dropped, failure.wrong))
 
     def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
         """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
@@ -240,10 +283,11 @@ class Acceptance:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
         program.check_room()  # fail on insufficient memory before references are computed
+        check_order(program)
         given, self.ahead = self.ahead(), dict
         self.references |= given
         verdict = verify(
-            self.graph, partial(run_flat, program), tolerance=self.tolerance, seed=self.seed,
+            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
             device=program.tensors, enough=self.over, poll=poll,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from ..extract.model.work import graph_flops
 from ..verification.comparison import Verification
 from ..verification.verify import verify
 from .prepare import Task
-from .run_program import run_flat
+from .run_program import check_order, run_again, run_first
 from .session import Session
 
 
@@ -17,8 +17,9 @@ def verify_program(session: Session, task: Task, program: Program) -> Verificati
     """Verdict on a finished program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
     options, over, poll, symbolic = session.options, lambda: session.over, session.polled(), task.symbolic
     with session.stage("verify"):
+        check_order(program)
         verdict = verify(
-            task.model.graph, partial(run_flat, program), tolerance=options.tolerance, seed=options.seed,
+            task.model.graph, partial(run_first, program), tolerance=options.tolerance, seed=options.seed, again=partial(run_again, program),
             flops=graph_flops(list(task.model.work.roots)), device=program.tensors, enough=over, poll=poll,
         )  # fmt: skip
         if not verdict.passed or (

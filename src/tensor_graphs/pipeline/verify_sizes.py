@@ -31,7 +31,8 @@ LARGE_FLOPS, LARGE_BYTES = 4e9, 1 << 26
 
 @dataclass
 class SizeVerifier:
-    """Verifier of programs of a graph with free dimensions; references of small sizes are kept for further programs."""
+    """Verifier of programs of a graph with free dimensions; references of small sizes are kept for further programs.
+    `largest`: whether the largest sizes are verified, too."""
 
     graph: Graph
     searched: Sizes  # the sizes that `verify` covers
@@ -115,8 +116,8 @@ class SizeVerifier:
     ) -> str:  # fmt: skip
         """Verify a program at other sizes; returns the first problem found, as text, or "" if there is none.
 
-        `enough()`: whether to skip the remaining optional sizes. `seed`: of the random sizes and inputs. `poll`: see
-        `verify`.
+        `enough()`: whether to skip the remaining optional sizes. `seed`: of the random sizes and inputs. `poll` is
+        called before every operation of a reference run and may raise.
         """
         start = time.monotonic()
         for number, sizes in enumerate(chain(needed := self.required(), self._random(seed))):

@@ -1,4 +1,4 @@
-"""Set-up of worker processes: memory limits, forks, death with the parent; turns of threads.
+"""Set-up of worker processes: memory limits, forks, death with the parent; switch interval of Python's threads.
 
 In: nothing.
 Out: limits and guards of processes.

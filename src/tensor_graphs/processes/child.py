@@ -20,8 +20,8 @@ def die_with_parent() -> None:
 def yield_to_others(nice: int) -> None:
     """Add `nice` to the niceness of this process and its later children.
 
-    Workers that compile or lower in advance else take the cores of the search that they work for and of the processes
-    that feed the device.
+    Without it, workers that compile or lower kernels in advance take the cores that the search itself and the processes
+    that feed the device need.
     """
     with suppress(OSError, AttributeError):  # a sandbox may refuse it; not every platform has it
         os.nice(nice)

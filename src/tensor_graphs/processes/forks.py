@@ -42,7 +42,7 @@ def in_forked_child(renew: F) -> F:
 
 
 class Lock(_ThreadLock):  # type: ignore[misc]
-    """Reentrant lock that is free in a forked child, whoever held it in the parent."""
+    """Reentrant lock of threads that is free in a forked child, even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         _locks.add(self)
@@ -62,13 +62,12 @@ def _forked() -> None:
         lock.renew()
     with contextlib.suppress(OSError):
         nowhere = os.open(os.devnull, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-        for process in list(_processes):
-            if process.returncode is None:
-                process.returncode = ENDED
-                for pipe in (process.stdin, process.stdout):
+        for process in [p for p in _processes if p.returncode is None]:
+            process.returncode = ENDED
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
                     with contextlib.suppress(OSError, ValueError):  # already closed
-                        if pipe is not None:
-                            os.dup2(nowhere, pipe.fileno(), inheritable=False)
+                        os.dup2(nowhere, pipe.fileno(), inheritable=False)
         os.close(nowhere)
     _processes.clear()
     for renew in _renewals:

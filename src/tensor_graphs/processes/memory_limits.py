@@ -108,9 +108,9 @@ def watch_memory(limit: Callable[[], int]) -> None:
 def limit_own_memory(*, device: bool = False) -> None:
     """Apply the limit of `worker_bytes` to this worker process.
 
-    Private memory may grow by this much: allocations beyond fail (MemoryError), also in compilers that the worker
-    starts. With `device`, or where the system has no such limit, resident memory is watched instead and the process
-    exits with MEMORY_EXIT: a CUDA driver reserves far more than it uses.
+    The worker's private memory may grow by the limit; allocations beyond it fail (MemoryError), also in compilers that
+    the worker starts. With `device`, or where the system has no such limit, resident memory is watched instead and the
+    process exits with MEMORY_EXIT: a CUDA driver reserves far more than it uses.
     """
     allowed = worker_bytes()
     if sys.platform == "linux" and not device:

@@ -1,4 +1,4 @@
-"""A shorter interval after which Python's threads take turns."""
+"""A shorter switch interval of Python's threads (`sys.setswitchinterval`) during searches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SWITCH_S = 0.0005  # interval inside `threads_alternate`; Python's default is 0.
 def threads_alternate() -> Iterator[None]:
     """Context manager in which a thread that waits for the interpreter lock gets it after SWITCH_S seconds.
 
-    A thread that computes keeps the lock for that long whenever another one is ready to run. Threads that mostly wait
-    for processes need it for microseconds each time, several times for each message: with Python's default of 5 ms a
-    GPU is idle while the host searches. No effect where the program has set a shorter interval. Reentrant across
-    threads: the interval is restored when the last block ends.
+    A computing thread keeps the lock for that long when another thread is ready to run. Threads that mostly wait for
+    processes need the lock for microseconds, several times per message: with Python's default of 5 ms the GPU would be
+    idle while the host searches. No effect where the program has set a shorter interval. Reentrant across threads: the
+    interval is restored when the last block ends.
     """
     with _changing:
         if not _active["by"]:

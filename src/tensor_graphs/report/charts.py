@@ -31,7 +31,8 @@ def text(x: float, y: float, words: str, kind: str = "soft", anchor: str = "star
 
 
 def rect(x: float, y: float, w: float, h: float, kind: str, title: str = "") -> str:
-    """SVG rectangle of a CSS class `kind` with a tooltip."""
+    """SVG rectangle of a CSS class `kind` with the tooltip `title`; `x` and `y` are its upper left corner, in
+    pixels."""
     shape = f'<rect x="{x:.2f}" y="{y:.2f}" width="{max(w, 0.5):.2f}" height="{max(h, 0.5):.2f}" class="{kind}">'
     return f"{shape}{f'<title>{escape(title)}</title>' if title else ''}</rect>"
 
@@ -71,7 +72,7 @@ def strip(parts: Sequence[tuple[str, float, str]]) -> str:
 
 
 def bars(rows: Sequence[tuple[str, float, str]]) -> str:
-    """HTML of a chart of horizontal bars: (label, value, text behind the bar)."""
+    """HTML of a chart of horizontal bars, one per row (label, value, text to the right of the bar)."""
     most = max((v for _, v, _ in rows), default=0.0) or 1.0
     body = "".join(
         text(0, 22 * i + 15, label[:26], "ink") + rect(190, 22 * i + 4, 620 * value / most, 13, "s0") + text(820, 22 * i + 15, said)
@@ -81,9 +82,8 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def roofline(points: Sequence[Point], bytes_per_us: float, flops_per_us: float) -> str:
-    """HTML of a roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits of
-    traffic and arithmetic.
-    """
+    """HTML of a roofline plot: attained flops over arithmetic intensity, in logarithmic axes, below the limits
+    `bytes_per_us` of traffic and `flops_per_us` of arithmetic."""
     left, top, width, height = 92.0, 12.0, 840.0, 300.0
     ridge = flops_per_us / bytes_per_us
     xs = [p.intensity for p in points] + [ridge]

@@ -55,7 +55,8 @@ def drawings(report: Report) -> str:
 
 
 def weight_names(report: Report) -> dict[int, str]:
-    """Operations of the model that depend on weights and constants alone, with the names of their first weights."""
+    """Index of each operation of the model that depends on weights and constants alone -> names of its first weights,
+    joined."""
     found: dict[int, list[str]] = {}
     for i, o in enumerate(report.operations):
         if o.op in ("param", "constant", "full"):

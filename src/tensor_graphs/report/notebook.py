@@ -1,4 +1,4 @@
-"""Notebook form of a report: a short HTML summary with tables that unfold."""
+"""Display of a report in a notebook: a short HTML summary with tables that unfold."""
 
 from __future__ import annotations
 

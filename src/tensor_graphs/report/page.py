@@ -59,7 +59,8 @@ def printable(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[int] = ()) -> str:
-    """HTML table of texts; a `Markup` cell is taken as it is. `numeric`: columns aligned to the right."""
+    """HTML table with the column titles `head` and `rows` of texts; a `Markup` cell is taken as it is. `numeric`:
+    columns aligned to the right."""
 
     def cell(i: int, value: str, tag: str) -> str:
         return f"<{tag}{' class=num' if i in numeric else ''}>{value if isinstance(value, Markup) else escape(value)}</{tag}>"
@@ -159,8 +160,8 @@ def _meter(step: StepReport, longest: float, count: int) -> str:
 
 
 def share_of_limit(step: StepReport) -> float | None:
-    """Lower bound of a kernel's time over its time, at most 1; None if either is unknown or the time is the bound
-    itself."""
+    """Roofline lower bound of a kernel's time divided by its time, at most 1; None if either is unknown or the time is
+    the bound itself."""
     if not step.limit_us or not step.us or step.source == "bound":
         return None
     return min(1.0, step.limit_us / step.us)

@@ -29,7 +29,8 @@ class BufferReport:
 
 @dataclass
 class OperationReport:
-    """An operation of the simplified model; `reads`: indices of other operations."""
+    """An operation of the simplified model: its op, name, result type as text, and the indices of the operations that
+    it `reads`."""
 
     op: str
     name: str
@@ -39,9 +40,10 @@ class OperationReport:
 
 @dataclass
 class BlockReport:
-    """One unique block of a model: number of instances, size, and outcome of its saturation.
+    """One unique block of a model: number of instances, number of operations (`nodes`) and size of its e-graph, and
+    outcome of its saturation.
 
-    `stopped`: the limit that ended it.
+    `stopped`: the limit that ended it, after so many `iterations` and `seconds`.
     """
 
     instances: Natural
@@ -69,7 +71,8 @@ class FinalistReport:
     """One plan that was timed as a whole program (GPU only).
 
     `kernels`: number of kernel calls. `predicted_us`: sum of its kernels' times. `measured_us`: time of a call with
-    cold caches. `chosen`: whether the program runs this plan. `launching`: as `Plan.launching`.
+    cold caches. `chosen`: whether the program runs this plan. `launching`: how its kernels follow each other
+    (`Plan.launching`).
     """
 
     kernels: Natural
@@ -81,8 +84,12 @@ class FinalistReport:
 
 @dataclass
 class StepReport:
-    """One kernel call of the plan. `reads`, `writes`: ids of values; "in NAME" stands for inputs, states and weights.
-    `limit_us`: roofline bound of the call (None: unknown); `error`: its measured relative error (None: not measured).
+    """One kernel call of the plan.
+
+    `computes`: the kernel's pattern as text. `us`: its price; `source`: origin of the price. `reads`, `writes`: ids of
+    values; "in NAME" stands for inputs, states and weights. `type`: of the first output. `bytes`: compulsory memory
+    traffic. `limit_us`: roofline bound of the call (None: unknown); `error`: its measured relative error (None: not
+    measured).
     """
 
     name: str
@@ -101,9 +108,9 @@ class StepReport:
 
 @dataclass
 class BucketReport:
-    """A bucket of sizes of a free dimension: what its calls run ("all sizes", "own plan" or "caller"), the size at
-    which its own plan was searched (0: there is none), and µs of whole calls of each at some of its sizes.
-    """
+    """A bucket of sizes of a free dimension, from `least` to `most`: what its calls run ("all sizes", "own plan" or
+    "caller"), the size at which its own plan was searched (0: there is none), and µs of whole calls of each at some of
+    its sizes."""
 
     dimension: str
     least: Natural

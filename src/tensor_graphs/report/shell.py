@@ -28,7 +28,7 @@ def theme() -> str:
 
 
 def page(title: str, *, style: str, script: str = "", data: bytes = b"", body: str = "") -> str:
-    """A complete HTML document.
+    """A complete HTML document with the given title and style sheet.
 
     `script`: JavaScript, run as a module; it finds the data, compressed by zlib and in base64, as the text of the
     element "data", and builds the page in the element "app". `body`: markup, in which texts must be escaped.

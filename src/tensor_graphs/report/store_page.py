@@ -27,8 +27,8 @@ MOST_ROWS = 60
 
 @dataclass(frozen=True)
 class Repeated:
-    """A kernel call measured in several runs: the median of each in µs (`us`), oldest first, and its time (`times`), in
-    µs since 1970."""
+    """A kernel call measured in several runs: kernel name, backend, operand shapes as text, the median of each run in
+    µs (`us`), oldest first, and its time (`times`), in µs since 1970."""
 
     name: str
     backend: str
@@ -67,7 +67,8 @@ def store_page(store: Store) -> str:
 
 
 def repeated(snapshot: Snapshot) -> list[Repeated]:
-    """Kernel calls with medians of several runs, those that disagree most first."""
+    """Kernel calls that were measured in several runs, with the median of each run; those whose runs disagree most come
+    first."""
     names = ("digest", "regime", "run", "time_us", "median_us", "name", "backend", "shapes")
     found: dict[tuple[str, str], dict[str, tuple[int, float]]] = {}
     about: dict[str, tuple[str, str, str]] = {}

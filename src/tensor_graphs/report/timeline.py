@@ -24,7 +24,7 @@ def timeline(start: float, clocks: Iterable[tuple[str, Clock]]) -> Rows:
 
 
 def is_span(span: Sequence[float]) -> bool:
-    """Whether numbers are the begin and end of a span, within 30 years of the call."""
+    """Whether `span` has two numbers, begin and end in seconds since the call, in order and within 30 years of it."""
     return len(span) == 2 and -1e9 < span[0] <= span[1] < 1e9
 
 
@@ -65,7 +65,7 @@ def drawn(rows: Mapping[str, Sequence[Sequence[float]]], width: int = WIDTH) -> 
 
 
 def html(rows: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """HTML table of a timeline, with bars; `rows` as for `drawn`."""
+    """HTML table of a timeline, with bars; `rows`: activity -> (begin, end) pairs in seconds since the call."""
     whole = max((end for spans in rows.values() for _, end in spans), default=0.0) or 1.0
     lines = []
     for name, spans in rows.items():

@@ -33,10 +33,10 @@ def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
 
 
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
-    """Compiled form of a module or function: `torch.compile(model)` with this backend.
+    """`torch.compile(model)` with this backend: a callable in place of a module or function.
 
     `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones.
-    Calls go to `model` itself where that is faster than the compiled form with its guards (see `whole_calls`).
+    Calls go to `model` itself where that is faster than the compiled callable with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)
     from .whole_calls import compiled

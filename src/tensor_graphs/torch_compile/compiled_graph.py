@@ -23,9 +23,10 @@ _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
 
 
 def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOptions) -> CompiledGraph:
-    """Callable for a graph that Dynamo captured: takes the graph's flat inputs, returns its flat outputs.
+    """Callable for a graph `module` that Dynamo captured with `example_inputs`: takes the graph's flat inputs, returns
+    its flat outputs.
 
-    Whatever cannot be traced or imported runs eagerly, with a warning; the report says why.
+    Operators that cannot be traced or imported run eagerly, with a warning; the report says why.
     """
     graph = CompiledGraph(module, options)
     graph.trace(example_inputs)
@@ -33,7 +34,7 @@ def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOp
 
 
 class CompiledGraph:
-    """One Dynamo graph with its eager form and the form that AOTAutograd traced, in which parts are programs."""
+    """One Dynamo graph: its eager module, and the graph that AOTAutograd traced, in which some parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
         self.module, self.options = module, options
@@ -43,13 +44,15 @@ class CompiledGraph:
         self._arity = 0  # number of the Dynamo graph's inputs
         self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
+        self._parameters: set[str] = set()  # names of placeholders: parameters, and buffers that are not written
+        self._slower = ""  # why programs do not win although their median is smaller
         self._said: set[str] = set()
         register(self.report)
         _graphs.add(self)
 
     # ------------------------------------------------------------ compilation
     def trace(self, example_inputs: Sequence[Any]) -> None:
-        """Trace the graph with AOTAutograd. Errors leave the graph eager."""
+        """Trace the graph with AOTAutograd for inputs like `example_inputs`. If that fails, the graph runs eagerly."""
         from torch._dynamo.backends.common import aot_autograd
         from torch._dynamo.exc import RestartAnalysis, SkipFrame
         from torch._functorch.aot_autograd import make_boxed_func
@@ -83,13 +86,14 @@ class CompiledGraph:
 
         context = torch._guards.TracingContext.try_get()
         facts = context.fw_metadata if context is not None else None
-        count = len(module.graph.find_nodes(op="placeholder"))
-        frozen: list[int] = []
+        names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+        count, frozen = len(names), list[int]()
         if facts is not None and kind == "forward":
             facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
             written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
             if len(facts.input_info) == count:
+                self._parameters |= {names[i] for i in facts.static_input_indices if i not in written}
                 if count == self._arity:  # fewer: arguments that share memory were merged, and have other positions
                     self._written = written
                 if kind == "inference":
@@ -97,7 +101,8 @@ class CompiledGraph:
         try:
             # gradients have memory of their own: autograd may add to them in place
             seen = {"backward": 0, "forward": getattr(facts, "num_forward", None)}.get(kind)
-            made = TracedGraph(kind, module, frozen, self.options, self.report, seen)
+            steady = [i for i, name in enumerate(names) if name in self._parameters]  # in backward graphs: saved ones
+            made = TracedGraph(kind, module, frozen, self.options, self.report, seen, steady)
         except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
             self._warn(
                 f"the {kind} graph has no programs: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
@@ -143,7 +148,7 @@ class CompiledGraph:
 
     @property
     def decided(self) -> bool:
-        """Whether it is known which form runs, for all weights and sizes that were met."""
+        """Whether programs or eager execution have been chosen for all weights and sizes of calls so far."""
         if self.report.runs == EAGER:
             return True
         return self.report.runs == PROGRAM and not any(t.fitting(SEARCHING) for t in self.traced[:1])
@@ -198,7 +203,7 @@ class CompiledGraph:
                     self.traced[-1].begin()
                     return  # the backward graph has just been traced: its search comes first
                 eager, program = (lambda: step.run(self.module)), (lambda: step.run(compiled))
-                won, eager_us, program_us = judge.faster(eager, program, bool(devices), step.reset)
+                won, eager_us, program_us, self._slower = judge.faster(eager, program, bool(devices), step.reset)
                 if won and self.options.tolerance == "exact":
                     frozen = {id(x) for v in ready for x in v.frozen.tensors}
                     if off := bitwise_difference(compiled, self.module, args, list(written), gradients, frozen):
@@ -231,7 +236,8 @@ class CompiledGraph:
             report.runs, report.why = PROGRAM, f"programs are faster{times}"
         elif states and all(s == LOST for s in states):
             why = next((v.why for v in self.traced[0].variants if v.why), "")
-            self._give_up(why or (f"programs are not faster{times}" if times else "the trial call failed"))
+            slower = f"programs are not faster{times}" + (f": {self._slower}" if self._slower else "")
+            self._give_up(why or (slower if times else "the trial call failed"))
 
     def _fail(self, what: str, error: Exception) -> None:
         self._warn(f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
@@ -256,10 +262,10 @@ def _names(module: Any) -> list[str]:
 
 
 def wait(seconds: float | None = None) -> bool:
-    """Wait until no search of this process runs.
+    """Wait until no search of this process runs, at most `seconds` (None: without limit).
 
-    Returns whether none does and the next call of each graph decides what runs it. False also for a graph with
-    gradients whose backward search begins at the next call.
+    Returns whether all have ended, so that the next call of each graph chooses between its programs and eager
+    execution. False also for a graph with gradients whose backward search begins at the next call.
     """
     until = None if seconds is None else time.monotonic() + seconds
     for graph in list(_graphs):
@@ -272,9 +278,9 @@ def wait(seconds: float | None = None) -> bool:
 
 
 def options_of(given: Mapping[str, Any]) -> CompileOptions:
-    """Options from the keywords that Dynamo passes on.
+    """Options from the keyword arguments that Dynamo passes to the backend: the mapping `options`.
 
-    Raises UsageError for others than `options`, and unknown options.
+    Raises UsageError for other keywords, and for unknown options.
     """
     rest = {n: v for n, v in given.items() if n != "options" and not (n == "mode" and v in (None, "default"))}
     if rest:

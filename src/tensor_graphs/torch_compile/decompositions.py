@@ -10,7 +10,8 @@ _tables: list[dict[Any, Any]] = []
 
 
 def decompositions() -> dict[Any, Any]:
-    """Decompositions of ATen operators without a builder: core ATen's, and those of backward operators.
+    """Decompositions for `aot_autograd`, of ATen operators that the importer does not know: core ATen's, and those of
+    backward operators.
 
     Random operators are not decomposed, so that they draw the numbers that eager calls draw.
     """

@@ -25,11 +25,12 @@ def bitwise_difference(
     compiled: Callable[..., Any], eager: Callable[..., Any], args: Sequence[Any], written: Sequence[int],
     gradients: bool, kept: Collection[int],
 ) -> str:  # fmt: skip
-    """The first difference in bits between both forms of a graph, as text; "" for none.
+    """The first difference in bits between the compiled and the eager graph, as text; "" for none.
 
     Compares results, written arguments and gradients, on `args`, and with random and special numbers in place of their
-    floats, but not in place of the tensors whose ids are in `kept`. `written`, `gradients`: see `TrialStep`. Draws from
-    the default random generators, which the caller restores.
+    floats, but not in place of the tensors whose ids are in `kept`. `written`: positions of the arguments that the
+    graph writes. `gradients`: whether the backward pass runs. Draws from the default random generators, which the
+    caller restores.
     """
     import torch
 

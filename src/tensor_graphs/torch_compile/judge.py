@@ -5,9 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..pipeline.timing import FEW, Run, is_surely_faster, sampled, wall_us, wins_pairs
+from ..pipeline.timing import (
+    FEW,
+    Run,
+    is_surely_faster,
+    sampled,
+    wall_us,
+    why_not_faster,
+    why_pairs_lost,
+    wins_pairs,
+)
 
 #: Seconds of timing at most, if calls are not longer than that; seconds after which settled medians end it.
 MOST_S, SETTLED_S = 1.0, 0.1
@@ -17,7 +26,8 @@ QUEUED = 16  # calls in a row on a GPU without waiting for their results
 
 
 def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[float]]:
-    """Times in µs of whole calls, alternating, until medians are settled; at least one sample of each.
+    """Time whole calls of several functions alternately, until medians are settled; returns µs of each call by name, at
+    least one sample each.
 
     `first` runs untimed before each call.
     """
@@ -39,23 +49,39 @@ def _clock(on_gpu: bool) -> Callable[[Run], float]:
     return synchronized
 
 
-def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> tuple[bool, float, float]:
-    """Whether the compiled call is faster by more than noise, with the median µs of the eager and of the compiled call.
+class Judgement(NamedTuple):
+    """Whether programs win over eager execution (`won`), median µs of the eager and of the compiled call, and why they
+    do not win where their median is smaller ("" if it is not, or if they win)."""
 
-    Returns (faster, eager µs, compiled µs). The compiled call must win in median and minimum, and in most pairs of
-    calls where there are at least FEW. `first` runs untimed before each call. `on_gpu`: calls are timed singly, and
-    QUEUED at a time without waiting between them, as in a model whose host runs ahead of the device: the compiled call
-    must be faster singly, and not slower when queued.
+    won: bool
+    eager_us: float
+    program_us: float
+    why: str = ""
+
+
+def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
+    """Time both calls; the result says whether the compiled one is faster by more than noise.
+
+    It must win in median and minimum, and in most pairs of calls where there are at least FEW. `first` runs untimed
+    before each call. `on_gpu`: calls are timed singly, and QUEUED at a time without waiting between them, as in a model
+    whose host runs ahead of the device: the compiled call must be faster singly, and not slower when queued.
     """
     samples = timed({"eager": eager, "program": compiled}, on_gpu, first)
     program_us, eager_us = samples["program"], samples["eager"]
-    wins = is_surely_faster(program_us, eager_us, NOISE)
-    wins = wins and (len(eager_us) < FEW or wins_pairs(program_us, eager_us, NOISE))
-    if wins and on_gpu:
-        queued = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, on_gpu, first)
-        if median(queued["program"]) > median(queued["eager"]):
-            wins, samples = False, {name: [us / QUEUED for us in taken] for name, taken in queued.items()}
-    return wins, median(samples["eager"]), median(samples["program"])
+    times = median(eager_us), median(program_us)
+    if not is_surely_faster(program_us, eager_us, NOISE):
+        return Judgement(False, *times, why_not_faster(program_us, eager_us, NOISE))
+    if len(eager_us) >= FEW and not wins_pairs(program_us, eager_us, NOISE):
+        return Judgement(False, *times, why_pairs_lost(program_us, eager_us, NOISE))
+    if on_gpu:
+        taken = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, on_gpu, first)
+        queued = median(taken["eager"]) / QUEUED, median(taken["program"]) / QUEUED
+        if queued[1] > queued[0]:
+            single = f"singly, {times[1]:.1f} µs and {times[0]:.1f} µs"
+            return Judgement(
+                False, *queued, f"these are times of {QUEUED} calls without waiting between them; {single}"
+            )
+    return Judgement(True, *times)
 
 
 def _repeated(call: Run) -> Run:
@@ -125,8 +151,8 @@ class TrialStep:
         return results
 
     def values(self, function: Callable[..., Any]) -> list[Any]:
-        """Results of a call of a graph, and gradients of its arguments (None for those that results do not depend
-        on)."""
+        """Call a graph, forward and backward; returns its results, then the gradients of its arguments (None for those
+        that results do not depend on)."""
         results = function(*self.args)
         return [*results, *self._gradients(results)]
 
@@ -151,4 +177,4 @@ def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:
     return [i for group in by_storage.values() if len(group) > 1 and not set(group).isdisjoint(written) for i in group]
 
 
-__all__ = ["MOST_S", "NOISE", "TrialStep", "faster", "timed"]
+__all__ = ["MOST_S", "NOISE", "Judgement", "TrialStep", "faster", "timed"]

@@ -7,19 +7,23 @@ from typing import Any
 
 
 def axis_order(value: Any) -> list[int] | None:
-    """The axes of a dense traced tensor from the outermost to the innermost in memory.
+    """The axes of a traced tensor from the outermost to the innermost in memory; the tensor may have gaps, as a part of
+    a fused projection. A dense tensor with this order has every view that the traced one has.
 
-    None for a contiguous or sparse one, and for what is no tensor.
+    None if the axes are in order, for a sparse or expanded tensor, and for a value that is no tensor.
     """
-    if not hasattr(value, "is_contiguous") or value.is_contiguous():
+    if not hasattr(value, "is_contiguous") or str(value.layout) != "torch.strided" or value.is_contiguous():
         return None
     strides = [s if isinstance(s, int) else s.node.hint or 0 for s in value.stride()]
+    if any(not s for s, n in zip(strides, value.shape) if n != 1):
+        return None
     order = sorted(range(value.dim()), key=lambda i: -strides[i])
-    return order if value.permute(order).is_contiguous() else None
+    return None if order == sorted(order) else order
 
 
 def arranged(x: Any, order: Sequence[int] | None) -> Any:
-    """A tensor with the axes in this order in memory (None: contiguous): itself, or a copy."""
+    """The tensor with its axes in the order `order` (outermost first) in memory, None for contiguous: `x` itself if it
+    has that order, else a copy."""
     if order is None:
         return x if x.is_contiguous() else x.contiguous()
     moved = x.permute(order)
@@ -38,7 +42,7 @@ class TracedLayouts:
         self._orders = [(i, order) for i, order in enumerate(orders) if order is not None]
 
     def of(self, args: Sequence[Any]) -> Sequence[Any]:
-        """A call's arguments in these layouts."""
+        """The arguments of a call, each in the memory layout that its placeholder was traced with."""
         if not self._orders:
             return args
         found = list(args)

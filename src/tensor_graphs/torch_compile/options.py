@@ -74,7 +74,7 @@ class CompileOptions:
 
     @property
     def search(self) -> dict[str, Any]:
-        """Keywords of `tensor_graphs.optimize`, as plain data."""
+        """The options as keyword arguments of `tensor_graphs.optimize`, as plain data."""
         found = asdict(self)
         found["again"] = not self.cache
         for name in ("cache", "wait", "timeout", "freeze", "least"):

@@ -14,7 +14,7 @@ from .report import IslandReport, PartReport, TracedReport
 
 @dataclass(frozen=True)
 class Part:
-    """A subgraph of supported operators.
+    """A subgraph of supported operators, for which a program is searched.
 
     `name`: its submodule in the split module. `module`: the subgraph. `sources`: for each of its placeholders, the
     index of a placeholder of the whole graph, a constant tensor, or None for a value computed in between.
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """Graph module that calls its parts as submodules."""
+    """A traced graph as a Torch module in which each part (subgraph of supported operators) is one submodule."""
 
     module: Any
     parts: tuple[Part, ...]
@@ -36,7 +36,7 @@ class Split:
 def split(
     module: Any, kind: str, least: int, frozen: Collection[int] = (), seen: int | None = None
 ) -> tuple[Split, TracedReport]:
-    """Copy of a traced graph module, split into parts, and its report.
+    """Copy of a traced graph module, split into parts (subgraphs of supported operators), and its report.
 
     `kind`: "inference", "forward" or "backward", for the report. Parts have at least `least` operators that compute;
     views and sizes do not count. `frozen`: placeholders that the report does not count as operands. `seen`: number of
@@ -88,9 +88,9 @@ def split(
 
 
 def saved_results(module: Any, part: str, seen: int | None) -> set[int]:
-    """Results of a part of a split module that nothing reads but the backward pass.
+    """Indices of the results of the part named `part` that only the backward pass reads.
 
-    `seen`: number of the module's results that its caller gets (None: all).
+    `module`: the split module. `seen`: number of the module's results that its caller gets (None: all).
     """
     if seen is None:
         return set()
@@ -114,7 +114,7 @@ def bytes_of(value: Any) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[Any]:
-    """Tensors of a node's traced value."""
+    """Yields the tensors in the traced value of a node, which may be nested in lists and tuples."""
     if isinstance(value, list | tuple):
         for item in value:
             yield from tensors_of(item)

@@ -7,10 +7,10 @@ from typing import Any
 
 
 class PlainTensors:
-    """Conversion of a call's arguments; a view of each `Parameter` is made once and kept.
+    """Conversion of the arguments of calls to tensors without gradients.
 
-    The view is made again where another parameter, or the same one with other memory (`parameter.data = ...`), is
-    given.
+    `count`: number of arguments. A detached view of each `Parameter` is made once and reused until another parameter,
+    or the same one with other memory (`parameter.data = ...`), is given.
     """
 
     def __init__(self, count: int) -> None:
@@ -20,7 +20,9 @@ class PlainTensors:
         self._views: list[tuple[Any, int, Any] | None] = [None] * count  # parameter, its address, view of it
 
     def of(self, given: Sequence[Any]) -> list[Any]:
-        """The arguments, `count` of them; subclasses of tensors other than parameters as they are."""
+        """The `count` arguments of a call, tensors and parameters detached; instances of other subclasses are
+        returned as they are.
+        """
         found, views = list(given), self._views
         for i, x in enumerate(given):
             kind = type(x)

@@ -25,7 +25,8 @@ class PartReport:
 
 @dataclass
 class IslandReport:
-    """Report on the operators of one kind that stay eager."""
+    """Report on the operators of one kind that stay eager (islands between programs): their name, their `count` and the
+    `reason`."""
 
     operator: str
     count: int
@@ -35,7 +36,8 @@ class IslandReport:
 
 @dataclass
 class TracedReport:
-    """Report on one graph that AOTAutograd traced: "inference", "forward" or "backward"."""
+    """Report on one graph of `nodes` operators that AOTAutograd traced. `kind`: "inference", "forward" or "backward".
+    `parts`: subgraphs with a program; `islands`: operators that stay eager."""
 
     kind: str
     nodes: int

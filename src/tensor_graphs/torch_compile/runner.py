@@ -1,5 +1,5 @@
-"""Call of a saved program as a submodule of a traced graph, verified at its first call, with the eager subgraph beside
-it."""
+"""Torch module that runs a saved program in place of a subgraph of a traced graph; its first call is compared with the
+eager subgraph, which also runs wherever the program cannot."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def make_runner(
     part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False,
     saved: Container[int] = (),
 ) -> Any:  # fmt: skip
-    """Torch module that runs a program in place of a part's subgraph.
+    """Make a Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
     subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any
-    more. `saved`: results that only the backward graph reads; they are contiguous.
+    more. `saved`: indices of results that only the backward graph reads; the module returns them contiguous, the others
+    in the layout of the trace.
     """
     import torch
 
@@ -44,6 +45,7 @@ def make_runner(
         verified = False
         active = True
         results_count = len(layouts)
+        program: Program
 
         def forward(self, *args: Any) -> Any:
             """Results of a part: its program's, or those of the eager subgraph if the program is not in use."""
@@ -78,13 +80,17 @@ def make_runner(
                 refuse(reason)
             return part.module(*traced.of(args))
 
-    return Runner()
+    made = Runner()
+    made.program = program
+    return made
 
 
 def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
-    """Function that calls a runner without the interpreter of the split module.
+    """Function with the arguments and results of the split graph `module` that calls `runner` itself, which saves
+    interpreting the graph. None if the graph does more than one call of a submodule.
 
-    None if the module does more than that call.
+    `runner`: the module that runs the program of `part` (`make_runner`); `part`: the supported subgraph that it stands
+    for.
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
     rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]
@@ -118,7 +124,8 @@ def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | No
 
 
 def differs(found: Sequence[Any], expected: Sequence[Any], exact: bool = False) -> str:
-    """Description of how results differ from those expected, beyond rounding (`exact`: in bits); "" if they do not."""
+    """Description of how the results `found` differ from those expected, beyond rounding (`exact`: in bits); "" if they
+    do not."""
     for i, (x, y) in enumerate(zip(found, expected)):
         if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
             return f"result {i} is {_type(x)}, not {_type(y)}"

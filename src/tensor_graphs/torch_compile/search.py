@@ -43,7 +43,7 @@ TAIL = 300
 
 
 class Search:
-    """One search for the program of a graph, in this process or a subprocess."""
+    """One search for the program of a graph, in this process or a subprocess (`submit`)."""
 
     def __init__(self, graph: Graph, sizes: Mapping[str, int], options: CompileOptions, device: str) -> None:
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
@@ -56,16 +56,17 @@ class Search:
 
     @property
     def ended(self) -> bool:
-        """Whether there is a program or an error."""
+        """Whether the search is over: it has found a program or failed."""
         return self._ended.is_set() or self._owner != os.getpid()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end of the search; returns whether it has ended."""
+        """Wait for the end of the search, at most `seconds` (None: without limit); returns whether it has ended."""
         return self.ended or self._ended.wait(seconds)
 
     def program(self) -> Program:
-        """The program, with weights bound. WorkerError with the reason if there is none; the errors of
-        `load_program`."""
+        """The program, with weights bound. Raises WorkerError with the reason if there is none, and the errors of
+        `load_program`.
+        """
         if not self._ended.is_set() and self.ended:
             raise WorkerError("the process was forked before the search ended")
         if self._error:
@@ -79,7 +80,8 @@ class Search:
         return self._program
 
     def run_here(self) -> None:
-        """Search in this process and thread."""
+        """Search the program of the graph in this process and thread. An error is kept as text and leaves the graph
+        eager."""
         try:
             with _plain_mode():
                 self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
@@ -171,7 +173,8 @@ _starting = threading.Lock()
 
 
 def submit(search: Search) -> None:
-    """Run a search: at once for `wait=True`, else in the background after those submitted before."""
+    """Run a search: at once and in this thread with the option `wait`, else in the background, after those submitted
+    before."""
     if search.options.wait:
         search.run_here()
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +53,7 @@ def _samples(x: Any) -> list[Any]:
 
 
 class Frozen:
-    """Weights whose values programs contain, recognized by identity, memory address and version.
+    """Weights that the programs treat as constants, recognized by identity, memory address and version.
 
     A write through `weight.data` changes none of these three, so on a CPU three elements of each weight are compared as
     well.
@@ -66,7 +66,7 @@ class Frozen:
         self._elements = [(w, w.value) for x in self.tensors for w in _samples(x)]
 
     def hold(self, args: Sequence[Any]) -> bool:
-        """Whether a call's arguments have these weights, unchanged."""
+        """Whether the weights among a call's arguments are the ones that the programs contain, unchanged."""
         for i, x, version, address in self._known:
             if args[i] is not x or x._version != version or x.data_ptr() != address:
                 return False
@@ -75,15 +75,17 @@ class Frozen:
 
 
 class Variant:
-    """Programs of a traced graph for certain weights and sizes."""
+    """Programs of a traced graph for certain frozen weights and fixed sizes."""
 
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
         sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (), seen: int | None = None,
+        steady: Collection[int] = (),
     ) -> None:  # fmt: skip
         """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known.
-        `seen`: number of results that are not saved for the backward pass (None: all).
+        `seen`: number of results that are not saved for the backward pass (None: all). `steady`: as in `TracedGraph`.
         """
+        self._steady = steady
         self._kind, self._seen, self._layouts = name, seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
@@ -172,6 +174,9 @@ class Variant:
                 said.append(report.state)
                 continue
             self._restrict(program, search.sizes, symbols)
+            places = [part.sources[i] for i in positions]
+            if steady := [k for k, at in enumerate(places) if isinstance(at, int) and at in self._steady]:
+                program.steady(steady)
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
@@ -221,7 +226,7 @@ class Variant:
         return any(r.active for r in self._runners)
 
     def fits(self, args: Sequence[Any], sizes: Mapping[str, int]) -> bool:
-        """Whether the programs are for a call's weights and sizes."""
+        """Whether the programs are for the weights in `args` and the sizes of a call."""
         for name, (low, high) in self.within.items():
             if not low <= sizes.get(name, low) <= high:
                 return False
@@ -232,27 +237,30 @@ class Variant:
 
 
 class TracedGraph:
-    """Inference, forward or backward graph whose calls run programs if they are ready and in use, else raise NoProgram.
+    """Inference, forward or backward graph. Its calls run programs if they are ready and in use; otherwise an inference
+    or forward graph raises NoProgram, and a backward graph runs eagerly.
 
-    A backward graph runs eagerly then. `frozen`: positions of placeholders that are constants; `seen`: as in `split`.
+    `frozen`: positions of placeholders that are constants; `seen`: number of results, the first ones, that the caller
+    gets; `steady`: positions of placeholders that are parameters, which keep their memory between calls.
     """
 
     def __init__(
-        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport, seen: int | None = None
+        self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport,
+        seen: int | None = None, steady: Collection[int] = (),
     ) -> None:  # fmt: skip
         self.kind, self.module, self.options = kind, module, options
         self._frozen = list(frozen) if options.freeze else []
         self.split, self.report = split(module, kind, options.least, self._frozen, seen)
         report.traced.append(self.report)
         self.variants: list[Variant] = []
+        self._steady = frozenset(steady)
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
         self._seen, self._layouts = seen if kind == "forward" else None, TracedLayouts(module)
 
     def begin(self) -> None:
-        """Start the searches of a backward graph at the sizes that it was traced with. Other graphs start theirs at
-        their first call, which has values.
-        """
+        """Start the searches of a backward graph, at the sizes that it was traced with. Other graphs start theirs at
+        their first call, whose arguments give weights and sizes."""
         if self.kind == "backward" and not self.variants:
             self._begin(None, sizes_of(self.module))
 
@@ -285,7 +293,7 @@ class TracedGraph:
         return said
 
     def fitting(self, state: str) -> list[Variant]:
-        """Variants in a given state."""
+        """Variants whose `state` is the given one (SEARCHING, READY, LOST, PROGRAM or EAGER)."""
         return [v for v in self.variants if v.state == state]
 
     def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:
@@ -296,7 +304,8 @@ class TracedGraph:
         if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
         guard = Frozen(frozen, args or ())
-        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen)
+        made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen,
+                       self._steady)  # fmt: skip
         self.report.frozen = len(frozen)
         self.variants.insert(0, made)
         return made

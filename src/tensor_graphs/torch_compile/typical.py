@@ -1,8 +1,8 @@
-"""Mean and deviation of the tensors of a call.
+"""Mean and standard deviation of the tensors of a call.
 
-Verification draws the inputs of a graph with gradients so. Weights and saved activations drawn from a standard normal
-distribution would give sums and exponentials of any size, in which rounding errors decide whether a program is
-accepted.
+Verification of a graph with gradients draws inputs from these distributions. Weights and saved activations from a
+standard normal distribution would give sums and exponentials of any size, and rounding errors would then decide whether
+a program is accepted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ EQUAL, CONSTANT = 1e-6, 0.1  # of the mean: deviation of elements that are equal
 
 
 def typical_of(tensors: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """(mean, standard deviation) of dense float tensors by name; without those that are zero or not finite."""
+    """(mean, standard deviation) of each dense float tensor, by name; tensors that are all zero or not finite are left
+    out."""
     import torch
 
     found = {}

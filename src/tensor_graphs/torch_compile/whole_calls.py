@@ -1,4 +1,5 @@
-"""Whole calls of what `tg.compile` returns: to the compiled callable, or to the caller's own where that is faster.
+"""Calls of the callable that `tg.compile` returns: to the compiled callable, or to the caller's own where that is
+faster.
 
 A graph's program is compared with the graph behind Dynamo's guards. The guards, and a graph that is slower than the
 code it was captured from, can cost more than a program gains. Once all graphs of a callable are decided, calls of equal
@@ -31,7 +32,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.compiler import is_compiling
 
 from ..backends.runtime.cpu_tensors import tensor_guard
-from ..pipeline.timing import Instant, wins_pairs
+from ..pipeline.timing import Instant, why_pairs_lost, wins_pairs
 from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
 from .report import EAGER
@@ -79,7 +80,8 @@ class CallTrial:
         self.interrupted = 0  # calls of `steps` whose times were left out
 
     def call(self, args: Sequence[Any], named: Mapping[str, Any], on_gpu: bool) -> Any:
-        """Results of the next call of the trial, with positional and named arguments; `on_gpu`: waits for the GPU."""
+        """Make the next call of the trial, with positional and named arguments, to one of the two callables, and time
+        it; returns its results. `on_gpu`: waits for the GPU."""
         if on_gpu:
             torch.cuda.synchronize()
         last, self._began = self._began, None
@@ -115,6 +117,16 @@ class CallTrial:
         """Whether the compiled callable is faster by more than noise."""
         compiled, own = self.times()
         return compiled < (1 - NOISE) * own and wins_pairs(self.us[0][1:], self.us[1][1:], NOISE)
+
+    @property
+    def why(self) -> str:
+        """Why the compiled callable is not `faster` although it takes less time; "" if it is, or takes more."""
+        compiled, own = self.times()
+        if compiled >= own or self.faster:
+            return ""
+        if compiled >= (1 - NOISE) * own:
+            return f": the difference is within the noise of {100 * NOISE:.0f} %"
+        return f": {why_pairs_lost(self.us[0][1:], self.us[1][1:], NOISE)}"
 
     @property
     def ended(self) -> bool:
@@ -234,7 +246,7 @@ class WholeCalls:
         self._choose(
             key,
             self.compiled if trial.faster else self.own,
-            f"go to {where}: {what}{compiled:.1f} µs compiled, {own:.1f} µs the module itself",
+            f"go to {where}: {what}{compiled:.1f} µs compiled, {own:.1f} µs the module itself{trial.why}",
         )
         self._trials.pop(key, None)
         self._stepping = None

@@ -1,4 +1,5 @@
-"""Tolerances, verdicts, and comparison of an output with its references."""
+"""Tolerances, verdicts (whether outputs are within tolerance), and comparison of a program's output with its
+references."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ NOWHERE = WorstError()
 
 @dataclass(frozen=True)
 class OutputError:
-    """Errors of one output, worst over seeds, with the errors allowed."""
+    """Errors of the output `name`, the worst over the inputs (seeds) it was verified on, with the error `allowed`."""
 
     name: str
     plan: float  # relative Frobenius error of the program against float64
@@ -76,7 +77,7 @@ class OutputError:
 
     @property
     def said(self) -> str:
-        """Text that describes the error."""
+        """Text for messages: by how much the output is off, how much is allowed, and where it is worst."""
         away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
         place = f" ({self.worst.said if not self.discrete else self.worst.where})" if self.worst.where else ""
         return f"output {self.name!r} {away}, allowed {self.allowed:.3g}{place}"
@@ -115,7 +116,11 @@ class FailedAttempt:
 
 @dataclass(frozen=True)
 class Verification:
-    """Verdict on one program: errors of its outputs against float64, and the errors allowed."""
+    """Verdict on one program: errors of its outputs against float64, and the errors allowed.
+
+    `seeds`: number of inputs. `note`: text about how it was verified. `attempts`: number of plans tried, this one
+    included.
+    """
 
     outputs: tuple[OutputError, ...]
     seeds: int
@@ -151,12 +156,11 @@ class Verification:
         return max(self.outputs, key=lambda o: (not o.finite, o.excess))
 
     def of_unoptimized(self) -> Verification:
-        """The verdict if the program is the unoptimized graph itself.
+        """The verdict (whether outputs are within tolerance) on a program that is the unoptimized graph itself: its own
+        error on this backend becomes the allowed error.
 
-        Its own error on this backend becomes the allowed error.
-
-        The interpreter's error may be smaller by chance, for example for an output of one element. From FAR times the
-        limits on, the verdict has a warning.
+        The error of the reference interpreter, from which limits are otherwise derived, may be smaller by chance, for
+        example for an output of one element. From FAR times those limits on, the verdict has a warning.
         """
         worst = self.worst
         beyond = f"the unoptimized graph runs, {worst.excess:.0f} times beyond its limits: {worst.said}"
@@ -170,7 +174,7 @@ class Verification:
         return replace(self, outputs=outputs, note=note, warning=beyond if worst.excess > FAR else "")
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as JSON values."""
+        """The verdict (whether outputs are within tolerance) as JSON values."""
         w = self.worst
         return {
             "passed": self.passed, "error_before": w.original, "error_after": w.plan, "allowed": w.allowed,
@@ -185,7 +189,7 @@ PIECE = 1 << 20  # elements compared at a time, to avoid float64 copies of whole
 
 
 def pieces(*arrays: Array) -> Iterator[list[Array]]:
-    """Corresponding flat slices of equally shaped arrays, in float64."""
+    """Yields corresponding slices (at most PIECE elements) of equally shaped arrays, flattened and in float64."""
     flat = [np.asarray(a).reshape(-1) for a in arrays]
     for start in range(0, flat[0].size, PIECE):
         yield [a[start : start + PIECE].astype(np.float64) for a in flat]
@@ -223,7 +227,7 @@ def allowed_error(tolerance: Tolerance, original: float, dtype: str) -> float:
 
 
 def rounding_allowance(tolerance: Tolerance) -> float:
-    """Relative error that kernels may add by rounding operands to fewer digits, at a tolerance.
+    """Relative error that a tolerance lets kernels add by rounding operands to fewer digits.
 
     A numeric tolerance itself; two float32 ulps for "eager" and "fast"; 0 for "exact".
     """
@@ -231,13 +235,29 @@ def rounding_allowance(tolerance: Tolerance) -> float:
 
 
 def worst_of_inputs(found: Sequence[OutputError]) -> OutputError:
-    """WorstError of one output's errors over several inputs, with the exempt elements of all of them."""
+    """The largest of one output's errors over several inputs, with the exempt elements of all of them."""
     worst = max(found, key=lambda o: (not o.finite, o.excess))
     return replace(worst, worst=replace(worst.worst, exempt=sum(o.worst.exempt for o in found)))
 
 
+def in_later_call(error: OutputError) -> OutputError:
+    """The error of an output of a later call on the same input, which its text says."""
+    where = f"{error.worst.where} in a later call".strip()
+    return replace(error, worst=replace(error.worst, where=where))
+
+
+def have_other_bits(found: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether any of the results `found` differs in shape or in a bit from the result `before` it; NaNs are equal."""
+    for x, y in zip(found, before, strict=True):
+        floating = dtypes.is_float(dtypes.name_of(y.dtype))
+        if tuple(x.shape) != tuple(y.shape) or not bool(compare.equal_bits(x, y, floating).all()):
+            return True
+    return False
+
+
 def in_form_of(y: Any, like: Any) -> Any:
-    """Output `y` in the form of its reference `like`: an array, or a tensor on the reference's device."""
+    """Convert an output `y` to the kind of its reference `like`: a NumPy array, or a tensor on the reference's
+    device."""
     if is_torch(like):
         from .on_device import near
 
@@ -248,10 +268,10 @@ def in_form_of(y: Any, like: Any) -> Any:
 def compare_output(
     name: str, dtype: str, y: Any, exact: Any, own: Any, tolerance: Tolerance, slack: float = 1.0
 ) -> OutputError:
-    """Errors of the output `name` against its float64 reference, as device tensors or as arrays.
+    """Compare the output `name` with its float64 reference, as device tensors or as arrays; returns its errors.
 
-    `y`: the program's result, of dtype `dtype`; `exact`: the reference; `own`: the unfused baseline's result. `slack`:
-    factor on the allowed error.
+    `y`: the program's result, of dtype `dtype`; `exact`: the reference; `own`: result of the unoptimized graph in its
+    own dtypes. `slack`: factor on the allowed error.
     """
     unequal: Any = _unequal
     if is_torch(exact):

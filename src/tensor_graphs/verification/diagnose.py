@@ -46,7 +46,7 @@ class Diagnosis:
 
     @property
     def wrong(self) -> list[str]:
-        """Kernels that are wrong beyond rounding."""
+        """Names of the kernels that are wrong beyond rounding."""
         return [n for n, e in self.errors.items() if not e <= WRONG]
 
     @property
@@ -56,13 +56,14 @@ class Diagnosis:
 
     @property
     def inaccurate(self) -> list[str]:
-        """Kernels less accurate than the interpreter's rounding allows, worst first."""
+        """Names of the kernels that are less accurate than the interpreter's rounding allows, worst first."""
         return sorted((n for n, x in self.kernels.items() if x > 1), key=lambda n: -self.kernels[n])
 
     def blame(self, fired: Sequence[Rule] = ()) -> str:
-        """A sentence that names the suspects.
+        """A sentence that names what is suspected: the rewrites with the rules that random instances refute, or wrong
+        kernels.
 
-        `fired`: the rules that matched; those that random instances refute are named.
+        `fired`: the rules that matched.
         """
         if self.rewrites:
             who = refuted(fired) or [f"none of {len(fired)} rules that matched is refuted by itself"]
@@ -77,11 +78,12 @@ def diagnose(
     graph: Graph, plan: Plan, seed: int = 0, *, rewritten: bool = True, ended: Callable[[], bool] = lambda: False,
     device: str = "",
 ) -> Diagnosis | None:  # fmt: skip
-    """Diagnosis from comparing the plan's term with the graph in float64, and each kernel alone with its own term.
+    """Compare the plan's term with the graph in float64, and each kernel alone with its own term; returns what was
+    found, or None if time was up during the comparison of the terms.
 
-    None if the comparison of the terms did not end in time. `rewritten`: whether the plan may compute another term than
-    the graph. `ended`: polled before each operation of the terms, and before each kernel but the first; the remaining
-    kernels are then left out. `device`: as for `rewrite_error`.
+    `rewritten`: whether the plan may compute another term than the graph. `ended`: returns True when time is up; it is
+    called before each operation of the terms, and before each kernel but the first, when the remaining kernels are left
+    out. `device`: Torch device on which the terms run if its memory suffices; "": the host.
     """
 
     def poll() -> None:
@@ -121,11 +123,12 @@ def _distinct(plan: Plan) -> list[Step]:
 
 
 def kernel_error(step: Step, rng: np.random.Generator) -> tuple[float, float]:
-    """(Error of a kernel alone against float64, fair error), of the output with the largest ratio of the two.
+    """Run a kernel alone; returns (its error, the error that rounding explains), of the output with the largest ratio
+    of the two.
 
-    The fair error is the interpreter's in the same dtypes plus some ulps. The error is relative for floats (of the
-    whole output, or of the worst element if that exceeds its limit), infinite if NaN or infinities are misplaced; for
-    integers and bools 1 if any element is wrong.
+    Both are against a float64 run of the kernel's term. The second is the error of the reference interpreter in the
+    kernel's dtypes plus some ulps. Errors are relative for floats (of the whole output, or of the worst element if that
+    exceeds its limit), infinite if NaN or infinities are misplaced; for integers and bools 1 if any element is wrong.
     """
     graph = Graph.of(output_terms(step.template, step.call))
     return max((_kernel_error(step, graph, rng, turn) for turn in TURNS), key=lambda pair: pair[0] / pair[1])

@@ -1,5 +1,5 @@
-"""Comparison of a run's outputs with their references, without the elements that rounding or the order of a sum
-decides.
+"""Comparison of a run's outputs with their references; elements whose value depends on rounding or on the order of a
+sum are exempt.
 
 For whole outputs (`verify.py`) and for strips of large ones (`strips.py`).
 """
@@ -22,12 +22,13 @@ from .comparison import FACTORS, FAR, INNER, MISCOMPILE, WRONG, OutputError, Tol
 
 @dataclass
 class Judge:
-    """Comparison of the outputs of one run of a graph with their references.
+    """Comparison of the outputs of one run of a program with their references.
 
-    `graph`: in atomic ops. `values`: its inputs and states by name. `exact`, `own`: its outputs in float64 and in its
-    own dtypes. `slack`: factor on the allowed error. `adversarial`: whether the values are large numbers or ties.
-    `device`, `weights`, `poll`: as in `rounding_noise.RoundingSensitivity`. `noise`: known runs with rounding noise
-    on these values.
+    `graph`: the program's original graph, composite ops decomposed. `values`: the inputs and states of the run by name.
+    `exact`, `own`: outputs of the graph in float64 and in its own dtypes. `tolerance`: the user's option. `slack`:
+    factor on the allowed error. `adversarial`: whether the values are large numbers or ties. `device`: Torch device of
+    the values; "": the host. `weights`: params already on it, by name. `poll` is called between operations and may
+    raise to interrupt a run. `noise`: known runs with rounding noise on these values.
     """
 
     graph: Graph
@@ -53,14 +54,16 @@ class Judge:
         )
 
     def judged(self, k: int, name: str, y: Any) -> OutputError:
-        """Error of the value `y` of output `k`, which is called `name`. Halted raised by `poll` propagates."""
+        """Error of the value `y` that a program gave for output `k`, which is called `name`. Halted raised by `poll`
+        propagates."""
         return self._reconsidered(*self._first(k, name, y), k)
 
     def all_judged(self, names: Sequence[str], found: Sequence[Any], tolerated: float) -> list[OutputError]:
-        """Errors of all outputs `found`; `tolerated`: multiple of the limits up to which the caller still accepts an
-        output.
+        """Errors of all outputs: `found` are the program's values, `names` their names. `tolerated`: multiple of the
+        limits up to which the caller still accepts an output.
 
-        Where a norm decides that the run fails, no element is reconsidered, which takes up to eleven runs of the graph.
+        Looking for elements that rounding decides takes up to eleven runs of the graph; it is omitted if the norm of
+        some output is over its limit anyway.
         """
         first = [self._first(k, name, y) for k, (name, y) in enumerate(zip(names, found, strict=True))]
         norm = 0.0 if self.adversarial else max((_norm(e) for e, _ in first), default=0.0)

@@ -20,7 +20,7 @@ _HINT = "give smaller sizes (dims=, fixed=), or optimize parts of the model"
 
 
 def input_output_bytes(graph: Graph) -> int:
-    """Bytes of inputs, states and results of a graph, all of which a program holds at once."""
+    """Bytes of the inputs, states and results of a graph. A program holds all of them at once."""
     return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
 
 
@@ -76,7 +76,7 @@ def refuse_reference(graph: Graph) -> None:
     """
     copies = sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state")))
     out = sum(t.type.nbytes for t in graph.roots)
-    wide = sum(t.type.nbytes if t.dtype in dtypes.HALVES else _nbytes(t, True) for t in graph.roots)
+    wide = sum(t.type.nbytes if t.dtype in dtypes.HALVES else _nbytes(t, float64=True) for t in graph.roots)
     needed = max(run_bytes(graph, float64=True), wide + max(run_bytes(graph, float64=False), copies + 2 * out))
     hint = "verify=False leaves it out; give smaller sizes (dims=, fixed=), or optimize parts of the model"
     refuse_more_than_available(needed, "verification", graph, hint)

@@ -40,7 +40,8 @@ SHARE = 0.125  # share of device memory that verification may use; the rest is t
 
 
 def fits(device: str, nbytes: int) -> bool:
-    """Whether references for `nbytes` of inputs and outputs leave enough device memory for the program."""
+    """Whether the references for `nbytes` of inputs and outputs fit into a device's memory and leave enough for the
+    program."""
     import torch
 
     if not is_gpu(torch.device(device)):
@@ -52,7 +53,7 @@ def sample_tensors(
     leaves: Sequence[Tensor], rng: np.random.Generator, bounds: Mapping[str, int] | None, device: str,
     typical: Mapping[str, tuple[float, float]] | None = None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Random inputs and states drawn on a device, distributed as in `reference.sample_inputs`.
+    """Random inputs and states drawn on a device, with the distributions of `reference.sample_inputs`.
 
     The same generator on the same kind of device gives the same values. `bounds`: exclusive upper bounds of index
     inputs by name. `typical`: mean and deviation of floats by name.
@@ -78,7 +79,7 @@ def sample_tensors(
 
 
 def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> dict[str, torch.Tensor]:
-    """Random inputs and states of a graph on a device, distributed as in `backends.verification.inputs.inputs`.
+    """Random inputs and states of a graph on a device, with the distributions of `backends.verification.inputs.inputs`.
 
     The same generator on the same kind of device gives the same values. `turn`: index of the input set; selects the
     distribution.
@@ -109,7 +110,8 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
 
 
 def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
-    """An empty cache for a graph's weights on a GPU, kept between reference runs, if memory suffices; None otherwise.
+    """An empty cache for a graph's weights on a GPU, kept between reference runs; None if memory does not suffice or
+    `device` is no GPU.
 
     Copying the weights is most of the time of a reference run of a large model.
     """
@@ -125,10 +127,12 @@ def reference_tensors(
     graph: Graph, rng: np.random.Generator, device: str, poll: Callable[[], object] = lambda: None,
     kept: dict[str, torch.Tensor] | None = None, turn: int = 0,
 ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:  # fmt: skip
-    """Inputs and reference runs on a device: (inputs, outputs in float64, outputs in the graph's own dtypes).
+    """Draw inputs on a device and run the graph there; returns (inputs, outputs in float64, outputs in the graph's own
+    dtypes).
 
-    torch.OutOfMemoryError if memory runs out. `kept`: cache of weights on the device, see `evaluate_tensors`. `turn`:
-    index of the input set within one verification, from 0. `poll` is called before each operation and may raise.
+    Raises torch.OutOfMemoryError if memory runs out. `kept`: weights already on the device, by name; newly copied ones
+    are added. `turn`: index of the input set within one verification, from 0. `poll` is called before each operation
+    and may raise.
     """
     inputs = draw(graph, rng, device, turn)
     graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
@@ -147,7 +151,7 @@ def _kept(exact: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def near(value: Any, like: torch.Tensor) -> torch.Tensor:
-    """An output, possibly an array, as a tensor on the device of `like`, its reference."""
+    """The array or tensor `value` as a tensor on the device of `like`, its reference."""
     found: torch.Tensor = (value if is_torch(value) else tensor_of(np.asarray(value, order="C"))).to(like.device)
     return found
 

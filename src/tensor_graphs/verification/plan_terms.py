@@ -11,7 +11,8 @@ from ..extract.model.plan import Plan, Step
 
 
 def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """Terms that a plan computes, as (terms of its outputs, then its updates; term per value id)."""
+    """Terms that a plan computes, as (terms of its outputs followed by those of its updated states; value id -> its
+    term)."""
     stored = any(v.carried for v in plan.values)
     values: dict[int, Tensor] = {i: _carried(w, stored) for i, w in plan.weights.items()}
     for value in plan.values:
@@ -32,7 +33,7 @@ def _carried(value: Tensor, stored: bool) -> Tensor:
 
 
 def step_meanings(step: Step, values: Mapping[int, Tensor]) -> list[Tensor]:
-    """Terms of one step's outputs, built over its operands' terms."""
+    """Terms of one step's outputs, built over its operands' terms. `values`: value id -> its term."""
     operands = {o: values[i] for o, i in step.inputs}
     if isinstance(step.template.term, Var):
         return [operands[step.template.term.name]]

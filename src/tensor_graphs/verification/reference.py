@@ -79,7 +79,8 @@ Reference = tuple[Values, list[Any], list[Any]]  # (inputs, float64 run, own-dty
 def first_reference(
     graph: Graph, device: str, *, seed: int = 0, poll: Callable[[], object] = lambda: None
 ) -> dict[int, Reference]:  # fmt: skip
-    """Reference of the first input, computed on a device before the program exists, for `references` of `verify`.
+    """Draw the first verification input and run the graph on it, on a device, before the program exists; returns {0:
+    reference}, to be passed to `verify` as `references`.
 
     Empty if device memory is insufficient. Raises Halted through `poll`.
     """
@@ -101,10 +102,11 @@ def with_atomic_ops(graph: Graph) -> Graph:
 
 
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = True) -> float:
-    """Approximate seconds of verification of a graph with `flops` on one input.
+    """Estimate of the seconds that verifying `graph` on one input takes, on the GPU or on the CPU.
 
-    Counted are one read of the weights (on a GPU their copy to it: `weight_bytes`), and two runs, in which every value
-    is written once and read once.
+    Sum of: reading the weights once (on a GPU: copying `weight_bytes(graph, derived)` to it), and two runs (the graph
+    and its reference), each of `flops` operations, in which every value is written once and read once. `derived`:
+    whether quantized weights are copied, too; if not, they are on the GPU already.
     """
     nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
@@ -137,7 +139,7 @@ def fits_device(device: str, nbytes: int) -> bool:
 
 
 def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:
-    """Empty cache of weights on a Torch device, if they fit into its memory; else None."""
+    """A new, empty cache for a graph's weights on a Torch device if they fit into its memory; else None."""
     if not device:
         return None
     from .on_device import room_for_weights
@@ -149,9 +151,9 @@ def compute_reference(
     graph: Graph, rng: np.random.Generator, device: str, bitwise: bool, poll: Callable[[], object],
     weights: dict[str, Any] | None = None, turn: int = 0,
 ) -> Reference:  # fmt: skip
-    """Inputs and reference runs of a graph: (inputs, float64 run, own-dtype run).
+    """Draw inputs and run a graph on them; returns (inputs, outputs in float64, outputs in its own dtypes).
 
-    Tensors on `device`, or arrays, computed on a GPU if there is one and `bitwise` is false. `turn`: index of the
+    Tensors on `device`; for "" arrays, computed on a GPU if there is one and `bitwise` is false. `turn`: index of the
     input set. `poll` is called before each operation and may raise. `weights`: cache of weights on the device.
     """
     if device:

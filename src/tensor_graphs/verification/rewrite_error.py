@@ -30,10 +30,11 @@ TURNS = (0, 1)  # indices of the input distributions that verification draws
 def rewrite_error(
     graph: Graph, plan: Plan, seed: int = 0, *, device: str = "", poll: Callable[[], object] = lambda: None
 ) -> float:
-    """Relative error of the plan's term against the graph in float64, on inputs as verification draws them.
+    """Relative error of the plan's term against the graph, both run in float64 on inputs drawn as verification draws
+    them; 0 if another order of sums explains it.
 
-    0 if reordering explains it. `device`: Torch device of the two runs if its memory suffices; "": the host. `poll` is
-    called before each operation; an exception from it ends the runs.
+    `device`: Torch device of the two runs if its memory suffices; "": the host. `poll` is called before each operation;
+    an exception from it ends the runs.
     """
     if device and (has_unsigned(graph) or not fits_device(device, 2 * input_output_bytes(graph))):
         device = ""

@@ -2,9 +2,9 @@
 
 The program runs on complete inputs. Its outputs are compared with references of slices (strips) along one axis, each
 computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and LEAST random
-strips are always compared, all others while time is left; the verdict gives the fraction of elements compared. Before
-that, while time is left, FEW strips are compared on each of the further kinds of inputs (special and nonpositive
-values) that whole outputs are compared on.
+strips are always compared, all others while time is left; the verdict (whether outputs are within tolerance) gives the
+fraction of elements compared. Before that, while time is left, FEW strips are compared on each of the further kinds of
+inputs (special and nonpositive values) that whole outputs are compared on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FURTHER = (1, 2)  # further inputs, by their index (`drawing.inputs`)
 
 
 def strips_of(graph: Graph) -> list[StripAxes] | None:
-    """Axis along which each root can be computed in strips; None if a root cannot."""
+    """For each root of a graph the axis along which it can be computed in strips; None if some root cannot be."""
     found = []
     for root in graph.roots:
         if (axes := axes_of(root)) is None:
@@ -58,11 +58,12 @@ def verify_strips(
     poll: Callable[[], object],
     seeds: int | None = None,
 ) -> Verification:
-    """Verdict on `run` from comparing it with the graph on up to three random inputs (`seeds`: at most so many), strip
-    by strip until `enough()`.
+    """Compare `run` with the graph on up to three random inputs (`seeds`: at most so many), strip by strip until
+    `enough()`; returns the verdict (whether outputs are within tolerance).
 
-    See `verify`. `cuts`: axis of each output (`strips_of`). The ordinary input comes last: it is the one that is
-    compared whatever time is left, and whose compared fraction of elements the verdict gives.
+    `poll` is called before every operation of a reference run and may raise. `cuts`: axis of each output (`strips_of`).
+    The ordinary input comes last: it is the one that is compared whatever time is left, and whose compared fraction of
+    elements the verdict gives.
 
     Raises VerificationError if the program writes to its inputs, which are not copied for it. Raises TooLargeError if
     inputs, outputs and the references of one strip exceed the available memory.
@@ -125,8 +126,8 @@ class OutputStrips:
     """The strips of one output of a graph, in the order of their comparison: the first, the last, then the others in
     random order.
 
-    `starts`: first index of each strip. `count`: indices of the axis per strip. `taken`: bytes that the references of
-    one strip take at least.
+    `starts`: first index of each strip. `count`: number of indices of the axis in a strip. `taken`: bytes that the
+    references of one strip take at least.
     """
 
     def __init__(self, graph: Graph, root: Tensor, axes: StripAxes, rng: np.random.Generator) -> None:
@@ -145,7 +146,8 @@ class OutputStrips:
         return run_bytes(Graph.of(self.axes.strip(count).term), float64=True)
 
     def part(self, start: int, inputs: Mapping[str, Array]) -> StripPart:
-        """The strip that begins at index `start` of the axis, with the slices of leaves that it reads."""
+        """The strip that begins at index `start` of the axis, with the slices of leaves that it reads, cut from
+        `inputs`."""
         stop = min(start + self.count, self.axes.size)
         strip = self._strip if stop - start == self.count else self.axes.strip(stop - start)
         values = dict(inputs)

@@ -14,7 +14,7 @@ Additional float64 runs with every value perturbed by the size of its rounding e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ from .comparison import (
     Tolerance,
     Verification,
     allowed_error,
+    have_other_bits,
+    in_later_call,
     misplaced,
     relative_error,
     rounding_allowance,
@@ -67,6 +69,7 @@ def verify(
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
     *,
     tolerance: Tolerance = "eager",
+    again: Callable[[Mapping[str, Any]], Iterable[Sequence[Any]]] = lambda values: (),
     seed: int = 0,
     flops: float = 0.0,
     seeds: int | None = None,
@@ -77,18 +80,19 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
 ) -> Verification:
-    """Verdict on a program: `run` compared with the graph on random inputs; on one if the model is large, else on
-    three.
+    """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
+    verdict (whether outputs are within tolerance).
 
-    `run`: maps inputs and states by name to outputs, then updated states. `seeds`: number of inputs. `flops`: of the
-    graph. `references`: cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`:
-    cache of runs with rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
+    `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
+    values, compared as well if they have other bits. `seeds`: number of inputs. `flops`: of the graph. `references`:
+    cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with
+    rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
     caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
     is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
-    possible (strips.py). `enough()`: polled before each seed but the first; the rest is then skipped and counted in
-    `left_out`. `poll()`: called before every operation of a reference run; Halted raised by it ends the verification,
-    and propagates if no seed is complete. TooLargeError before a reference on the host whose values exceed the
-    available memory (outputs that cannot be cut into strips, or tolerance "exact").
+    possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining seeds are skipped and
+    counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification
+    ends, and the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the
+    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
@@ -118,23 +122,32 @@ def verify(
                     raise
                 break
         inputs, exact, own = known[seeds]
-        found = run({n: v.clone() if is_torch(v) else v.copy() for n, v in inputs.items()})
+        found = run(_copied(inputs))
         there = device if any(map(is_torch, inputs.values())) else ""
         noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         judge = Judge(atomic, inputs, exact, own, tolerance, slack, seeds > 0, there, weights, poll, noise[seeds])
         try:
-            for one in judge.all_judged(names, found, tolerated):
+            judged = judge.all_judged(names, found, tolerated)
+            if not seeds and all(one.passed for one in judged):
+                for later in again(_copied(inputs)):
+                    if have_other_bits(later, found):
+                        judged += [in_later_call(one) for one in judge.all_judged(names, later, tolerated)]
+            for one in judged:
                 worst[one.name].append(one)
         except Halted:
             if not seeds:
                 raise
             break
         seeds += 1
-    outputs = tuple(worst_of_inputs(worst[n][:seeds]) for n in names)
+    outputs = tuple(worst_of_inputs(worst[n]) for n in names)
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+
+
+def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v.clone() if is_torch(v) else v.copy() for n, v in values.items()}
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",

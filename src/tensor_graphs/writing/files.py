@@ -230,7 +230,8 @@ def undone_on_failure(path: Path) -> Iterator[None]:
 
 
 def kept_versions(path: Path) -> list[Path]:
-    """Older versions of `path`, left by processes killed inside `undone_on_failure`."""
+    """Older versions of `path` that remained because a process was killed while it replaced `path` (inside
+    `undone_on_failure`)."""
     return leftovers(path, KEPT)
 
 

@@ -82,7 +82,8 @@ def remove_abandoned(path: Path) -> bool:
 
 
 def abandoned(path: Path, locks: contextlib.ExitStack) -> bool:
-    """Whether no process holds the lock of a hidden file or folder; the lock is then held until `locks` are released.
+    """Whether no process holds the lock of a hidden file or folder; if so, this process holds the lock until `locks`
+    are released.
 
     Without locks: whether it is old.
     """

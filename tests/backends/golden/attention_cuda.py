@@ -23,23 +23,28 @@ class Calls:
     this device that begin at multiples of 16 bytes: other inputs are copied first. `inputs` are (shape, dtype),
     `results` are (shape, dtype, strides). `library`: indices of the tensors (inputs, then results) that library kernels
     read or write. With `reuse`, results are in the program's own memory and the next call overwrites them. `strict`:
-    library kernels multiply float32, and must not round operands even if the process allows it.
+    library kernels multiply float32, and must not round operands even if the process allows it. `memory`: the
+    workspace.
 
     The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
     each `way`, and the fastest way is kept, unless one is given:
       flat: each kernel is launched by itself;
       graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; tensors that
-        library kernels read or write are copied;
+        library kernels read or write are copied, except `steady` inputs;
       copying: a CUDA graph on fixed memory; all inputs and results are copied.
+    `steady` are the indices of inputs that the caller says stay at their addresses, such as parameters of a model that
+    is trained: the graph's library kernels read them there. A call with one of them elsewhere launches kernel by
+    kernel, and the launches are recorded anew, with a copy of that input.
     While the caller captures a CUDA graph, kernels are launched one by one and become part of the caller's graph.
     """
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
         *, reuse: bool = False, library: Sequence[int] = (), strict: bool = True, states: Mapping[str, Any] | None = None,
-        way: str = "",
+        way: str = "", memory: Any = None,
     ) -> None:  # fmt: skip
         self.launch, self.kernels, self.device, self.reuse = launch, kernels, torch.device(device), reuse
+        self.memory = memory
         self.gpu, self.index = self.device.type == "cuda", self.device.index
         if self.gpu and self.index is None:
             self.index = torch.cuda.current_device()
@@ -48,6 +53,10 @@ class Calls:
         self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
         self.wanted, self.way, self.ready, self.flat_ready = graph and self.gpu, way, False, False
         self.places: dict[int, Any] = {}  # number of an input or result -> its fixed memory
+        self.steady: frozenset[int] = frozenset()
+        self.pinned: dict[int, int] = {}  # index of an input that the graph reads in place -> its address
+        self.copied = self.library  # indices of the inputs and results that graphs copy
+        self.moved = False  # whether such an input was elsewhere in a call
         self.recorded: Any = None
         self.executable: Any = None
         self.handed: list[Any] = []  # recorded results: (number, view of it or None) or (-1, tensor)
@@ -186,7 +195,7 @@ class Calls:
 
     def graph(self, given: Sequence[Any], stream: int) -> Any:
         """The results of launching the CUDA graph; generated kernels use the caller's tensors."""
-        return self.replay(given, stream, self.library)
+        return self.replay(given, stream, self.copied)
 
     def copying(self, given: Sequence[Any], stream: int) -> Any:
         """Copies of the results of launching the CUDA graph on copies of the inputs."""
@@ -196,6 +205,8 @@ class Calls:
         """The results of launching the CUDA graph. `fixed`: indices of the inputs and results that are copied from and
         to memory of the program."""
         tensors = list(given)
+        if moved := [i for i, where in self.pinned.items() if given[i].data_ptr() != where]:
+            return self.recorded_anew(given, stream, moved)
         for i, x in enumerate(given):
             if i in fixed:
                 tensors[i] = self.places[i].copy_(x)
@@ -216,6 +227,15 @@ class Calls:
                 driver.checked(driver.library.cuGraphLaunch, given, code)
         return self.results(tensors, fixed)
 
+    def recorded_anew(self, given: Sequence[Any], stream: int, moved: Sequence[int]) -> Any:
+        """The results of a call in which the inputs `moved`, which the graph reads in place, are elsewhere. Later calls
+        copy these inputs; if others move as well, all."""
+        found = self.plain(given)
+        self.steady = frozenset() if self.moved else self.steady - frozenset(moved)
+        self.moved = True
+        self.record(given, stream)
+        return found
+
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
         """The results of a recorded call, given the tensors that its kernels used (inputs, then memory of results).
         Results in the program's own memory (`fixed`: indices of the tensors there) are copied, because the next call
@@ -234,17 +254,21 @@ class Calls:
     # ------------------------------------------------------------ recording
     def record(self, given: Sequence[Any], stream: int) -> None:
         """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
+        pinned = self.steady & self.library
         with torch.inference_mode(False), torch.no_grad():
-            places = [self.maker(i)() for i in range(len(self.types))]
-        begun = perf_counter()
+            places = {i: self.maker(i)() for i in range(len(self.types)) if i not in pinned}
+        begun, used = perf_counter(), [given[i] if i in pinned else places[i] for i in range(len(self.types))]
         try:
-            direct, why = self.captured(places, True), ""
+            direct, why = self.captured(used, places, True), ""
         except (LookupError, TypeError, OSError) as error:  # an old driver, an old PyTorch
-            direct, why = self.captured(places, False), str(error)
+            places |= {i: self.maker(i)() for i in pinned}
+            pinned = frozenset()
+            direct, why = self.captured([places[i] for i in range(len(self.types))], places, False), str(error)
         self.recording_s = perf_counter() - begun
         if not direct:
             warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
-        self.places = dict(enumerate(places))
+        self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
+        self.copied, self.complete = self.library - pinned, self.complete and not pinned
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
             self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
@@ -254,12 +278,12 @@ class Calls:
             self.recorded = self.executable = None
             self.handed = self.handed if self.complete else []
         if self.way != "copying":
-            self.places = {i: x for i, x in self.places.items() if i in self.library and self.way == "graph"}
+            self.places = {i: x for i, x in self.places.items() if i in self.copied and self.way == "graph"}
         self.ready, self.flat_ready, self.settled = True, self.way == "flat", True
 
-    def captured(self, places: Sequence[Any], direct: bool) -> bool:
-        """Record the launches on fixed memory. `places`: inputs and results in this memory. `direct`: also read the
-        launches from the graph; returns `direct`.
+    def captured(self, tensors: Sequence[Any], places: Mapping[int, Any], direct: bool) -> bool:
+        """Record the launches on `tensors` (inputs, then memory of results). `places`: those of them, by number, in
+        whose place later calls have other memory. `direct`: also read the launches from the graph; returns `direct`.
 
         Torch records one graph at a time: recording in two threads would end the process.
         """
@@ -272,14 +296,14 @@ class Calls:
                 kernels.begin(places, self.index)
             try:
                 with alone:
-                    results = self.captured_results(recorded, places, quick)
+                    results = self.captured_results(recorded, tensors, quick)
                 break
             except torch.cuda.OutOfMemoryError:
                 if not quick:
                     raise
             finally:
                 kernels.recording = False
-        self.hand(results, places)
+        self.hand(results, tensors)
         self.recorded = recorded
         if direct:
             kernels.read()
@@ -339,6 +363,10 @@ class Calls:
         count = 1
         for turn in range(4):
             for way in ways:
+                if way != "flat":  # which has written addresses of what libraries returned in its calls
+                    self.kernels.restore()
+                    self.last = []
+                getattr(self, way)(given, stream)  # untimed: updates the graph's nodes
                 self.stream_object.synchronize()
                 start = perf_counter()
                 for _ in range(count):
@@ -394,7 +422,7 @@ class DirectLaunch:
             self.boxed.append((ctypes.c_void_p(box), k))
             if number >= 0:
                 self.boxes.append((ctypes.c_void_p(box), number, offset))
-        self.touches = bool(self.slots or self.boxes)
+        self.touches, self.recorded = bool(self.slots or self.boxes), self.memory.raw
         self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
         self.attribute = DriverAttribute(key=6, value=1)  # programmatic stream serialization
         self.config = DriverConfig(self.how.grid, self.how.block, self.how.shared, None,
@@ -526,11 +554,12 @@ class Launches:
         """A kernel whose launches are recorded; it is called like the kernel itself."""
         return OwnKernel(self, kernel)
 
-    def begin(self, tensors: Sequence[Any], device: int) -> None:
-        """Start recording launches, which read and write these tensors of the caller, on a stream being captured."""
+    def begin(self, tensors: Mapping[int, Any], device: int) -> None:
+        """Start recording launches, which read and write these tensors of the caller, by number, on a stream being
+        captured."""
         self.driver, self.device, self.seen, self.recording = Driver(), device, [], True
         self.binaries, self.next = [], 0
-        self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in enumerate(tensors)}
+        self.sources = {x.untyped_storage()._cdata: (i, x.data_ptr()) for i, x in tensors.items()}
 
     def keep(self, kernel: Any, given: Sequence[Any], options: Any, early: bool, binary: Any) -> None:
         """Record the last launch, of `kernel` on `given`; `early`: programmatic dependent launch, `binary`: see
@@ -568,6 +597,11 @@ class Launches:
             for one in self.table:
                 one.config.stream = stream
             self.stream = stream
+
+    def restore(self) -> None:
+        """Set the parameters of all recorded launches to their recorded values."""
+        for one in self.table:
+            ctypes.memmove(one.memory, one.recorded, len(one.recorded))
 
     def run(self, addresses: Sequence[int]) -> None:
         """Make all recorded launches, on the caller's tensors at these addresses."""

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, exp, log2
 
-from ..machine import target
-from .ranking import Fixed, Ranked
+from ...machine import target
+from .model import (
+    Fixed,
+    Ranked,
+    RankingModel,
+)
 
 BYTES = 16  # of codes in a load
 ISSUED = 128 * 1700.0  # instructions of threads that an SM issues in a µs
@@ -28,12 +32,12 @@ RING = 100 << 10  # limit of a block's ring in bytes: two blocks share a multipr
 
 
 @dataclass(frozen=True)
-class PackedGemmRanking:
-    """Description of a skinny GEMM with packed weights, to rank its schedules.
+class PackedGemmRanking(RankingModel):
+    """Description of a skinny GEMM with quantized weights, from which its schedules are ranked.
 
-    `rows`, `columns` and `length` are M, N and K, `span` the numbers in 16 bytes of codes, `matrices` the number of
-    right-hand matrices, `batch` the batch size, `splits` allows split-K, `own` holds the fixed schedule entries of
-    short inner reductions. `grouped`: whether offsets and scales are applied to sums of products.
+    `rows`, `columns` and `length` are M, N and K, `span` is how many numbers 16 bytes of codes hold, `matrices` the
+    number of right-hand matrices, `batch` the batch size, `splits` allows split-K, `own` holds the fixed schedule
+    entries of short inner reductions. `grouped`: whether offsets and scales are applied to sums of products.
     """
 
     rows: int
@@ -47,8 +51,8 @@ class PackedGemmRanking:
     grouped: bool = False
 
     def ranked(self) -> Ranked:
-        """Yields (schedule, estimated µs): warps along K and N, tiles of 8 columns per warp, split-K factor, prefetch
-        distance, and whether codes stay in registers."""
+        """Yields (schedule, estimated µs) for combinations of warps along K and N, tiles of 8 columns per warp, split-K
+        factor, prefetch distance, and whether codes stay in registers."""
         for along, wide, tiles, (ahead, direct) in product((1, 2, 4, 8, 16), (1, 2, 4), (2, 4, 8), AHEAD):
             n, warps = 8 * tiles * wide, along * wide
             uneven = self.columns % n and self.columns < 8 * n
@@ -87,7 +91,7 @@ class PackedGemmRanking:
 
         `along`, `wide`: warps along K and N; `tiles`: column fragments per warp; `split`: split-K factor; `ahead`:
         prefetch distance of copies into shared memory, 0 for registers; `direct`: codes are in registers nevertheless.
-        DRAM time has a penalty for too few bytes in flight, all of them one for few warps.
+        DRAM time is multiplied by a penalty for too few bytes in flight, and the whole estimate by one for few warps.
         """
         machine, threads, n = target(), 32 * along * wide, 8 * tiles * wide
         blocks = ceil(self.columns / n) * self.batch * split

@@ -1,0 +1,88 @@
+"""The search of a deep model by its short form (egraph/ir/short_form.py), in which each block is once.
+
+The kernels of the short form are matched, measured and solved for; those that were measured, with those of its plan,
+are carried over to the whole model, and its plan is where the solves of the whole model start. So equal layers are
+searched once. If kernels carried over do not cover the whole model, all of its kernels are matched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..costdb.store.store import Store
+from ..egraph.ir.blocks import find_blocks
+from ..egraph.ir.short_form import short_form
+from ..egraph.view.glue import glue
+from ..errors import NoPlanError
+from ..extract.candidates.carried import carried_kernels
+from ..extract.candidates.hypergraph import Hypergraph
+from ..extract.model.clock import Halted
+from ..extract.model.gc_pause import gc_frozen
+from ..extract.model.pricing import Measurer
+from ..extract.search.carried_plan import carried_plan, kernels_to_carry
+from ..extract.search.search import Choice
+from .choose import choose
+from .match import generation_limit, hypergraph, matching_limit
+from .prepare import Task
+from .prices import CostPricer
+from .reserves import WHOLE_S, is_kept
+from .rewrite import Rewritten
+from .session import Session, open_store
+
+SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
+
+
+@dataclass(frozen=True)
+class ShortSearch:
+    """A searched short form with the hypergraph of the whole model that has its kernels."""
+
+    short: Hypergraph
+    choice: Choice
+    whole: Hypergraph
+
+    def carried(self, graph: Hypergraph) -> Sequence[int]:
+        """The candidates of a hypergraph from which its first solves start."""
+        return carried_plan(self.choice.chosen, self.short, graph) if graph is self.whole else ()
+
+
+def wants_short_form(session: Session, task: Task) -> bool:
+    """Whether a model is searched by its short form: with fixed sizes, time for all stages, and no limit on sums over
+    the whole plan, if it has one."""
+    return _wanted(session, task) and short_form(find_blocks(task.work)) is not None
+
+
+def _wanted(session: Session, task: Task) -> bool:
+    limited = session.options.memory_limit is not None or session.options.error_budget is not None
+    return task.symbolic is None and is_kept(session) and not limited
+
+
+def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hypergraph | None:
+    """The hypergraph of the model's rewritten short form; None if it is not wanted, or there is no time for it."""
+    short = short_form(rewritten.blocks) if _wanted(session, task) and not rewritten.smaller else None
+    if short is None:
+        return None
+    view, stop = glue(short, rewritten.block_views), matching_limit(session, task, None)
+    try:
+        return hypergraph(session, view, task.backends, stop, generation_limit(session, task.backends))
+    except Halted:
+        return None
+
+
+def search_short_form(
+    session: Session, task: Task, rewritten: Rewritten, short: Hypergraph, store: Store, measurer: Measurer
+) -> ShortSearch | None:  # fmt: skip
+    """Search a model's short form, and carry its kernels over; None if these do not cover the whole model."""
+    with open_store(session, store), gc_frozen():
+        try:
+            choice = choose(session, short, CostPricer(store), measurer, kept=WHOLE_S, solve_seconds=SOLVE_S)
+        except NoPlanError:
+            return None
+    kernels = carried_kernels(short, kernels_to_carry(choice), rewritten.view)
+    whole = hypergraph(session, rewritten.view, task.backends, carried=kernels)
+    made = {v for c in whole.candidates for v in c.outputs}
+    covered = all(r in made or whole.given.get(r.cls) == r.strides for r in whole.roots)
+    return ShortSearch(short, choice, whole) if covered else None
+
+
+__all__ = ["ShortSearch", "match_short_form", "search_short_form", "wants_short_form"]

@@ -1,0 +1,75 @@
+"""Group norms in C against float64: groups, odd sizes, several images, large means, layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.c.group_norms import group_norm_rows
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+
+from .reference import expected
+
+pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
+ROWS = {row.name: row for row in group_norm_rows()}
+
+
+def call_of(shape: tuple[int, ...], groups: int, rows: bool = False) -> Call:
+    """A call on a channels-last image; `rows`: on a row-major one."""
+    _, channels, h, w = shape
+    kind, line = Type(shape, "float32"), Operand(Type((channels,), "float32"), (1,))
+    last = (h * w * channels, 1, w * channels, channels)
+    x = Operand(kind, contiguous(shape) if rows else last)
+    return Call({"x": x, "g": line, "b": line}, Operand(kind, last), {"groups": groups, "eps": 1e-5})
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    ("shape", "groups", "mean"),
+    [((1, 64, 16, 16), 32, 0.0), ((2, 30, 9, 7), 5, 3.0), ((3, 7, 1, 5), 7, 0.0), ((1, 6, 1, 1), 1, 0.0), ((1, 48, 13, 5), 1, 1e3)],
+)  # fmt: skip
+def test_values(name: str, shape: tuple[int, ...], groups: int, mean: float) -> None:
+    call = call_of(shape, groups)
+    assert ROWS[name].applies is not None and ROWS[name].applies(call)
+    rng = np.random.default_rng(0)
+    operands = {n: in_layout(rng.standard_normal(o.type.shape).astype(np.float32), o) for n, o in call.operands.items()}
+    operands["x"] += np.float32(mean)
+    got = compiled(ROWS[name], call)(operands)()[0]
+    want = expected(ROWS[name], call, operands)
+    assert got.strides[1] == 4 or shape[2:] == (1, 1)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 if mean < 100 else 2e-3)
+
+
+def test_only_channels_last_images_of_four_axes_are_taken() -> None:
+    for row in ROWS.values():
+        assert row.applies is not None
+        assert not row.applies(call_of((1, 8, 4, 4), 2, rows=True)) and not row.applies(call_of((0, 8, 4, 4), 2))
+        assert not row.applies(call_of((1, 2048, 2, 2), 2048))
+    x, g, b = tg.input("x", (2, 8, 20)), tg.input("g", (8,)), tg.input("b", (8,))
+    program = tg.optimize(Graph.of(c.silu(c.group_norm(x, g, b, groups=4, eps=1e-5))), backend="auto", budget=2)
+    assert program(*(np.ones(s, np.float32) for s in ((2, 8, 20), (8,), (8,)))).shape == (2, 8, 20)
+
+
+def test_norms_between_convolutions_need_no_change_of_layout() -> None:
+    """A convolution, a norm with SiLU and another convolution: no kernel copies between them."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    conv = lambda: torch.nn.Conv2d(64, 64, 3, padding=1)
+    module = (
+        torch.nn.Sequential(conv(), torch.nn.GroupNorm(32, 64), torch.nn.SiLU(), conv()).eval().requires_grad_(False)
+    )
+    explorer = tg.saturate(module, (torch.randn(1, 64, 16, 16),), backend="auto", budget=10)
+    found = [row for rows in explorer.kernels.values() for row in rows if row[0].template.name == "c.group_norm_silu"]
+    assert found
+    number = next(i for i, one in enumerate(explorer.choice.hypergraph.candidates) if one is found[0][0])
+    pinned = explorer.what_if(pin=[f"k{number}"])
+    chosen = [explorer.choice.hypergraph.candidates[i] for i in pinned.choice.chosen]
+    names = [one.template.name for one in chosen if not one.is_view]
+    assert "c.group_norm_silu" in names and sum("conv" in name for name in names) == 2
+    assert len(names) <= 5, names  # copies of the input and of the result at most
