@@ -18,19 +18,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from ...egraph.ir.ops import Type
-from ...egraph.ir.tensor import Tensor, structural_digest
-from ...extract.model.kernel import Template, contiguous, output_names
-from ...extract.model.plan import Plan, Step, Value
-from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
-from ..runtime.views import has_torch_view, torch_view
-from ..user.templates import UserKernel
-from . import memory_plan as memory
-from .cpu_helpers import HELPERS, library_text
+from ...extract.model.kernel import output_names
+from ...extract.model.plan import Step
+from ..ir.source_text import identifier, imports_of, indented, one_line, signature, title
+from .cpu_helpers import library_text
 from .emitted_program import EmittedProgram
-from .emitted_values import CONVERSIONS, EmittedValues, is_torch, operand_kind
+from .emitted_values import CONVERSIONS, EmittedValues, operand_kind
 from .joined_calls import JoinedCalls
 
 LARGE = 1 << 24  # bytes from which a weight is packed early, to limit peak memory

@@ -5,23 +5,17 @@ The part of the emitter that does not depend on the calls: see emit_cpu.py.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, structural_digest
-from ...extract.model.kernel import Template, contiguous, output_names
+from ...extract.model.kernel import Template, contiguous
 from ...extract.model.plan import Plan, Step, Value
-from ..ir.source_text import dtype_text, identifier, imports_of, indented, literal, one_line, signature, title
+from ..ir.source_text import dtype_text, identifier, literal
 from ..runtime.views import has_torch_view, torch_view
 from ..user.templates import UserKernel
 from . import memory_plan as memory
-from .cpu_helpers import HELPERS, library_text
-from .emitted_program import EmittedProgram
-from .joined_calls import JoinedCalls
-
+from .cpu_helpers import HELPERS
 
 CONVERSIONS = {"numpy": "array", "torch": "tensor", "address": "pointer"}  # operand kind -> helper that converts to it
 
