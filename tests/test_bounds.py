@@ -218,6 +218,19 @@ def test_tracing_a_numpy_function_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         as_graph(looped, (x,))
 
 
+def test_traced_functions_that_need_too_much_memory_are_named() -> None:
+    """Tables of all pairs of elements, and arrays of the function's own."""
+
+    def exhausted(x: np.ndarray) -> np.ndarray:
+        raise MemoryError("Unable to allocate 1.68 GiB")
+
+    long, began = np.ones(30000, np.float32), peak_of(lambda: None)
+    for function in (lambda x: np.convolve(x, x), lambda x: np.correlate(x, long), exhausted):
+        with pytest.raises(TooLargeError, match=r"table of|Unable to allocate"):
+            as_graph(function, (long,))
+    assert peak_of(lambda: as_graph(lambda x: np.convolve(x, x[:9]), (long,))) < began + (1 << 24)
+
+
 def test_views_of_one_array_are_traced_in_linear_time() -> None:
     def seconds(count: int) -> float:
         began = time.process_time()
