@@ -43,7 +43,7 @@ from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
 from tensor_graphs.extract.solve import dominators as must
-from tensor_graphs.extract.solve import frontier_dp, presolve
+from tensor_graphs.extract.solve import frontier_dp, presolver
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
@@ -216,6 +216,19 @@ def test_tracing_a_numpy_function_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
         as_graph(looped, (x,), budget=0.1)
     with settings.override(max_nodes=100), pytest.raises(TooLargeError, match="401 operations"):
         as_graph(looped, (x,))
+
+
+def test_traced_functions_that_need_too_much_memory_are_named() -> None:
+    """Tables of all pairs of elements, and arrays of the function's own."""
+
+    def exhausted(x: np.ndarray) -> np.ndarray:
+        raise MemoryError("Unable to allocate 1.68 GiB")
+
+    long, began = np.ones(30000, np.float32), peak_of(lambda: None)
+    for function in (lambda x: np.convolve(x, x), lambda x: np.correlate(x, long), exhausted):
+        with pytest.raises(TooLargeError, match=r"table of|Unable to allocate"):
+            as_graph(function, (long,))
+    assert peak_of(lambda: as_graph(lambda x: np.convolve(x, x[:9]), (long,))) < began + (1 << 24)
 
 
 def test_views_of_one_array_are_traced_in_linear_time() -> None:
@@ -696,13 +709,13 @@ def chained(n: int) -> tuple[dict[int, frozenset[int]], list[int]]:
 
 def test_expansions_of_replaced_classes_are_no_larger_than_the_rows() -> None:
     free, readers = chained(400)
-    gone, expanded = presolve._closure(free, readers)
+    gone, expanded = presolver._closure(free, readers)
     assert gone == set(free) and expanded == {0: set(range(400, 800))}
 
 
 def test_classes_with_several_readers_are_not_copied_into_all_of_them() -> None:
     free, readers = chained(400)
-    gone, expanded = presolve._closure(free, [2] * 400 + readers[400:])
+    gone, expanded = presolver._closure(free, [2] * 400 + readers[400:])
     assert sum(map(len, expanded.values())) < 12 * 400 and gone < set(free)
 
 

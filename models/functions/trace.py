@@ -14,7 +14,7 @@ from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import tuple_like
 from ...egraph.ir.tensor import Tensor
-from ...errors import ShapeError, TraceError, UsageError
+from ...errors import ShapeError, TooLargeError, TraceError, UsageError
 from ...wording import with_article
 from ..files.limits import seconds_of
 from . import numpy_calls
@@ -44,7 +44,7 @@ def trace(
     may return an array, or nested tuples, lists and dicts (string keys) of arrays; None is kept. `budget` is that of
     `optimize` in seconds; it bounds tracing (`trace_bounds`). Raises UsageError for invalid examples, TraceError if the
     function returns anything else or does something that cannot be represented in a graph, ExportTimeError if tracing
-    takes too long, TooLargeError if it makes too many arrays.
+    takes too long, TooLargeError if it makes too many arrays or memory runs out.
     """
     inputs: list[Tensor] = []
 
@@ -63,6 +63,10 @@ def trace(
     try:
         with bounded(_title(function), seconds_of(budget)):
             returned = function(*args, **kwargs)
+    except MemoryError as error:
+        raise TooLargeError(
+            f"memory ran out while {_title(function)} was traced: {error}", hint="smaller arrays"
+        ) from error
     except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
         if not any(said in str(error) for said in ("Tensor", "TracedArray", "ufunc")):
             raise
