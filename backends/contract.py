@@ -149,8 +149,8 @@ class BackendBase:
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"
     ) -> Template:
-        """The generated kernel of terms (`Target.template`): by default raises UsageError, as a library generates no
-        kernels."""
+        """The generated kernel of terms, with the parameters of `Target.template`: by default raises UsageError, as a
+        library generates no kernels."""
         raise UsageError(f"the backend {self.name} generates no kernels")
 
     def any_size(

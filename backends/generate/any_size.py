@@ -1,8 +1,8 @@
 """Defines generated GPU kernels for every size: templates (kernels' patterns and code) whose source has the sizes as
 parameters.
 
-A *form* of such a kernel is the source of one schedule together with the range of sizes for which it is correct; forms
-are found by generate/form_search.py.
+A *form* of such a kernel is the source of one schedule (tuning parameters) together with the range of sizes for which
+it is correct; forms are found by generate/form_search.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Converts terms and calls of generated kernels from generic sizes to free (symbolic) sizes
-(egraph/saturate/lift.py)."""
+"""Converts terms and calls of generated kernels from generic sizes (numbers that the search runs at) to free (symbolic)
+sizes (egraph/saturate/lift.py)."""
 
 from __future__ import annotations
 

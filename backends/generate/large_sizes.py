@@ -1,7 +1,8 @@
 """Checks generated kernels for every size: whether their terms lower to the same kernel at the largest sizes.
 
-A kernel is lowered at generic sizes, where ranges of indices decide comparisons with constants (`i < 1000` is true if
-i < 131) and simplify divisions. Ranges grow with sizes, so a decision that holds at the largest sizes holds at all.
+A kernel is lowered at generic sizes (numbers that the search runs at), where ranges of indices decide comparisons with
+constants (`i < 1000` is true if i < 131) and simplify divisions. Ranges grow with sizes, so a decision that holds at
+the largest sizes holds at all.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Generalizes emitted text to text with sizes as parameters, from the texts that one schedule emits at several choices
-of sizes, which are equal up to integers.
+"""Generalizes emitted text to text with sizes as parameters, from the texts that one schedule (tuning parameters) gives
+at several choices of sizes, which are equal up to integers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chooses the emitter for a plan's device, and executes emitted source."""
+"""Chooses the emitter for the device of a plan (the chosen kernels), and executes emitted source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A program: emitted source bound to weights. Callable; saved as a folder that loads without optimization.
+"""Defines the program: emitted source bound to weights. It is callable, and is saved as a folder that loads without
+optimization.
 
 A saved program is a folder with `program.py` (plain source), `manifest.json` (names, shapes, structure, checksums),
 `weights.safetensors` and, if known, `report.json` (optimization report) and `origin.safetensors` (the source graph and

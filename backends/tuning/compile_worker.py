@@ -3,8 +3,8 @@
 Runs in compile_server.py's children; needs no GPU.
 
 The module of a kernel text runs on meta tensors with a fake Triton driver for the target architecture: each launch
-compiles into Triton's disk cache and nothing runs. A compiler crash or hang ends this process; only the schedule that
-it was compiling is lost.
+compiles into Triton's disk cache and nothing runs. A compiler crash or hang ends this process; only the schedule
+(tuning parameters) that it was compiling is lost.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Tests and times one kernel on a GPU: holds its operands and float64 reference, and checks and times its trials (one
-schedule each)."""
+choice of tuning parameters each)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Measures the rates of a GPU's roofline: bandwidths, GEMM rates per dtype, and the gap between launches."""
+"""Measures the rates of a GPU's roofline (lower bound of a kernel's time): bandwidths, GEMM rates per dtype, and the
+gap between launches."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Represents tuning jobs, kernel calls as data, and reads and writes files of them for another machine
 (job_measuring.py).
 
-A job names a kernel (a backend's template, or the term of a generated kernel), describes a call, and may list
-schedules. Only kernels that the local emitters write from these names and terms are executed.
+A job names a kernel (a backend's template, or the term of a generated kernel), describes a call, and may list schedules
+(tuning parameters). Only kernels that the local emitters write from these names and terms are executed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs tuning trials (one schedule of a kernel each) on a GPU as a pipeline: emission of source, compilation in a
-process pool, jobs of device processes.
+"""Runs tuning trials (one kernel with one choice of tuning parameters each) on a GPU as a pipeline: emission of source,
+compilation in a process pool, jobs of device processes.
 
 The calling thread queues trials (`_submit`) and processes one completion at a time (`_step`), of which it is told by an
 `Event`. A writer thread emits source. Compilers and device processes work in parallel. Idle compilers get schedules

@@ -1,4 +1,5 @@
-"""Defines tuning trials (one schedule of a kernel on a GPU): their results, and the rows stored in the cost store."""
+"""Defines tuning trials (one kernel with one choice of tuning parameters on a GPU): their results, and the rows stored
+in the cost store."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Rounding sensitivity of a graph's values, by float64 runs in which every computed value gets random noise of the
-magnitude of its dtype's rounding (as in Monte Carlo arithmetic). Where the runs agree, a value is well conditioned and
-must match. Where they differ (an argmax of nearly equal numbers, the floor of a sum near an integer, a difference of
-nearly equal sums, a row of NaN, a value that a cast cannot hold), rounding decides, and correct programs may differ as
-well. Runs are made only if an element of a result exceeds its limit, and only until all such elements are explained."""
+"""Estimates how sensitive a graph's values are to rounding, by float64 runs in which every computed value gets random
+noise of the magnitude of its dtype's rounding (as in Monte Carlo arithmetic). Where the runs agree, a value is well
+conditioned and must match. Where they differ (an argmax of nearly equal numbers, the floor of a sum near an integer, a
+difference of nearly equal sums, a row of NaN, a value that a cast cannot hold), rounding decides, and correct programs
+may differ as well. Runs are made only if an element of a result exceeds its limit, and only until all such elements are
+explained."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Computes the features of a kernel in a schedule from which the learnt model predicts: sizes, work, memory layout, and
-the schedule against them.
+"""Computes the features of a kernel in a schedule (tuning parameters) from which the learnt model predicts: sizes,
+work, memory layout, and the schedule against them.
 
 All are numbers from the columns of a key and its work. Sizes and amounts are in logarithms of base 2, with -1 for 0; a
 schedule's parameter that is absent counts as 0. Features of the schedule are computed for all rows at once, the others

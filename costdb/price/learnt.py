@@ -1,5 +1,5 @@
-"""Predicts a correction of the roofline from a learnt model: a Gaussian process for log(time / roofline) over a
-kernel's sizes, layout and schedule.
+"""Predicts a correction of the roofline (lower bound of a kernel's time) from a learnt model: a Gaussian process for
+log(time / roofline) over a kernel's sizes, layout and schedule.
 
 It is fitted once, when starter rows are exported (costdb/store/starter.py), and stored beside them as plain arrays.
 Predictions (predict.py) add corrections from measured related kernels to it, so that the measurements of a search are

@@ -1,4 +1,5 @@
-"""Measures the rates of a CPU's roofline: memory bandwidths, float32 flops rate and NumPy call overhead.
+"""Measures the rates of a CPU's roofline (lower bound of a kernel's time): memory bandwidths, float32 flops rate and
+NumPy call overhead.
 
 GPU probes run in backends/tuning/gpu_calibrate.py; `calibration_rows` turns their results into rows of the store.
 """

@@ -1,4 +1,5 @@
-"""Counts the failures of kernels and schedules in a store, per kernel and kind of failure, with an example."""
+"""Counts the failures of kernels and schedules (tuning parameters) in a cost store, per kernel and kind of failure,
+with an example."""
 
 from __future__ import annotations
 

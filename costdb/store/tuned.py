@@ -1,4 +1,5 @@
-"""Looks up stored schedules of a kernel: those tried in its shape, and the best ones of the nearest other shapes."""
+"""Looks up stored schedules (tuning parameters) of a kernel: those tried in its shape, and the best ones of the nearest
+other shapes."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ class _Slices:
                 self.of.setdefault(whole, []).append((cut["axis"], cut["start"], cut["stop"], int(view.cls[i])))
 
     def find(self, whole: int, slice_: Tensor) -> int | None:
-        """The e-class of a slice of an e-class, found through slices of slices; None if unknown."""
+        """The e-class of the slice `slice_` of the e-class `whole`, found through slices of slices; None if unknown."""
         wanted = dict(slice_.attrs)
         todo, seen = [(whole, 0)], {whole}
         while todo and wanted["step"] == 1:

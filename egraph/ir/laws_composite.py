@@ -1,5 +1,5 @@
-"""Type laws (rules for a result's shape and dtype, given the operands') of composite ops: normalization, linear layers,
-attention, rope, losses, recurrences, packed integers."""
+"""Holds type laws (rules for a result's shape and dtype, given the operands') of composite ops: normalization, linear
+layers, attention, rope, losses, recurrences, packed integers."""
 
 from __future__ import annotations
 

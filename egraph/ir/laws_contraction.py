@@ -1,4 +1,4 @@
-"""Type laws (rules for a result's shape and dtype) of matrix products, convolutions and pooling."""
+"""Holds type laws (rules for a result's shape and dtype) of matrix products, convolutions and pooling."""
 
 from __future__ import annotations
 

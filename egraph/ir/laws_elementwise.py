@@ -1,5 +1,5 @@
-"""Type laws (rules for a result's shape and dtype, given the operands') of leaves, elementwise ops, casts, reductions
-and ops along one axis."""
+"""Holds type laws (rules for a result's shape and dtype, given the operands') of leaves, elementwise ops, casts,
+reductions and ops along one axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Type laws (rules for a result's shape and dtype, given the operands') of views and of ops that move elements:
+"""Holds type laws (rules for a result's shape and dtype, given the operands') of views and of ops that move elements:
 reshape, permute, slice, concat, pad, windows, gather, scatter."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Makes the short form of a deep model: the same blocks, each between the same neighbours, as few times as that takes.
+"""Makes the short form of a deep model: the same blocks (repeated subgraphs) between the same neighbours, each as few
+times as that allows.
 
 A deep model is a chain of instances of few blocks. Its short form leaves out instances between two of the same block,
 as long as every run of `RUN` blocks of the model is left: readers behind the second one read the outputs of the first.

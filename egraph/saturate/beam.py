@@ -1,8 +1,8 @@
 """Prunes an e-graph: per e-class keeps the k e-nodes of least tree cost and the cheapest of every op (the beam), and
 subsumes the others.
 
-Subsumed e-nodes no longer match rules but stay in the e-graphs returned later, so a plan that was found once is never
-lost.
+Subsumed e-nodes no longer match rules but stay in the e-graphs returned later, so a plan (choice of kernels) that was
+found once is never lost.
 """
 
 from __future__ import annotations

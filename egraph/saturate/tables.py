@@ -164,7 +164,7 @@ class _Lowering:
         self.rows.setdefault(node.op, []).append(row)
 
     def fact(self, node: Tensor, weight: bool, cost: int) -> Row:
-        """The row of the fact table for a node."""
+        """The row of the fact table for a node. `weight`: it depends on weights alone. `cost`: its cost in ns."""
         dtype = self.interner.encode("dtype", node.dtype)
         return (self.number[node], self.dims_id(node.shape), dtype, int(not weight), cost)
 

@@ -1,5 +1,5 @@
-"""Estimates the cost of e-nodes for pruning during saturation: one roofline formula, available in Python and as egglog
-text.
+"""Estimates the cost of e-nodes for pruning during saturation: one roofline formula (lower bound of time), available in
+Python and as egglog text.
 
 Costs are integer nanoseconds computed from result and operand sizes. Views and pointwise ops are nearly free, because
 extraction fuses them into their neighbors. The Python function and the egglog text are generated from the same

@@ -1,4 +1,5 @@
-"""Finds fusion groups that compute a value and what later steps make of its slices (consumer fusion).
+"""Finds fusion groups (terms for one kernel) that compute a value and what later steps make of its slices (consumer
+fusion).
 
 An example: one GEMM computes queries, keys and values; the same kernel rotates them and writes them into caches.
 

@@ -1,12 +1,12 @@
 """Fuses all elementwise operations, views and reductions of one extent into as few kernels as possible (maximal
 fusion).
 
-Ordinary fusion groups (groups.py) are small, numerous, and grown from every value. A program of hundreds of small
-operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels, which are larger than
-any such group. Here each value that is not a view belongs to exactly one part (set of values for one kernel). Parts
-grow from the results towards the inputs, over values with equal numbers of elements, or reduced over axes of one
-extent; a part may have several outputs. Values are recomputed only where that is cheaper than memory traffic: views,
-index formulas, small operands of large values, and disjoint slices.
+Ordinary fusion groups (terms for one kernel, groups.py) are small, numerous, and grown from every value. A program of
+hundreds of small operations (an unrolled scan, solver steps, an optimizer's update) fits into one or a few kernels,
+which are larger than any such group. Here each value that is not a view belongs to exactly one part (set of values for
+one kernel). Parts grow from the results towards the inputs, over values with equal numbers of elements, or reduced over
+axes of one extent; a part may have several outputs. Values are recomputed only where that is cheaper than memory
+traffic: views, index formulas, small operands of large values, and disjoint slices.
 
 A part that is too large for one kernel is cut in two where the fewest values cross, recursively. Time is linear in the
 number of values.

@@ -1,7 +1,8 @@
 """Finds sequence slices: single positions of a value in memory, which an unrolled program reads step by step.
 
-Such a slice is a view, at no cost. A fusion group that reads the sequence itself at position 7 is a kernel for that
-step alone; a group that reads the view is the same kernel at every step: generated, compiled and measured once.
+Such a slice is a view, at no cost. A fusion group (term for one kernel) that reads the sequence itself at position 7 is
+a kernel for that step alone; a group that reads the view is the same kernel at every step: generated, compiled and
+measured once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replaces the free sizes of plans by given numbers."""
+"""Replaces the free sizes of plans (choices of kernels) by given numbers."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ bound to e-classes.
 
 A *template* pairs a kernel's semantics (a pattern of the rule language) with a code template. A *candidate* is a
 template matched at an e-class: input vertices, output vertices, layouts. This module knows no particular backend. A
-generated kernel (a fusion group lowered through the kernel IR) is a candidate whose template was made for it.
+generated kernel (a subgraph lowered through the kernel IR) is a candidate whose template was made for it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ ends; it would be returned if the search ended now. A kernel's *stake* is the nu
 change a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more
 tuning.
 
-A *first look* is the first measurement of a kernel, in a few schedules only. The next request, in this order:
+A *first look* is the first measurement of a kernel, in a few schedules (tuning parameters) only. The next request, in
+this order:
 
 1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
    that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements.

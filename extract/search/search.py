@@ -1,11 +1,11 @@
 """Searches with lazy measurement: solves at optimistic prices, measures the best plan's kernels, solves again.
 
 An unmeasured kernel is priced at the low end of its prediction interval, so it is measured before a plan relies on it.
-The first measurement is a first look: a kernel with several schedules runs in a few of them, and is priced below its
-time by the expected gain of tuning. The acquisition policy (policy.py) chooses what to measure next. The search ends
-when the kernels of the best plan are tuned, or at the deadline. The plan returned is the cheapest one with unmeasured
-kernels at pessimistic times; after the deadline, kernels of that plan that are still unmeasured are measured for a
-short time."""
+The first measurement is a first look: a kernel with several schedules (tuning parameters) runs in a few of them, and is
+priced below its time by the expected gain of tuning. The acquisition policy (policy.py) chooses what to measure next.
+The search ends when the kernels of the best plan are tuned, or at the deadline. The plan returned is the cheapest one
+with unmeasured kernels at pessimistic times; after the deadline, kernels of that plan that are still unmeasured are
+measured for a short time."""
 
 from __future__ import annotations
 

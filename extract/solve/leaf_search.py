@@ -1,7 +1,8 @@
 """Searches leaves exactly: the components of a problem that remain after presolve (its reductions).
 
-Each leaf is searched by the frontier DP and label setting, then by HiGHS and CP-SAT; a leaf that is too large for
-integer programs by local search, alternating with exact solutions of its most promising rows (ways to compute a class).
+Each leaf is searched by dynamic programming (frontier_dp.py) and label setting (label_setting.py), then by HiGHS and
+CP-SAT; a leaf that is too large for integer programs by local search, alternating with exact solutions of its most
+promising rows (ways to compute a class).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The unlimited optimum is solved first: if it satisfies the limits it is the answer, otherwise its bound is still valid.
 Then greedy extractions and local search, at costs plus a growing price for each unit of the limited sum, give a
 feasible solution, which HiGHS and CP-SAT improve in turn, over reductions that lose no solution; problems too large for
-these are searched in part. The frontier search (a label would need one cost per amount used) and the split into
-independent components (a limit couples them) are not used."""
+these are searched in part. The search of frontier_dp.py (each of its states would need one cost per amount used) and
+the split into independent components (a limit couples them) are not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF files: checked header, metadata, and tensors as lazy arrays over the mapped file. Versions 2 and 3,
+"""Reads GGUF files: checked header, metadata, and tensors as lazy arrays over the mapped file. Versions 2 and 3,
 little-endian.
 
 A file is untrusted: every count, length, type, shape and offset is checked against the bytes that there are before

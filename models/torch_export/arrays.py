@@ -1,4 +1,4 @@
-"""Zero-copy conversion between torch tensors and NumPy arrays. torch is imported only when something is converted.
+"""Converts between torch tensors and NumPy arrays without copies. torch is imported only when something is converted.
 
 NumPy has no bfloat16: such tensors are exchanged as 16-bit integers and viewed as `ml_dtypes.bfloat16`.
 """

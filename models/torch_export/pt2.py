@@ -1,4 +1,4 @@
-"""Importer for `.pt2` archives written by `torch.export.save`. Loading such an archive can run code."""
+"""Imports `.pt2` archives written by `torch.export.save`. Loading such an archive can run code."""
 
 from __future__ import annotations
 

@@ -195,7 +195,8 @@ def _decided(rule: Rule, found: Instance, seed: int) -> bool:
 
 
 def require(rule: Rule, *, seed: int = 0, samples: int = 24) -> Verdict:
-    """Result of random tests (`check`) of a rule. Raises RuleError with the counterexample if they refute it."""
+    """Result of `samples` random tests (`check`) of a rule, drawn from `seed`. Raises RuleError with the counterexample
+    if they refute it."""
     verdict = check(rule, seed=seed, samples=samples)
     if verdict.status == "refuted":
         raise RuleError(

@@ -169,7 +169,7 @@ class RuleTrial:
         return True
 
     def run(self, data: Mapping[str, Array], *, float64: bool) -> list[Array] | None:
-        """Values of all nodes of both sides in evaluation order.
+        """Values of all nodes of both sides in evaluation order, in float64 or in the nodes' own dtypes.
 
         None if the left side cannot be computed (such as the maximum of an empty axis). Raises Refuted if only the
         right side cannot be computed.

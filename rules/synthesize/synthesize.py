@@ -73,7 +73,7 @@ class _Search:
             self.result.reached[self.world.name] = size
 
     def settle(self, size: int) -> None:
-        """Turns candidates into rules until none is left."""
+        """Turns candidates into rules until none is left. `size`: largest size of the terms enumerated so far."""
         self.drop(self.result.rules)
         while self.pool and not self.stop():
             fresh: list[Rule] = []

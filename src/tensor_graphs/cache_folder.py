@@ -1,4 +1,5 @@
-"""Locates the user's cache folder, and makes private folders below it for compiled code and plans."""
+"""Locates the user's cache folder, and makes private folders below it for compiled code and plans (choices of
+kernels)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Emits a ring buffer in shared memory for the operands of a skinny GEMM with quantized weights, filled by cp.async
-several loop iterations ahead.
+"""Emits a ring buffer in shared memory for the operands of a skinny GEMM (few rows) with quantized weights, filled by
+cp.async several loop iterations ahead.
 
 Without it (packed_fragments.py), only the codes of the next iteration are prefetched, into registers; rows and scales
 are loaded in the iteration that needs them, and their loads queue behind those of the codes, which saturate the

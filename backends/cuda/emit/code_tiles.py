@@ -1,5 +1,5 @@
-"""Writes the CUDA text of loads in a skinny GEMM with quantized weights: loops over tiles of 8 columns, and the
-addresses that a thread loads from in them."""
+"""Writes the CUDA text of loads in a skinny GEMM (few rows) with quantized weights: loops over tiles of 8 columns, and
+the addresses that a thread loads from in them."""
 
 from __future__ import annotations
 

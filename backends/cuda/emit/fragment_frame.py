@@ -1,5 +1,5 @@
-"""Holds the emitter's state for a skinny GEMM on tensor cores, in which rows and columns are distributed over threads
-as mma fragments."""
+"""Holds the emitter's state for a skinny GEMM (few rows) on tensor cores, in which rows and columns are distributed
+over threads as mma fragments."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Emits a skinny GEMM on tensor cores in CUDA C++: mma.sync fragments are loaded from global memory straight into
-registers.
+"""Emits a skinny GEMM (few rows) on tensor cores in CUDA C++: mma.sync fragments are loaded from global memory straight
+into registers.
 
 A fragment of 16 rows (or 8 columns) by 32 elements along K is distributed over a warp as mma.m16n8k16 requires: threads
 4 apart hold neighbouring rows (columns), and each thread holds 8 contiguous elements along K, one 16-byte access. The

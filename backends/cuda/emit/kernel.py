@@ -1,4 +1,5 @@
-"""The SIMT emitter of CUDA C++: a kernel of the IR in a thread layout as the text of one `__global__` function.
+"""Emits CUDA C++ for plain threads (SIMT): a kernel of the IR in a thread layout becomes the text of one `__global__`
+function.
 
 A layout gives for each dimension (rows `m`, columns `n`, each reduction axis) the number of threads along it, the
 vector width per thread and the number of repeats. All values of a kernel share the layout: a value is distributed over

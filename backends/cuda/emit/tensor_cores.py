@@ -1,4 +1,4 @@
-"""Emits reductions of skinny GEMM kernels on tensor cores.
+"""Emits reductions of skinny GEMM (few rows) kernels on tensor cores.
 
 fragments.py computes them warp by warp; the warps' partial sums are added in the kernel's thread layout.
 """

@@ -1,4 +1,4 @@
-"""Ranks schedules (tuning parameters) of GEMV and skinny GEMM on CUDA cores."""
+"""Ranks schedules (tuning parameters) of GEMV and skinny GEMM (few rows) on CUDA cores."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Ranks schedules (tuning parameters) of skinny GEMM with quantized weights whose codes are converted 16 bytes at a
-time (`packed`)."""
+"""Ranks schedules (tuning parameters) of skinny GEMM (few rows) with quantized weights whose codes are converted 16
+bytes at a time (`packed`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks schedules (tuning parameters) of skinny GEMM on tensor cores whose weights need no unpacking of codes."""
+"""Ranks schedules (tuning parameters) of skinny GEMM (few rows) on tensor cores whose weights need no unpacking of
+codes."""
 
 from __future__ import annotations
 

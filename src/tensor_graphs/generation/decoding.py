@@ -62,7 +62,8 @@ class PlainDecoding:
     drafting = ""  # (`Decoding.drafting`)
 
     def ready(self, longest: int, limit: int) -> None:
-        """Make the programs for sampling and for a decode step now, whatever the lengths (`Decoding.ready`)."""
+        """Make the programs for sampling and, for a `limit` above one new token, for a decode step now. `longest`: the
+        prompts' greatest length, not used here (`Decoding.ready`)."""
         self.model.programs.sample(self.kind)
         if limit > 1:
             self.model.programs.decode()

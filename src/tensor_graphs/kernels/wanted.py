@@ -1,5 +1,5 @@
 """Makes the briefs (requests for kernels) of a model: optimizes it, and finds the regions of its plan with the largest
-gaps to the roofline."""
+gaps to the roofline (lower bound of time)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Searches for a size-polymorphic program: optimizes the graph at one choice of sizes, keeps what holds at all sizes,
 and verifies the program at other sizes.
 
-A graph with free dimensions is saturated at generic sizes (`egraph/saturate/lift.py`), chosen such that every number in
-the e-graph can be converted back to an expression in the dimensions. E-nodes and kernels that hold only at the generic
-sizes are removed before extraction. The rest is priced at the sizes that the caller names, and the chosen plan is
-lifted to free sizes.
+A graph with free dimensions is saturated (rewritten by rules) at generic sizes: numbers (`egraph/saturate/lift.py`)
+chosen such that every number in the e-graph can be converted back to an expression in the dimensions. E-nodes and
+kernels that hold only at the generic sizes are removed before extraction. The rest is priced at the sizes that the
+caller names, and the chosen plan is lifted to free sizes.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def match_kernels(
     enough: Callable[[bool], bool], narrow: bool = True, symbolic: Symbolic | None = None,
     carried: CarriedKernels | None = None,
 ) -> Hypergraph:  # fmt: skip
-    """The hypergraph of candidate kernels of an e-graph (`hypergraph`), matched without being timed as a stage: for
-    background threads."""
+    """The hypergraph of candidate kernels of an e-graph, as `hypergraph` with the same parameters, but without being
+    timed as a stage: for background threads."""
     limit, opened = rounding_allowance(session.options.tolerance), session.lowerings.opened
     exact = session.options.exact
     chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]

@@ -3,7 +3,8 @@
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
 starts. If no time is left for that search, the hypergraph matched here is used. A deep model's rewritten short form
-(short_search.py) is there soon: until then only library kernels are matched and measured.
+(the model with few of its repeated layers, short_search.py) is there soon: until then only library kernels are matched
+and measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Writes and reads plans as JSON: values, steps (kernel calls), weights and kernel names.
 
 The file contains no code. A library kernel is stored by name, a generated kernel by its term, from which it is
-generated again, a size-polymorphic C kernel by the kernel at generic sizes from which it was lifted. Each has the hash
-of its body; a kernel that is missing in this version, or has another body, is a UsageError. Sizes and types are checked
-as in model files.
+generated again, a size-polymorphic C kernel by the kernel at the sizes of the search from which it was made. Each has
+the hash of its body; a kernel that is missing in this version, or has another body, is a UsageError. Sizes and types
+are checked as in model files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Computes how many seconds a search on a GPU leaves for the stages after it, so that a call ends within its budget.
 
-After measuring come the last solves, the program, the finalists, the ways to launch kernels, verification, timing, and
-storing the plan. With small budgets no time is reserved: measuring gets it, and stages for which no time is left are
-omitted.
+After measuring come the last choices of kernels, the program, timing of the finalists (best few plans) and of the ways
+to launch kernels, verification, timing, and storing the plan. With small budgets no time is reserved: measuring gets
+it, and stages for which no time is left are omitted.
 """
 
 from __future__ import annotations

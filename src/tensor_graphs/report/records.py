@@ -1,5 +1,5 @@
-"""Defines the records of a report: kernels, calls, blocks, finalists, buckets and user kernels, each a plain
-dataclass."""
+"""Defines the records of a report: kernels, calls, blocks (repeated subgraphs), finalists (plans timed as programs),
+buckets (ranges of sizes) and user kernels, each a plain dataclass."""
 
 from __future__ import annotations
 

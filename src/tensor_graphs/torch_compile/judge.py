@@ -29,7 +29,7 @@ def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[flo
     """Time whole calls of several functions alternately, until medians are settled; returns µs of each call by name, at
     least one sample each.
 
-    `first` runs untimed before each call.
+    `first` runs untimed before each call. `on_gpu`: a call is timed until the GPU is idle.
     """
     until = time.perf_counter() + 2 * MOST_S
     ended: Callable[[], bool] = lambda: time.perf_counter() > until

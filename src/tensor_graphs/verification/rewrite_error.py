@@ -1,4 +1,5 @@
-"""Computes the error of a plan's rewrites: its term against the model, both evaluated in float64."""
+"""Computes the error of the rewrites in a plan (choice of kernels): its term against the model, both evaluated in
+float64."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class _Run:
     kept: dict[str, Any] | None  # weights on the device, by name
 
     def drawn(self, rng: np.random.Generator, turn: int) -> Mapping[str, Value]:
-        """Random inputs and states."""
+        """Random inputs and states. `turn`: index of the verification input, on which the kind of its values depends."""
         if not self.device:
             return drawing.inputs(self.graph, rng, turn)
         from .on_device import draw
