@@ -15,8 +15,9 @@ from typing import Any
 @contextmanager
 def poisoned(bound: Any) -> Iterator[None]:
     """Context manager in which the next call of a bound GPU program finds 0xff bytes (NaN, -1) wherever it must write
-    before it reads: in the workspace, in memory for results, and in copies of inputs. Calls in it record no launches,
-    so that a recorded launch that uses memory of the call that recorded it is seen in a call on other values.
+    before it reads: in the workspace, in memory for results, and in copies of inputs. Calls of a program at fixed
+    sizes record no launches in it, so that a recorded launch that uses memory of the call that recorded it is seen in a
+    call on other values.
 
     `bound`: a `Calls` or a `CallsBySize` of an emitted program. The workspace of a program that an older version saved
     is not known.
