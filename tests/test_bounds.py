@@ -225,7 +225,13 @@ def test_traced_functions_that_need_too_much_memory_are_named() -> None:
         raise MemoryError("Unable to allocate 1.68 GiB")
 
     long, began = np.ones(30000, np.float32), peak_of(lambda: None)
-    for function in (lambda x: np.convolve(x, x), lambda x: np.correlate(x, long), exhausted):
+    pairs = (
+        lambda x: np.convolve(x, x),
+        lambda x: np.correlate(x, long),
+        lambda x: np.searchsorted(long, x),
+        lambda x: np.digitize(x, long),
+    )
+    for function in (*pairs, exhausted):
         with pytest.raises(TooLargeError, match=r"table of|Unable to allocate"):
             as_graph(function, (long,))
     assert peak_of(lambda: as_graph(lambda x: np.convolve(x, x[:9]), (long,))) < began + (1 << 24)

@@ -39,8 +39,7 @@ OPEN = 20  # kernels in flight, each with device memory; as many again may wait 
 # 1/LEAVE of the started kernels may stay in flight on return: the device works on them while a plan is solved for
 LEAVE = 2
 RUN_S = 15.0  # deadline in seconds of one device job
-# device processes: one runs its job while the others prepare theirs; a third one where there are cores for it
-PROCESSES, MORE_PROCESSES, MANY_CORES = 2, 3, 12
+PROCESSES = 2  # device processes: one prepares its next job while the other's runs (a third one gains nothing)
 MOST_COMPILERS, LEFT_CORES = 16, 2  # compiler processes at most; cores left to the search and to device processes
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
@@ -63,8 +62,7 @@ class GpuMeasurer(TrialPipeline):
     ) -> None:  # fmt: skip
         if device == GPU_KIND and worker is None:
             _refuse_elsewhere()
-        most = MORE_PROCESSES if cores() >= MANY_CORES else PROCESSES
-        several = most if device == GPU_KIND and worker is None else 1
+        several = PROCESSES if device == GPU_KIND and worker is None else 1
         processes = [GpuProcess(device, timeout, worker, among=several) for _ in range(several)]
         count = (
             (0 if device == "cpu" else max(1, min(MOST_COMPILERS, cores() - LEFT_CORES)))

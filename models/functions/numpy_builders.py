@@ -8,11 +8,23 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir.tensor import Tensor
+from ...errors import TooLargeError
 from .numpy_array import is_traced
 from .numpy_ufuncs import common_dtype, operand
 
 Axes = Any
 Build = Callable[..., Any]
+
+
+#: Most pairs of elements of functions that are traced as a table of all of them.
+PAIRS = 1 << 26
+
+
+def refuse_many_pairs(what: str, first: Any, second: Any, hint: str) -> None:
+    """Raise TooLargeError if a table of all pairs of two numbers of elements is too large; free sizes are not looked
+    at. `what`: the function and the sizes, for the message."""
+    if isinstance(first, int) and isinstance(second, int) and (pairs := first * second) > PAIRS:
+        raise TooLargeError(f"{what} is traced as a table of {pairs} pairs, more than {PAIRS}", hint=hint)
 
 
 def ints(value: Any) -> Any:

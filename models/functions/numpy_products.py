@@ -10,10 +10,10 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
-from ...errors import TooLargeError, TraceError
+from ...errors import TraceError
 from ..common.einsum import einsum
 from .numpy_array import is_traced, traced
-from .numpy_builders import Axes, Build, as_dtype, ints, promoted_arrays
+from .numpy_builders import Axes, Build, as_dtype, ints, promoted_arrays, refuse_many_pairs
 from .numpy_ufuncs import common_dtype
 
 
@@ -147,18 +147,11 @@ def _trace(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any =
     return np.sum(np.diagonal(a, offset, axis1, axis2), -1, dtype=dtype)
 
 
-#: Most products of a convolution, which is traced as a table of all of them.
-PAIRS = 1 << 26
-
-
 def _convolve(a: Any, v: Any, mode: str = "full") -> Any:
     a, v = (a, v) if np.size(a) >= np.size(v) else (v, a)
     size, width = int(np.size(a)), int(np.size(v))
-    if (pairs := width * (size + width - 1)) > PAIRS:
-        raise TooLargeError(
-            f"a convolution of {size} by {width} elements is traced as a table of {pairs} products, more than {PAIRS}",
-            hint="torch.nn.functional.conv1d, or shorter pieces of the longer array",
-        )
+    hint = "torch.nn.functional.conv1d, or shorter pieces of the longer array"
+    refuse_many_pairs(f"a convolution of {size} by {width} elements", width, size + width - 1, hint)
     dtype = np.dtype(common_dtype(a, v))
     a, v = as_dtype(a, dtype), as_dtype(v, dtype)
     wide = np.pad(a, (width - 1, width - 1))

@@ -15,7 +15,7 @@ from ...errors import TraceError
 from ..torch_export import aten_pointwise as pointwise
 from ..torch_export.aten_reduce import bucketize
 from .numpy_array import arrays_in, is_traced, traced
-from .numpy_builders import Build, as_dtype, ints, promoted
+from .numpy_builders import Build, as_dtype, ints, promoted, refuse_many_pairs
 from .numpy_ufuncs import common_dtype, operand, written
 
 
@@ -189,6 +189,9 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
         raise TraceError(
             "np.searchsorted in an array that is not known to be sorted", hint="sum the comparisons with its elements"
         )
+    refuse_many_pairs(
+        f"a search in {np.size(a)} elements", np.size(a), np.size(v), "search outside of the function, or in fewer"
+    )
     if side == "left":  # NaN borders are the last ones, and below nothing
         a = np.asarray(a)[np.equal(a, a)]
     (borders, x), _ = promoted(a, v)
