@@ -62,7 +62,7 @@ class _Run:
     kept: dict[str, Any] | None  # weights on the device, by name
 
     def drawn(self, rng: np.random.Generator, turn: int) -> Mapping[str, Value]:
-        """Random inputs and states. `turn`: index of the verification input, on which the kind of its values depends."""
+        """Random inputs and states. `turn`: index of the verification input, which selects the kind of values."""
         if not self.device:
             return drawing.inputs(self.graph, rng, turn)
         from .on_device import draw
