@@ -1,11 +1,11 @@
-"""Makes the short form of a deep model: the same blocks (repeated subgraphs) between the same neighbours, each as few
-times as that allows.
+"""Makes the short form of a deep model: a smaller graph in which each block (repeated subgraph) occurs between the same
+neighbours as in the model, but as few times as possible.
 
 A deep model is a chain of instances of few blocks. Its short form leaves out instances between two of the same block,
 as long as every run of `RUN` blocks of the model is left: readers behind the second one read the outputs of the first.
 It computes something else than the model, but of the same parts, so that the kernels that are the fastest in it are the
-fastest in the model, and a search over it takes a fraction of the time. Runs of three: a layer between others may have
-other kernels than the first and the last one.
+fastest in the model, and a search over it takes a fraction of the time. `RUN` is three, because a layer between others
+may have other kernels than the first and the last one.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ each class is its cheapest e-node of an admitted kind. Groups end at values with
 group is grown up to the first such value on each path, and up to the next one behind.
 
 A value read by many others (the statistics of a norm, a scale per channel) may be stored although only one group needs
-it: rows too few or too long for one kernel, or keys that every tile of queries would recompute."""
+it: for example if its rows are too few or too long for one kernel, or if every tile of queries would recompute it."""
 
 from __future__ import annotations
 

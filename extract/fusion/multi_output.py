@@ -6,9 +6,8 @@ inputs share their reads (a row's mean and mean of squares, two gates). (3) Slic
 (queries, keys and values of one GEMM) are stored in separate buffers, where a view of the whole would not be row-major.
 (4) Small GEMMs of a few rows over separate inputs, needed for the same value (a query and the keys of another
 sequence), share one launch. (5) Attention over keys and values into which a row is written (caches of a decode step)
-writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of: a group that
-named the products could ask for two that overlap (queries with values, and all three), of which a plan would compute
-some columns twice.
+writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of. If groups read
+whole products instead, a plan might need two products with columns in common and compute these twice.
 
 Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
 save the most bytes first.

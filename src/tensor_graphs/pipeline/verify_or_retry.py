@@ -13,8 +13,9 @@ The attempts, from the fastest plan to the unoptimized graph, which always passe
 
 Attempts are made as long as a verification that takes as long as the last one would end in time. The last such attempt
 is the cheapest plan that computes only values of the original model, from the same kernels at the same prices. If the
-first plan ends too late, that plan is next nevertheless, if its verification takes no longer than the time by which the
-search for a plan may exceed the budget. Without time for any of these, rewriting is disabled.
+first plan's verification already ends too late, that cheapest plan is tried nevertheless, provided that its
+verification fits into the time by which the search may exceed its budget. Without time for any of these, rewriting is
+disabled.
 """
 
 from __future__ import annotations
