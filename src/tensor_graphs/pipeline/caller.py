@@ -1,4 +1,5 @@
-"""Times the caller's own module or function against the compiled program on the CPU; the faster one runs.
+"""Represents the caller's own module or function, which runs in place of the compiled program on the CPU if it is
+faster (choose_form.py times both).
 
 The cost model prices kernels one by one. Only whole calls in the caller's process tell whether the program is faster
 than the caller's existing code. If the program loses by more than noise, `optimize` returns a `CallerProgram`, which

@@ -1,4 +1,4 @@
-"""Times the caller's own function against the compiled program, for caller.py."""
+"""Times the caller's own function against the compiled program, for choose_form.py."""
 
 from __future__ import annotations
 
