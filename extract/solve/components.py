@@ -17,8 +17,8 @@ from .problem import IntArray, ProblemRows
 class Component:
     """One independent component of a problem, and the places where components equal to it occur in the problem.
 
-    `copies[i][r]`: row of the problem that is row r in occurrence i. `key`: canonical form of `rows`; components with
-    equal keys are the same problem, row by row.
+    `copies[i][r]`: row (way to compute a class) of the problem that is row r in occurrence i. `key`: canonical
+    encoding of `rows`; components with equal keys are the same problem, row by row.
     """
 
     key: bytes

@@ -1,8 +1,9 @@
 """Solves extraction as an integer program with CP-SAT, in which level variables exclude cycles.
 
-y_c: class c is needed, x_r: row r is chosen. The rows of class c that have child k form one aggregated constraint (sum
-of their x_r <= y_k). Classes of a strongly connected component have level variables that decrease along chosen rows.
-See `must_implications` for the constraints that strengthen the linear relaxation."""
+Its Boolean variables: y_c, whether class c is needed, and x_r, whether row r (a way to compute a class) is chosen. The
+rows of class c that have child k form one aggregated constraint (sum of their x_r <= y_k). Classes of a strongly
+connected component have level variables that decrease along chosen rows. See `must_implications` for the constraints
+that strengthen the linear relaxation."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ class Encoding:
                 m.add(sum(both) <= self.y[k])
 
     def hint(self, chosen: Sequence[int]) -> None:
-        """Gives the solver a solution `chosen` (rows, children first) to start from."""
+        """Give the solver a solution to start from: `chosen`, rows (ways to compute a class), children first."""
         m, rows = self.model, self.rows
         m.clear_hints()
         taken = set(chosen)
@@ -190,7 +191,7 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
-    """Makes a CP-SAT solver configured for extraction, with `workers` threads. `seconds`: time limit, in CP-SAT's
+    """A new CP-SAT solver configured for extraction, with `workers` threads. `seconds`: time limit, in CP-SAT's
     deterministic units with `deterministic`."""
     from ortools.sat.python import cp_model
 
@@ -250,7 +251,7 @@ def solve_cpsat(
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
     """Answer of CP-SAT, with `workers` threads, to minimizing the DAG cost over `rows` within `seconds`, from a
-    solution `start` (rows, children first; None: no solution is known).
+    solution `start` (rows, that is ways to compute a class, children first; None: no solution is known).
 
     With `deterministic`, the limit is in CP-SAT's repeatable time units. `stop`: polled; True ends the search.
     `limits`: (use of each row, upper limit of the sum over the chosen rows).

@@ -13,7 +13,8 @@ from .problem import ProblemRows
 
 
 class Item:
-    """One row during presolve: its remaining cost and its child classes."""
+    """A row (a way to compute a class) during presolve, with its child classes and its current cost: presolve moves
+    costs between rows."""
 
     __slots__ = ("cost", "kids", "row")
 
@@ -32,7 +33,7 @@ MAX_IMPLICATIONS = 2_000_000
 
 
 def items_of(rows: ProblemRows) -> Items:
-    """The rows (choices) of each class of an extraction problem, each with its cost, child classes and index."""
+    """The rows (ways to compute it) of each class of an extraction problem, each with cost, child classes and index."""
     items: Items = [[] for _ in range(rows.n_classes)]
     for row, (c, kids, cost) in enumerate(zip(rows.cls, rows.kids, rows.cost)):
         items[c].append(Item(cost, frozenset(kids), row))

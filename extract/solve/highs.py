@@ -141,8 +141,8 @@ class Relaxation:
         return cuts
 
     def solve(self, seconds: float, hint: Sequence[int] | None = None) -> Any:
-        """Call HiGHS once, for at most `seconds`, with an optional warm start `hint` (chosen rows); returns MathOpt's
-        result."""
+        """Call HiGHS once, for at most `seconds`, with an optional warm start `hint` (chosen rows, ways to compute a
+        class); returns MathOpt's result."""
         from ortools.math_opt.python import mathopt
 
         limits = mathopt.SolveParameters(
@@ -157,7 +157,7 @@ class Relaxation:
         return mathopt.solve(self.model, mathopt.SolverType.HIGHS, params=limits, model_params=extra)
 
     def raise_bound(self, value: float) -> None:
-        """Raise the lower bound to `value`, a dual bound of the program in the units of its objective."""
+        """Raise the lower bound to `value`, a dual bound of the integer program in the units of its objective."""
         if math.isfinite(value):
             bound = value / self.scale * (1 - BOUND_MARGIN)
             if self.integral_costs:
@@ -202,7 +202,8 @@ class Relaxation:
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
-        """Make the variables of rows (ways to compute a class) integer; the class variables are then integer, too."""
+        """Require integer values of the variables of rows (ways to compute a class); those of classes are then
+        integers, too."""
         for v in set(self.x):
             self.vars[v].integer = True
 
@@ -216,8 +217,8 @@ def solve_highs(
     stop: Callable[[], bool] | None = None,
     limits: Sequence[tuple[Sequence[float], float]] = (),
 ) -> SolverAnswer:
-    """Answer of HiGHS to minimizing the DAG cost over `rows` within `seconds`, from a solution `start` (rows, children
-    first).
+    """Answer of HiGHS to minimizing the DAG cost over `rows` within `seconds`, from a solution `start` (rows, that is
+    ways to compute a class, children first).
 
     Ends after the root relaxation if its bound is below `root_ratio` times the cost. `limits`: (use of each row, upper
     limit of the sum over the chosen rows); with limits `start` may be None, and `stats["status"]` is INFEASIBLE if no

@@ -2,7 +2,8 @@
 
 One integer program is solved repeatedly. Each solution found is excluded by a constraint that requires at least
 `min_distance` other choices, and by one that requires a share of other kernels. Further constraints exclude classes
-that no chosen row (a way to compute a class) reads, so two solutions of the program are never the same extraction.
+that no chosen row (a way to compute a class) reads, so two solutions of the integer program are never the same
+extraction.
 """
 
 from __future__ import annotations

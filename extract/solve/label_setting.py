@@ -39,9 +39,9 @@ States = dict[int, list[tuple[float, int]]]  # state -> (cost, successor state) 
 class LabelSearchResult:
     """Result of a label-setting search.
 
-    `chosen`: rows (None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower bound. `exact`: whether
-    the rows (ways to compute a class) are proven optimal (or, without rows, that nothing is cheaper than `upper`).
-    `labels`: number expanded.
+    `chosen`: rows (ways to compute a class; None: none cheaper than `upper`). `cost`: their cost. `lower`: valid lower
+    bound. `exact`: whether the rows are proven optimal (or, without rows, that nothing is cheaper than `upper`).
+    `labels`: number of labels (sets of needed classes) expanded.
     """
 
     chosen: list[int] | None

@@ -71,7 +71,8 @@ class Presolver:
 
     @property
     def size(self) -> tuple[int, int, int]:
-        """Numbers of (classes, rows, reads) of the reduced problem."""
+        """Numbers of (classes, rows, reads) of the reduced problem; a row is a way to compute a class, a read one of
+        its children."""
         return (
             sum([1 for row in self.items if row]),
             sum([len(row) for row in self.items]),
@@ -279,7 +280,7 @@ class Presolver:
         self.on = set().union(*[expanded.get(c, (c,)) for c in self.on])
 
     def renumber(self) -> None:
-        """Make class indices contiguous: bitsets are as wide as the largest index."""
+        """Renumber the classes so that their indices are contiguous: bitsets are as wide as the largest index."""
         live = [c for c, row in enumerate(self.items) if row]
         number = {c: n for n, c in enumerate(live)}
         self.items = [self.items[c] for c in live]

@@ -181,7 +181,7 @@ class Problem:
         rank: Sequence[int] | None = None,
         limits: Sequence[Limit] = (),
     ) -> Problem:
-        """Makes a problem from (class, child classes, cost) triples `nodes`; the other arguments are the fields of the
+        """Builds a problem from (class, child classes, cost) triples `nodes`; the other arguments are the fields of the
         same name.
 
         `n_classes`: by default the number of `class_ids`, or without them the largest class index plus one.
@@ -239,7 +239,8 @@ class Problem:
 
     @cached_property
     def rows(self) -> ProblemRows:
-        """The live nodes as lists: row r is node `live[r]`; repeated children are dropped."""
+        """The live nodes as lists: row r (a way to compute a class) is node `live[r]`. Repeated children are left
+        out."""
         off, kid, cls, cost = self.off.tolist(), self.kid.tolist(), self.cls.tolist(), self.cost.tolist()
         live = self.live
         kids = [tuple(dict.fromkeys(kid[off[i] : off[i + 1]])) for i in live]

@@ -1,5 +1,5 @@
 """Runs the stages "build" and "verify" of a search: the loop of verify_or_retry.py, which replaces a plan (choice of
-kernels) whose program fails, set up for the options of the call."""
+kernels) whose program fails, set up for the options of `optimize`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ..extract.model.kernel import Backend, Generation, Template
 
 
 class FilteredBackend:
-    """Backend restricted to given templates, and to no generated kernels unless `generates`.
+    """Backend restricted to the kernels of `templates`, and to no generated kernels unless `generates`.
 
     `base` is a backend that holds the state of one optimization already (`Lowerings.opened`).
     """

@@ -117,7 +117,7 @@ class Caller:
 
 
 class CallerForm:
-    """The caller's own function as the form that runs calls in a bucket of sizes (`backends/program/buckets.py`).
+    """The caller's own function as what runs the calls in a bucket of sizes (`backends/program/buckets.py`).
 
     It takes arguments of the examples' kind and device; its results are a flat list.
     """
@@ -209,7 +209,8 @@ class CallerProgram(Program):
         return found if self._as_is else filled(self.manifest.structure, result_leaves(found, torch=caller.torch))
 
     def _remember(self, args: Sequence[Any]) -> None:
-        """Make a check in C for tensors like those of a call; a few times at most, where strides alternate."""
+        """Create the check in C that accepts tensors like the arguments `args`; a few times at most, where strides
+        alternate."""
         if self._checks and self.caller is not None and self.caller.torch and args:
             self._checks -= 1
             self._check = tensor_guard(args)

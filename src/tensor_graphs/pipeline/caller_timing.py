@@ -62,7 +62,7 @@ def why_program_runs(
 
 def _reason(samples: Mapping[str, Sequence[float]]) -> str | None:
     """Reason why the program runs instead of the caller's function (`why_program_runs`), from µs of calls of "caller",
-    "wrapped" and "program"; None if the caller's function is faster in both forms."""
+    "wrapped" and "program"; None if the caller's function is faster, called directly and with its arguments checked."""
     slower = [name for name in ("caller", "wrapped") if not is_surely_faster(samples[name], samples["program"], NOISE)]
     if not slower:
         return None

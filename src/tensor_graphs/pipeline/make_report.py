@@ -95,8 +95,8 @@ def describe_as_written(report: Report, program: Program, pricer: CostPricer) ->
 def _describe_calls(
     report: Report, program: Program, plan: Plan, pricer: CostPricer, kernels: Sequence[Candidate]
 ) -> None:
-    """Add the calls of a program with their limits, and its memory map. `kernels`: those of the calls, without
-    views."""
+    """Add to `report` a program's kernel calls with their roofline limits, and its memory map. `kernels`: those of the
+    calls, without views."""
     report.steps, layout = step_rows(plan), program.layout
     for row, facts in zip(report.steps, pricer.facts(kernels)):
         if facts is not None:

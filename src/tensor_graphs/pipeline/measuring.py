@@ -35,7 +35,8 @@ def backends_of(options: Options) -> list[Backend]:
 
 
 def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
-    """The backends of a name (default: of the options) with the user kernels of this process and of the call.
+    """The backends that `name` stands for (default: the backend name in `options`), with the user kernels registered in
+    this process and those in `options`.
 
     Raises KernelError or KernelRefusedError for user kernels that cannot be used.
     """

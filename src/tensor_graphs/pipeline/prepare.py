@@ -69,7 +69,7 @@ class Task:
 def prepare(
     session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True, in_place: bool = False
 ) -> Prepared:
-    """Make the graphs of a model that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
+    """Derive from a model the graphs that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
     With tolerance "exact" nothing is widened; composite ops are replaced by their decompositions, as in the
     interpreter. `begin`: also start the saturation workers. `in_place`: values that elements are written into (caches)

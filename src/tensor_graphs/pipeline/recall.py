@@ -145,7 +145,7 @@ def _compiled(session: Session, entry: CacheEntry, cached: CachedPlan) -> Binari
 
 
 def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Program, Task]:
-    """Rebuild a cached plan and its program; the task gets its form in free sizes if the plan has free sizes.
+    """Rebuild a cached plan and its program; if the plan has free sizes, the task gets the graph in free sizes.
 
     Raises StalePlan if kernels, prices or the emitted text have changed.
     """

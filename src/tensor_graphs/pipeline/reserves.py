@@ -46,7 +46,8 @@ def after_finalists_s(session: Session) -> float:
 
 
 def after_search_s(session: Session) -> float:
-    """Seconds that measuring kernels leaves for all later stages."""
+    """Seconds of the budget reserved for the stages after kernel measurement; of a small budget (`is_kept` is False),
+    only for verification."""
     if not is_kept(session):
         return session.verification_s
     return LAST_SOLVES_S + BUILD_S + FIRST_RUN_S + FINALISTS_S + launching_s(session) + after_finalists_s(session)

@@ -117,7 +117,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
 
 
 def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
-    """End a search's measuring processes, or leave them to the next search of the call."""
+    """End a search's measuring processes, or leave them to the next search of the session."""
     if measurer is not None and session.keeps_measurer:
         measurer.rest()
         session.started = store, measurer

@@ -34,7 +34,7 @@ LATE = 0.25  # fraction of the budget by which the search for a plan within tole
 
 @dataclass
 class Session:
-    """State of one call: options, clocks, messages for the report, worker processes.
+    """State of one optimization: options, clocks, messages for the report, worker processes.
 
     `now`: the clock that the budget is measured by. `warnings`: texts for the report. `plan_cache_notes`: why cached
     plans were not used.
@@ -83,7 +83,7 @@ class Session:
 
     @contextmanager
     def stage(self, name: str, message: str = "") -> Iterator[None]:
-        """Context manager that times the stage `name` of the call; its start is reported to `progress`, with
+        """Context manager that times the stage `name` of `optimize`; its start is reported to `progress`, with
         `message`."""
         self.progress.say(name, message)
         with self.clock.running(name):
@@ -91,9 +91,9 @@ class Session:
 
     @contextmanager
     def part(self, seconds: float, *, own: bool) -> Iterator[None]:
-        """Context manager of a search that is a part of the call: the budget inside it is `seconds` from now on.
+        """Context manager of a search that is a part of this session: the budget inside it is `seconds` from now on.
 
-        `own`: messages inside it are kept out of the call's report, and the latency of its program is not measured.
+        `own`: messages inside it are kept out of the session's report, and the latency of its program is not measured.
         """
         fields = (
             "options",

@@ -29,7 +29,8 @@ Compiler = Callable[..., bool]  # `Measurer.compile`
 
 
 def begin_compiling(session: Session, program: Program, compiler: Compiler | None) -> None:
-    """Start compiling the kernels of `other_forms` in the compile processes, without waiting for the result.
+    """Start compiling the kernels of the programs of `other_forms` in the compile processes, without waiting for the
+    result.
 
     They work while `program` runs for the first time, which compiles those of its kernels in this process that were not
     measured. `compiler` None: nothing is started.
@@ -46,8 +47,8 @@ def other_forms(
     """For each way to launch the kernels of `choice` other than that of `program`: the choice with that way, and its
     program.
 
-    `build` makes a program of a choice. `compiler` compiles these programs' kernels in advance. Empty without a
-    compiler, and if there is no time; the session's list of omitted work then says so.
+    `build` returns the program of a choice of kernels. `compiler` compiles these programs' kernels in advance.
+    Empty without a compiler, and if there is no time; the session's list of omitted work then says so.
     """
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:

@@ -1,4 +1,5 @@
-"""Compares a traced graph of large arrays with the caller's function: one call, outputs compared in strips.
+"""Compares a traced graph of large arrays with the caller's function: one call, outputs compared in strips
+(runs of indices along an axis).
 
 Memory for one set of inputs and outputs and one strip's float64 run suffices.
 """
@@ -39,7 +40,8 @@ class CallFails(Exception):
 
 
 def is_large(graph: Graph) -> bool:
-    """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared once and in strips."""
+    """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared for one input only, and
+    in strips (runs of indices along an axis)."""
     return input_output_bytes(graph) > LARGE_BYTES
 
 
@@ -121,7 +123,8 @@ def _check_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> N
 def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
     """Raise TraceError if a strip of a function's output `name` differs from the graph's by more than rounding.
 
-    `part`: the strip; `own`: its elements in the function's output; `root`: the output in the graph.
+    `part`: the strip (a run of indices along an axis); `own`: its elements in the function's output; `root`: the
+    output in the graph.
     """
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near(root, found, own, own, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
@@ -130,8 +133,8 @@ def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own:
 
 def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
     """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than the
-    tolerance LOOSE. `name`, `root`: name of the output and its node in the graph; `part`: the strip; `own`: its
-    elements in the module's output."""
+    tolerance LOOSE. `name`, `root`: name of the output and its node in the graph; `part`: the strip (a run of indices
+    along an axis); `own`: its elements in the module's output."""
     found, sharp = part.run(float64=False), part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(module, name, own, found, part.values)
