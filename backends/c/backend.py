@@ -150,8 +150,9 @@ class C(KernelGenerator):
         self, template: Template, call: Call, numbers: Numbers, searched: Mapping[str, int],
         probes: Iterable[Mapping[str, int]], others: Iterable[Backend] = (),
     ) -> Any:  # fmt: skip
-        """The kernel for every size made from `template` and `call`, a generated kernel at generic sizes (primes that
-        stand for free sizes); None if there is none, and for kernels that scatter.
+        """One kernel that works at all sizes, with its call, derived from the generated kernel `template` and its call
+        `call` at generic sizes (primes that stand for free sizes). None if it cannot be derived, and always for kernels
+        that scatter.
 
         `numbers`: generic size -> size expression. `searched`: the sizes at which it is priced. `probes`: sizes at
         which it is checked. `others`: not used (`Target.any_size`).

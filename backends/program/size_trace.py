@@ -255,8 +255,10 @@ class Tracer:
         )
 
     def computed(self, text: str, value: int, *given: Any) -> TracedSize:
-        """The traced integer that the expression `text` computes from `given`, with its `value` at the recorded sizes.
-        Equal expressions share one line."""
+        """Record the integer that the expression `text` computes from the operands `given`, and return it.
+
+        `value`: its value at the recorded sizes. Equal expressions are recorded once, as one line of the generated
+        code."""
         needs: list[Line] = []
         whole = text.format(*[self.spelled(x, needs) for x in given])
         if whole not in self.known:

@@ -83,9 +83,9 @@ def drawn(roots: Sequence[Tensor], call: Call) -> dict[str, tuple[Type, InputDis
 def shown(
     operands: Mapping[str, Array], given: Mapping[str, tuple[Type, InputDistribution, bool, float]], call: Call
 ) -> dict[str, Array]:  # fmt: skip
-    """Copies of the operands in which sequence lengths that masks compare with are as large as possible: nothing is
-    masked, and kernels that stop at such a length are timed on all positions. Empty if there are no such operands.
-    `given`: the distributions from which the operands were drawn (`drawn`)."""
+    """The operands, where those that are sequence lengths of a mask are replaced by arrays of the largest possible
+    length: nothing is masked, and kernels that stop at the length are timed on all positions. Empty if there are no
+    such operands. `given`: the distributions from which the operands were drawn (`drawn`)."""
     found = {}
     for name, (kind, role, _, _) in given.items():
         if role.counted and dtypes.category(kind.dtype) == "int":

@@ -41,8 +41,8 @@ Row = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Array:
-    """One feature row per key (a kernel at one shape, layout, schedule and machine), given its columns (texts, as
-    stored) and work."""
+    """Inputs of the learnt latency model: one row per key (a kernel at one shape, layout, schedule and machine), from
+    its `columns` (texts, as stored) and `work` (operations and bytes moved)."""
     calls = np.array([_call(c["shapes"], c["strides"], c["dtypes"]) for c in columns]).T
     known = dict(zip(PARAMETERS, np.array([_parameters(c["schedule"]) for c in columns]).T))
     machine = np.array([_machine(str(c["device"]), c["dtypes"]) for c in columns]).T

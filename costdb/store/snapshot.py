@@ -1,4 +1,7 @@
-"""Holds the store's rows in memory: plain columns with an index by digest, summarised on lookup."""
+"""Holds the rows of the cost store (timings, accuracies, failures of kernels) in memory, as plain columns.
+
+A lookup finds the rows of a key by its digest (`KernelKey.digest`), and returns a summary of them.
+"""
 
 from __future__ import annotations
 

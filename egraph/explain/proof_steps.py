@@ -122,8 +122,10 @@ class Unfolding:
                 chain.push(reason, _assembled((a, b), inner, now))
 
     def apply(self, link: Link, equation: Equation, chain: Chain) -> None:
-        """Extend `chain` by applying the rule of `equation`, which `link` uses; its last term is congruent to one side
-        of the equation."""
+        """Append to `chain` the rewrite by the rule of `equation`, for the proof edge `link`, whose equation it is.
+
+        Before, the last term of `chain` must be proven equal to `link.before`, one side of the equation.
+        """
         now, forward = chain.terms[-1], equation.left is link.before
         rule = self.rules.get(equation.name)
         if now is not link.before and rule is not None and len(rule.lefts) == 1:

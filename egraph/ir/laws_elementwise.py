@@ -31,8 +31,8 @@ def leaf(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def leaf_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Yields the type law `leaf` as egglog text: one case, the shape and dtype in the op's attributes. `ranks` is not
-    used."""
+    """Yields the type law `leaf` as egglog text. It has one case: the result's shape and dtype are those in the op's
+    attributes. `ranks` is not used."""
     yield LawCase("a_shape", "a_dtype")
 
 

@@ -48,8 +48,8 @@ class StripAxes:
         return int(concrete(self.root.shape)[self.axis])
 
     def strip(self, count: int) -> Strip:
-        """Expression of a strip of `count` consecutive indices along the root's sliced axis. It does not depend on the
-        start index."""
+        """Expression of a strip of the root: `count` consecutive indices along its sliced axis. The expression is the
+        same for every start index; its inputs are the corresponding slices of the leaves."""
         reads: dict[str, tuple[Tensor, int]] = {}
         made: dict[tuple[int, int], Tensor] = {}
         for node, axis in self.order:

@@ -54,10 +54,10 @@ class CostFilter:
 
 
 def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pricing: Pricing) -> EGraphView:
-    """The e-graph `last` with those of its e-nodes that the filter keeps in at least one of `rounds`.
+    """The e-graph `last` with only those e-nodes that the filter `narrow` keeps in at least one of `rounds`.
 
-    `rounds` are the e-graphs after each round of one saturation; each contains the e-nodes of earlier rounds. `narrow`:
-    the filter.
+    `rounds` are the e-graphs after each round of one saturation; each contains the e-nodes of earlier rounds. Without
+    rounds all e-nodes are kept. `pricing`: the settings for estimating the costs that the filter compares.
     """
     if not rounds:
         return last

@@ -212,7 +212,7 @@ def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim:
 
 
 def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
-    """Return the gradient of hard and soft shrinking: 0 where |x| <= limit."""
+    """Return the gradient of hard and soft shrinking: 0 where |x| <= limit, else `grad`."""
     return t.where(t.le(t.abs(x), limit), t.full((1,) * grad.rank, 0.0, grad.dtype), grad)
 
 

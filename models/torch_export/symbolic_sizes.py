@@ -19,7 +19,7 @@ _RELATIONS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 class SymbolicSizes:
-    """The dimensions of an exported program's size symbols, which are made when the shapes of its inputs are read.
+    """The dimensions of an exported program's size symbols, created when the shapes of its inputs are read.
 
     `ranges`: SymPy symbol -> range of the size, as PyTorch found it. `parts`: name of a free size -> a divisor of it.
     `symbols`: name of a symbol -> its dimension or value. `examples`: for free sizes that the user has not named, name
@@ -33,7 +33,7 @@ class SymbolicSizes:
         self._guards: Sequence[Any] = ()  # what torch.export has assumed about sizes
 
     def bind(self, name: str, shape: Sequence[Any], hints: Mapping[int, str]) -> None:
-        """Make a dimension of each size symbol in the shape of the input `name` that has none yet.
+        """Create a dimension for each size symbol in `shape`, the shape of the input `name`, unless it already has one.
 
         `hints`: axis -> name of its size; other sizes are named after the input and the axis.
         """

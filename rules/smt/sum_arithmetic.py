@@ -20,8 +20,8 @@ class Sums(SumEquality):
     """Arithmetic of symbolic values whose elements are sums (`Total`) or maxima (`Extreme`)."""
 
     def total(self, read: Callable[[], Any], facts: SizeFacts, indices: Sequence[tuple[Any, Any]]) -> Total:
-        """The sum of `read()` over all values of the index variables, (variable, size) pairs; conditions are added to
-        `facts`, the formulas collected for the proof.
+        """The symbolic sum of the term that `read()` returns, over all values of the index variables in it: `indices`,
+        as (variable, size) pairs. Formulas about the term are added to `facts`, those collected for the proof.
 
         Raises OutOfScope unless the terms are finite everywhere.
         """

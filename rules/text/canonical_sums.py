@@ -24,7 +24,10 @@ class CanonicalSums:
         self.texts: dict[Affine, str] = {}
 
     def simple(self, terms: Sum) -> Sum:
-        """A sum of monomials, simplified: without zero monomials, deltas solved, guards that always hold dropped."""
+        """The sum of monomials `terms`, simplified: monomials that are zero are removed, Kronecker deltas are
+        eliminated by substituting an index where possible, and guards (factors that are 1 where an index is in bounds,
+        else 0) are dropped if they always hold.
+        """
         return tuple(m for t in terms if (m := self.solved(t)) is not None)
 
     def solved(self, term: Monomial) -> Monomial | None:

@@ -101,8 +101,8 @@ class Products(TritonPart):
         return self.values.value(found)
 
     def matched(self, a: Tile, b: Tile) -> tuple[Tile, Tile]:
-        """The operands `a` and `b` of a matrix product converted to one dtype: that of a 16-bit operand, else
-        `narrowest`.
+        """The operands `a` and `b` of a matrix product converted to one dtype: that of the first 16-bit float operand,
+        or, if there is none, the dtype that `narrowest` returns.
 
         Rounding computed values to 16 bits is what the unfused program does when it stores them. Raises Unfusable for
         float64.

@@ -1,5 +1,5 @@
-"""Requests wanted kernels: writes briefs for kernels of the parts of a plan with the largest gap to the roofline limit,
-and checks the kernels that a program proposes for them.
+"""Requests wanted kernels: finds the parts of a plan (choice of kernels) with the largest gap to the roofline limit,
+writes a brief (description of the wanted kernel) for each, and checks the kernels that a command of the user proposes.
 
 In: the sources that `optimize` takes.
 Out: briefs; accepted files of user kernels.
