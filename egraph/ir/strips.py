@@ -49,7 +49,7 @@ class StripAxes:
 
     def strip(self, count: int) -> Strip:
         """Expression of a strip of the root: `count` consecutive indices along its sliced axis. The expression is the
-        same for every start index; its inputs are the corresponding slices of the leaves."""
+        same for every start index: inputs stand for the slices of leaves (`Strip.reads`)."""
         reads: dict[str, tuple[Tensor, int]] = {}
         made: dict[tuple[int, int], Tensor] = {}
         for node, axis in self.order:

@@ -147,7 +147,8 @@ class Symbolic:
         return self._calls[key]
 
     def lift(self, template: Template, call: Call) -> SizedCall | None:
-        """Kernel and call at the searched sizes and in free sizes, made from a kernel and call at generic sizes.
+        """Kernel and call at the searched sizes and in free sizes, derived from the kernel `template` and its `call` at
+        generic sizes.
 
         None if the kernel does not hold at all sizes.
         """

@@ -124,9 +124,9 @@ class Exclusions:
         """The hypergraph `found` without the most likely cause of a failed verification of `choice`.
 
         If a smaller error budget gives another plan, that plan is stored in `tighter` and `found` is returned
-        unchanged. With `last` (one attempt is left), the result is made without any rewriting. None if nothing is left
-        to exclude: rewriting is excluded, and no other kernel takes the place of the least accurate one. `verdict`,
-        `finding`: the failed verification and its diagnosis.
+        unchanged. With `last` (one attempt is left), the result is the hypergraph without any rewriting. None if
+        nothing is left to exclude: rewriting is excluded, and no other kernel takes the place of the least accurate
+        one. `verdict`, `finding`: the failed verification and its diagnosis.
         """
         if not last:
             if finding.inaccurate:

@@ -56,7 +56,7 @@ class OverlappedTuning:
         self._matching.start()
 
     def matched(self) -> None:
-        """Wait until all hypergraphs are made, because backends match for one caller at a time."""
+        """Wait until all hypergraphs are matched, because backends match for one caller at a time."""
         self._matched.wait()
 
     def end(self) -> None:

@@ -133,8 +133,8 @@ class CachedPlan:
 
     @staticmethod
     def of(data: Json, graph: Graph, lift: Lift | None = None) -> CachedPlan:
-        """Parse the content `data` of a plan file for a graph (`lift`: makes a kernel for every size from a kernel and
-        its call at generic sizes).
+        """Parse the content `data` of a plan file for a graph (`lift`: derives a kernel for every size from a kernel
+        and its call at generic sizes).
 
         Raises StalePlan if a kernel has changed or the file is damaged.
         """

@@ -1,5 +1,5 @@
-"""Runs the stage "simplify": makes the graphs that later stages use from a loaded graph: at concrete sizes, simplified,
-and with 16-bit floats widened to float32.
+"""Runs the stage "simplify": derives from a loaded graph the graphs that later stages use: at concrete sizes,
+simplified, and with 16-bit floats widened to float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the stage "recall": makes the program from the plan (choice of kernels) that an earlier equal search stored in
+"""Runs the stage "recall": builds the program from the plan (choice of kernels) that an earlier equal search stored in
 the plan cache, or stores the plan of a new search there."""
 
 from __future__ import annotations

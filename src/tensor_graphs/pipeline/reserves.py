@@ -1,4 +1,4 @@
-"""Computes how many seconds a search on a GPU leaves for the stages after it, so that a call ends within its budget.
+"""Computes how many seconds a search on a GPU leaves for the stages after it, so that `optimize` ends in its budget.
 
 After measuring come the last choices of kernels, the program, timing of the finalists (best few plans) and of the ways
 to launch kernels, verification, timing, and storing the plan. With small budgets no time is reserved: measuring gets
@@ -28,7 +28,8 @@ def launching_s(session: Session) -> float:
 
 
 def after_launching_s(session: Session) -> float:
-    """Seconds that comparing ways to launch kernels leaves: verification on one input, timing and the end of the call.
+    """Seconds that comparing ways to launch kernels leaves: for verification on one input, timing and the end of
+    `optimize`.
 
     Verification on further inputs gets the time that is left: another way to launch saves up to a fifth of a program's
     time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
@@ -37,7 +38,7 @@ def after_launching_s(session: Session) -> float:
 
 
 def after_finalists_s(session: Session) -> float:
-    """Seconds that timing finalists and ways to launch leaves for verification, timing and the end of the call."""
+    """Seconds that timing finalists and ways to launch leaves for verification, timing and the end of `optimize`."""
     return (
         session.verified_inputs * session.verification_s + TIMING_S + ENDING_S
         if is_kept(session)

@@ -154,8 +154,8 @@ def _match(
 
 
 def _expect(session: Session, task: Task, *, derived: bool) -> None:
-    """Estimate the seconds of binding and verifying a program, which measuring leaves. `derived`: whether that includes
-    computing derived weights."""
+    """Estimate the seconds of binding and verifying a program, the time that measuring leaves. `derived`: whether that
+    includes computing derived weights."""
     graph, flops = task.model.graph, graph_flops(list(task.work.roots))
     if session.options.verify:
         session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)

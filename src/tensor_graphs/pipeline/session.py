@@ -122,8 +122,8 @@ class Session:
 
     @property
     def timeline(self) -> Rows:
-        """Spans (begin, end in seconds) of all activities of this call and of its measuring processes, by activity, for
-        the report."""
+        """Spans (begin, end in seconds) of all activities of this session and of its measuring processes, by activity,
+        for the report."""
         return timeline(self.began, [("stage", self.clock), *self.clocks])
 
     @property
@@ -166,12 +166,12 @@ class Session:
         self.progress.say("recall", self.plan_cache_notes[-1])
 
     def interrupted(self) -> Callable[[], bool]:
-        """Predicate: whether Ctrl-C arrived since it was made."""
+        """Predicate: whether Ctrl-C arrived since the predicate was created."""
         before = self.progress.stopped
         return lambda: self.progress.stopped and not before
 
     def polled(self) -> Callable[[], None]:
-        """Function that raises Halted if Ctrl-C arrived since it was made."""
+        """Function that raises Halted if Ctrl-C arrived since the function was created."""
         pressed = self.interrupted()
 
         def poll() -> None:

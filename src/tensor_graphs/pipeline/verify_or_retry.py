@@ -85,7 +85,7 @@ class Acceptance:
     """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
     `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
-    kernels, and excludes some of them after a failure. `stored`: makes the hypergraph of candidate kernels, with every
+    kernels, and excludes some of them after a failure. `stored`: gives the hypergraph of candidate kernels, with every
     value stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`:
     context manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification
     inputs. `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`:
