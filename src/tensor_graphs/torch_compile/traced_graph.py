@@ -238,7 +238,8 @@ class Variant:
 
 class TracedGraph:
     """An inference, forward or backward graph traced by torch.compile. Calling it runs its optimized programs, if they
-    are ready and in use. Otherwise an inference or forward graph raises NoProgram, and a backward graph runs eagerly.
+    are in use (those of a backward graph: if they are ready). Otherwise an inference or forward graph raises NoProgram,
+    and a backward graph runs eagerly.
 
     `frozen`: positions of placeholders that are constants; `seen`: number of results, the first ones, that the caller
     gets; `steady`: positions of placeholders that are parameters, which keep their memory between calls.
