@@ -359,7 +359,7 @@ def test_the_text_of_a_kernel_brings_its_library_and_describes_matrices(monkeypa
     module = module_of(text)
     ((_, kernel),) = module.CudaKernel.known.items()
     whole = "\n".join((CUDA_LIBRARY, ROLE_LIBRARY, product_text(64), kernel.text.lstrip("\n")))
-    assert module.CudaKernel.source() == cuda_text(text.text) == whole
+    assert kernel.source() == cuda_text(text.text) == whole
     seen: list[Any] = []
     kernel.ready = {(None, 16): ("kernel", "config")}
     monkeypatch.setattr(kernel, "described", lambda x, shape, box: (tuple(x.shape), shape, box))
