@@ -249,6 +249,7 @@ def test_a_deep_model_is_searched_by_its_short_form(
 
     monkeypatch.setattr(search_stage, "choose", chosen)
     monkeypatch.setattr("tensor_graphs.pipeline.accept.choose", chosen)
+    monkeypatch.setattr("tensor_graphs.pipeline.reserves.LEAST_BUDGET_S", 9.0)
     x = tg.input("x", (8, 16))
     for i in range(layers):
         h = tg.rms_norm(x, tg.param(f"g{i}", (16,)), eps=1e-6)
@@ -257,7 +258,7 @@ def test_a_deep_model_is_searched_by_its_short_form(
     params = {
         f"{n}{i}": rng.standard_normal(s).astype(np.float32) / 4 for i in range(layers) for n, s in shapes.items()
     }
-    program = tg.optimize(Graph.of(x), params=params, backend="gpu", budget=30, costdb=tmp_path)
+    program = tg.optimize(Graph.of(x), params=params, backend="gpu", budget=10, costdb=tmp_path)
     assert program.report.verification["passed"] and [kind for kind, _ in graphs] == ["short", "carried"]
     assert sum(k.count for k in program.report.kernels) >= layers
     want = X.astype(np.float64)
