@@ -107,8 +107,7 @@ class Batch:
         self.taken = self.early = self.given = 0
 
     def add(self, job: Callable[[], Job]) -> None:
-        """Append a job (terms to lower to kernels), given as a function that builds it; workers may start on it at
-        once."""
+        """Append a job, given as a function that builds it; workers may start on it at once."""
         self._put(job)
         if len(self.jobs) == WORTH:
             self.pool.begin()
@@ -120,19 +119,18 @@ class Batch:
         self.numbers.append(self.pool.number())
 
     def close(self) -> None:
-        """Mark the batch as complete: no more jobs (terms to lower to kernels) are added."""
+        """Mark the batch as complete: no more jobs are added."""
         self.grows, self.given = False, len(self.jobs)
         self.pool.pump(self)
 
     def take_arrived(self) -> Reply:
-        """Take the next job (terms to lower to kernels): a worker's reply to it if that has arrived, else an empty
-        reply, and the caller must do the job. Does not wait."""
+        """Take the next job: a worker's reply to it if that has arrived, else an empty reply, and the caller must do
+        the job. Does not wait."""
         self.taken += 1
         return self.found.pop(self.numbers[self.taken - 1], [])
 
     def take(self) -> Reply:
-        """Take the next job (terms to lower to kernels): a worker's reply to it, or an empty reply if the caller must
-        do the job.
+        """Take the next job: a worker's reply to it, or an empty reply if the caller must do the job.
 
         Waits if a worker has the job in progress.
         """
@@ -150,7 +148,7 @@ class Batch:
         return self.found.pop(number, [])
 
     def next(self) -> list[tuple[int, Job]]:
-        """Up to `PART` jobs (terms to lower to kernels) to send to a worker, as (number, job); they count as given out.
+        """Up to `PART` jobs to send to a worker, as (number, job); they count as given out.
 
         They are taken from the end of a complete batch, except the job that the caller does next; from the beginning of
         a batch that still grows, or of any batch if at least WIDE workers have started (then fewer at a time, so that

@@ -120,8 +120,8 @@ class StrategyEmitter(EmitterBase):
     strategies: tuple[Strategy[Any], ...] = field(default=(), kw_only=True)
 
     def candidates(self, request: Request, count: int = COUNT) -> Sequence[Schedule]:
-        """At most `count` candidate schedules for the kernel of a request, best guess first; empty if no strategy (way
-        to write kernels) applies."""
+        """At most `count` candidate schedules for the kernel of a request, best guess first; empty if no strategy
+        applies."""
         found: Sequence[Schedule] = ()
         updates = reads_overwritten(request.kernel)
         for strategy in self.strategies:
@@ -147,7 +147,7 @@ class StrategyEmitter(EmitterBase):
 
     def parse(self, schedule: Numbers) -> Schedule:
         """The typed form of `schedule` (parameter name -> integer). Raises UsageError if its parameters are those of no
-        strategy (way to write kernels)."""
+        strategy."""
         return self._found(schedule)[1]
 
     def _found(self, schedule: Numbers) -> tuple[Strategy[Any], Schedule]:
@@ -173,9 +173,8 @@ class StrategyEmitter(EmitterBase):
         return [s.numbers() for s in self.candidates(Request(kernel, shape, splits, precision))]
 
     def fits(self, kernel: Kernel, shape: Shape, schedule: Numbers, splits: bool) -> bool:
-        """Whether `schedule` (parameter name -> integer) is legal: its parameters are those of a strategy (way to write
-        kernels), its values are in their domains, and that strategy accepts the kernel. `splits`: whether split
-        reduction is legal."""
+        """Whether `schedule` (parameter name -> integer) is legal: its parameters are those of a strategy, its values
+        are in their domains, and that strategy accepts the kernel. `splits`: whether split reduction is legal."""
         found = self.find(schedule)
         return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
 
@@ -183,15 +182,14 @@ class StrategyEmitter(EmitterBase):
         """Emit the lowered kernel `found` in `schedule` (parameter name -> integer); returns its launches
         (`Emitter.launches`).
 
-        Raises UsageError if no strategy (way to write kernels) has its parameters, Unfusable if the kernel cannot be
-        emitted.
+        Raises UsageError if no strategy has its parameters, Unfusable if the kernel cannot be emitted.
         """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
         """Yields the changes of one parameter that the schedule search tries from `schedule`, legal or not; none if no
-        strategy (way to write kernels) has its parameters."""
+        strategy has its parameters."""
         found = self.find(schedule)
         return iter(()) if found is None else found[1].moves()
 

@@ -100,7 +100,7 @@ class Program(ProgramCalls):
     def bind(self, params: Mapping[str, Data] | None = None) -> Program:
         """Read and prepare the weights now, if not yet done; `params` replaces params by name.
 
-        Resets states (memory kept between calls). Returns itself.
+        Resets states. Returns itself.
 
         Raises UsageError for unknown params, params without data or of another shape or dtype, and for `params` of a
         loaded program, which has only its saved weights. The program then keeps its weights.
@@ -278,8 +278,7 @@ class Program(ProgramCalls):
             self._binaries = binaries
 
     def unbind(self) -> None:
-        """Release the prepared weights and the states (memory kept between calls); the next call reads the weights
-        again."""
+        """Release the prepared weights and the states; the next call reads the weights again."""
         with self._lock:
             self._collect()
             self._run, self.states, self._space = None, {}, {}
@@ -288,8 +287,7 @@ class Program(ProgramCalls):
         trim()
 
     def reset(self) -> None:
-        """Set all states (memory kept between calls) to their initial values, except those shared with other
-        programs."""
+        """Set all states to their initial values, except those shared with other programs."""
         with self._lock:
             self._reset()
 
@@ -304,7 +302,7 @@ class Program(ProgramCalls):
                 state[...] = 0
 
     def set_state(self, name: str, value: Any) -> None:
-        """Overwrite the state `name` (memory kept between calls) with `value`, an array or tensor of its shape.
+        """Overwrite the state `name` with `value`, an array or tensor of its shape.
 
         Raises UsageError for an unknown name, ShapeError for another shape.
         """
@@ -316,8 +314,7 @@ class Program(ProgramCalls):
             raise ShapeError(f"state {name!r} is {list(state.shape)}: {error}") from None
 
     def get_state(self, name: str) -> Array:
-        """A copy of the values of the state `name` (memory kept between calls). Raises UsageError for an
-        unknown name."""
+        """A copy of the values of the state `name`. Raises UsageError for an unknown name."""
         with self._lock:
             return self._exchange.read(self._state(name))
 

@@ -29,8 +29,7 @@ START_S = 180.0  # deadline in seconds for starting the process or opening a ker
 
 
 class GpuProcess:
-    """Worker process on `device` ("cuda", or "cpu" for tests), with the parent's thread that runs its jobs (requests to
-    the device process).
+    """Worker process on `device` ("cuda", or "cpu" for tests), with the parent's thread that runs its jobs.
 
     `timeout`: seconds per job. `among`: number of device processes; if there are several, each holds the GPU lock while
     it runs a kernel.
@@ -63,22 +62,20 @@ class GpuProcess:
         self.clock.spent("start", began, time.monotonic())
 
     def interrupt(self) -> None:
-        """Kill the process during a job (request to the device process); the next job starts another process."""
+        """Kill the process during a job; the next job starts another process."""
         self.worker.close()
 
     def close(self) -> None:
-        """Kill the process and drop queued jobs (requests to the device process)."""
+        """Kill the process and drop queued jobs."""
         self.worker.close()
         self._hand.shutdown(wait=False, cancel_futures=True)
 
     def do(self, work: Callable[[], None]) -> Future[None]:
-        """Run `work` in the process's thread after earlier jobs (requests to the device process); returns a future that
-        ends with it."""
+        """Run `work` in the process's thread after earlier jobs; returns a future that ends with it."""
         return self._hand.submit(work)
 
     def ask_later(self, job: dict[str, Any], timeout: float) -> Future[Reply]:
-        """Queue a job (request to the device process), which may take `timeout` seconds, after earlier ones; returns
-        the future reply."""
+        """Queue a job, which may take `timeout` seconds, after earlier ones; returns the future reply."""
         return self._hand.submit(self.ask, job, timeout)
 
     def attempt(self, opening: Reply, index: int, text: KernelText) -> Reply:
@@ -126,8 +123,8 @@ class GpuProcess:
         return reply
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:
-        """Send a job (request to the device process) to the process and wait; returns its reply, for a failed job with
-        status and message. A reply with `fatal` set kills the process.
+        """Send a job to the process and wait; returns its reply, for a failed job with status and message. A reply with
+        `fatal` set kills the process.
 
         `timeout`: seconds for this job, by default that of the process.
         """

@@ -96,8 +96,8 @@ class Relaxation:
                     self.add(_sum([*self.taken(c, k), *self.taken(k, c)], [head]))
 
     def limit(self, use: Sequence[float], most: float) -> None:
-        """Constrain the sum of `use` (one number per row) over the chosen rows (ways to compute a class) to at most
-        `most`, up to rounding and HiGHS's tolerance; callers check the result."""
+        """Constrain the sum of `use` (one number per row) over the chosen rows to at most `most`, up to rounding and
+        HiGHS's tolerance; callers check the result."""
         top = most * (1 + LIMIT_ROUNDING)
         row = self.model.add_linear_constraint(ub=1.0 + LIMIT_ROUNDING)
         for x, u in zip(self.x, use):
@@ -109,8 +109,7 @@ class Relaxation:
     def cycle_cut(self, cycle: Sequence[int]) -> Cut:
         """Cutting plane that excludes a cycle of an integer solution, given as classes, each a child of the one before.
 
-        Sum of its edges <= number of its classes in the solution, not counting the class with the fewest rows (ways to
-        compute a class).
+        Sum of its edges <= number of its classes in the solution, not counting the class with the fewest rows.
         """
         free = min(range(len(cycle)), key=lambda i: len(self.rows.members[cycle[i]]))
         reads = [v for i, c in enumerate(cycle) for v in self.taken(c, cycle[(i + 1) % len(cycle)])]
@@ -119,8 +118,8 @@ class Relaxation:
     def separate(self, value: Sequence[float]) -> list[Cut]:
         """Cycle cuts that a fractional point violates, by shortest paths.
 
-        `value`: the point, by variable. The edge from class c to child k weighs y_c minus the share of its rows (ways
-        to compute a class) that read k; a cycle through class j that weighs less than y_j violates the cut without y_j.
+        `value`: the point, by variable. The edge from class c to child k weighs y_c minus the share of its rows that
+        read k; a cycle through class j that weighs less than y_j violates the cut without y_j.
         """
         arcs: dict[int, list[tuple[int, float]]] = {}
         for c, k in self.reads:
@@ -193,8 +192,7 @@ class Relaxation:
         return value
 
     def rounded(self, value: Sequence[float]) -> list[list[int]]:
-        """Greedy integer solutions near a fractional one, each as the chosen row (a way to compute a class) of every
-        class (-1: none).
+        """Greedy integer solutions near a fractional one, each as the chosen row of every class (-1: none).
 
         `value`: the fractional solution, by variable. A row whose variable is x costs (1 - x) times its cost.
         """
@@ -202,8 +200,7 @@ class Relaxation:
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
-        """Require integer values of the variables of rows (ways to compute a class); those of classes are then
-        integers, too."""
+        """Require integer values of the variables of rows; those of classes are then integers, too."""
         for v in set(self.x):
             self.vars[v].integer = True
 

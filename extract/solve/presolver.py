@@ -40,9 +40,8 @@ MAX_FILL_IN_READS = 12
 class PresolvedRows:
     """A reduced problem and its relation to the problem it was made from (the input).
 
-    `origin[r]` is the input row (a way to compute a class) of its row r, `fixed` are input rows that every solution
-    contains, `constant` is the cost that every solution pays in addition. Its roots are all classes known to be in
-    every solution.
+    `origin[r]` is the input row of its row r, `fixed` are input rows that every solution contains, `constant` is the
+    cost that every solution pays in addition. Its roots are all classes known to be in every solution.
     """
 
     rows: ProblemRows
@@ -51,13 +50,13 @@ class PresolvedRows:
     constant: float
 
     def restore(self, chosen: Iterable[int]) -> list[int]:
-        """Input rows (ways to compute a class) of the solution `chosen` (rows of the reduced problem), at most one per
-        class; may contain rows that the roots do not reach."""
+        """Input rows of the solution `chosen` (rows of the reduced problem), at most one per class; may contain rows
+        that the roots do not reach."""
         return self.fixed + [self.origin[row] for row in chosen]
 
 
 class Presolver:
-    """Reductions of a problem, one method each, over a mutable copy of the rows (ways to compute a class)."""
+    """Reductions of a problem, one method each, over a mutable copy of the rows."""
 
     def __init__(self, rows: ProblemRows, pinned: Collection[int] = ()) -> None:
         self.pinned = pinned
@@ -80,7 +79,7 @@ class Presolver:
         )
 
     def derive(self) -> None:
-        """Drop rows (ways to compute a class) that read a class without a finite term, or their own class."""
+        """Drop rows that read a class without a finite term, or their own class."""
         if not self.lossy:
             return
         self.lossy = False
@@ -131,7 +130,7 @@ class Presolver:
         self, use_must: bool, expired: Callable[[], bool] = lambda: False, *, of_roots: bool = False
     ) -> None:
         """Find further always-on classes (in every solution), by must sets (`use_must`) or else by children common to
-        all rows (ways to compute a class); also drop rows that are necessarily cyclic.
+        all rows; also drop rows that are necessarily cyclic.
 
         `of_roots`: must sets of the roots only. `expired`: polled; True ends the computation of must sets.
         """
@@ -178,8 +177,8 @@ class Presolver:
                     item.kids = item.kids.difference(free)
 
     def drop_dominated(self, expired: Callable[[], bool] = lambda: False) -> None:
-        """Drop each row (a way to compute a class) for which another row of its class costs at most as much and reads
-        only classes in the must sets of the dropped row's children.
+        """Drop each row for which another row of its class costs at most as much and reads only classes in the must
+        sets of the dropped row's children.
 
         `expired`: polled at classes with many rows; True ends the pass early.
         """
@@ -197,7 +196,7 @@ class Presolver:
                 self.items[c] = _without_supersets(row)
 
     def prune_by_bound(self, upper: float) -> None:
-        """Drop rows (ways to compute a class) whose lower bound exceeds `upper`."""
+        """Drop rows whose lower bound exceeds `upper`."""
         least = [min([i.cost for i in row]) if row else 0.0 for row in self.items]
         paid = [least[c] if c in self.on else 0.0 for c in range(len(self.items))]
         limit = upper - self.constant - sum(paid) + 1e-9 * abs(upper)
@@ -224,8 +223,8 @@ class Presolver:
 
     def move_costs(self, keep_all: bool) -> None:
         """Move the least cost of each always-on class (in every solution) to `constant`, and that of a class with one
-        reader to the reader. Without `keep_all`, a class with a row (a way to compute a class) that then costs nothing
-        and reads nothing keeps only that row."""
+        reader to the reader. Without `keep_all`, a class with a row that then costs nothing and reads nothing keeps
+        only that row."""
         readers = [0] * len(self.items)
         last: dict[int, Item] = {}
         for row in self.items:
@@ -250,7 +249,7 @@ class Presolver:
                     self.items[c] = free[:1]
 
     def collapse(self) -> None:
-        """Replace each zero-cost class with a single row (a way to compute a class) by that row's children."""
+        """Replace each zero-cost class with a single row by that row's children."""
         readers = [0] * len(self.items)
         for row in self.items:
             for item in row:

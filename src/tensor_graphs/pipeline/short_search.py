@@ -36,8 +36,8 @@ SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
 
 @dataclass(frozen=True)
 class ShortSearch:
-    """A searched short form (each repeated block of layers once), and the hypergraph of the whole model with the
-    kernels found for the short form as candidates."""
+    """A searched short form, and the hypergraph of the whole model with the kernels found for the short form as
+    candidates."""
 
     short: Hypergraph
     choice: Choice
@@ -49,8 +49,8 @@ class ShortSearch:
 
 
 def wants_short_form(session: Session, task: Task) -> bool:
-    """Whether a model is searched by its short form (each repeated block of layers once): if it has one, its sizes are
-    fixed, the budget suffices for all stages, and neither memory nor error of the whole plan is limited."""
+    """Whether a model is searched by its short form: if it has one, its sizes are fixed, the budget suffices for all
+    stages, and neither memory nor error of the whole plan is limited."""
     return _wanted(session, task) and short_form(find_blocks(task.work)) is not None
 
 
@@ -60,8 +60,8 @@ def _wanted(session: Session, task: Task) -> bool:
 
 
 def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hypergraph | None:
-    """The hypergraph of the model's rewritten short form (each repeated block of layers once); None if it is not wanted
-    (`wants_short_form`), or there is no time for it."""
+    """The hypergraph of the model's rewritten short form; None if it is not wanted (`wants_short_form`), or there is no
+    time for it."""
     short = short_form(rewritten.blocks) if _wanted(session, task) and not rewritten.smaller else None
     if short is None:
         return None
@@ -75,8 +75,8 @@ def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hype
 def search_short_form(
     session: Session, task: Task, rewritten: Rewritten, short: Hypergraph, store: Store, measurer: Measurer
 ) -> ShortSearch | None:  # fmt: skip
-    """Search a model's short form `short` (each repeated block of layers once), and match the kernels found in the
-    whole model. Returns both; None if the short form has no plan, or its kernels do not cover the whole model."""
+    """Search a model's short form `short`, and match the kernels found in the whole model. Returns both; None if the
+    short form has no plan, or its kernels do not cover the whole model."""
     with open_store(session, store), gc_frozen():
         try:
             choice = choose(session, short, CostPricer(store), measurer, kept=WHOLE_S, solve_seconds=SOLVE_S)
