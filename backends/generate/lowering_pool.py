@@ -31,7 +31,7 @@ from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
 MOST = 16  # maximum workers of all pools together
-LEFT_CORES = 2  # cores left to the search and to the processes that measure
+LEFT_CORES = 2  # cores that lowering workers and compilers leave to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WIDE = 4  # workers that have started from which the caller does no jobs itself
 WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work

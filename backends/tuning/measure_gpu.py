@@ -25,6 +25,7 @@ from ...errors import DeviceUnavailableError
 from ...extract.model.clock import Clock
 from ...extract.model.kernel import Call, Candidate, Template
 from ..generate.kernel_text import KernelText, kernel_text
+from ..generate.lowering_pool import LEFT_CORES
 from .compile_pool import CompilePool
 from .gpu_process import GpuProcess
 from .kernel_searches import Ahead, Cutoff
@@ -40,7 +41,7 @@ OPEN = 20  # kernels in flight, each with device memory; as many again may wait 
 LEAVE = 2
 RUN_S = 15.0  # deadline in seconds of one device job
 PROCESSES = 2  # device processes: one prepares its next job while the other's runs (a third one gains nothing)
-MOST_COMPILERS, LEFT_CORES = 16, 2  # compiler processes at most; cores left to the search and to device processes
+MOST_COMPILERS = 16  # compiler processes at most
 CAPABILITY = 90  # compute capability to compile for if there is no GPU
 AT_ONCE_S = 5.0  # deadline in seconds for compiling a program's kernels before its first run
 KEEP_S = 2.0  # seconds after which rows are written to the sink before a round ends: a store's write waits for the disk

@@ -64,10 +64,7 @@ class RepeatedBlocks:
     @cached_property
     def of_block(self) -> dict[int, list[int]]:
         """Block -> its instances."""
-        found: dict[int, list[int]] = {}
-        for n, block in enumerate(self.blocks):
-            found.setdefault(block, []).append(n)
-        return found
+        return _by_value(self.blocks)
 
     @cached_property
     def contexts(self) -> list[int]:
@@ -90,10 +87,7 @@ class RepeatedBlocks:
     @cached_property
     def alike(self) -> dict[int, list[int]]:
         """Id of surroundings (`contexts`) -> the instances that have them, in order."""
-        found: dict[int, list[int]] = {}
-        for n, context in enumerate(self.contexts):
-            found.setdefault(context, []).append(n)
-        return found
+        return _by_value(self.contexts)
 
     @cached_property
     def active(self) -> frozenset[int]:
@@ -176,6 +170,14 @@ class RepeatedBlocks:
         return {key: n for key, n in found.items() if key not in several}
 
 
+def _by_value(values: Iterable[int]) -> dict[int, list[int]]:
+    """Value -> its positions in `values`, in order."""
+    found: dict[int, list[int]] = {}
+    for n, value in enumerate(values):
+        found.setdefault(value, []).append(n)
+    return found
+
+
 @dataclass(frozen=True)
 class Correspondence:
     """E-classes of one view and those of another one that is glued from copies of the same blocks.
@@ -219,8 +221,8 @@ class Correspondence:
             for x, c in ours.shared[n]:
                 (a, at), (b, there) = ours.owners[c][0], theirs.owners[theirs.places[m][x]][0]
                 if a != n and at == there and ours.blocks[a] == theirs.blocks[b]:
-                    for ours_, theirs_ in self._pairs(a, b):
-                        to.setdefault(ours_, theirs_)
+                    for cls, image in self._pairs(a, b):
+                        to.setdefault(cls, image)
         return self._maps[n, m]
 
     def _pairs(self, n: int, m: int) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice
 from ..extract.solve import budgets
 from ..verification.reference import Reference
-from .choose import Carried, choose
+from .choose import Carried, choose, nothing_carried
 from .exclusions import Exclusions
 from .match import hypergraph, only_generated
 from .prepare import Task
@@ -28,7 +28,7 @@ from .verify_or_retry import Acceptance
 def acceptance(
     session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
     fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
-    encoded: Callable[[], None] = lambda: None, carried: Carried = lambda graph: (),
+    encoded: Callable[[], None] = lambda: None, carried: Carried = nothing_carried,
 ) -> Acceptance:  # fmt: skip
     """The verify-or-retry loop of one search, ready to run (`Acceptance.run`).
 

@@ -20,12 +20,13 @@ Carried = Callable[[Hypergraph], Sequence[int]]  # candidates from which the fir
 SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
 
 
+def nothing_carried(graph: Hypergraph) -> Sequence[int]:
+    """No candidates: first solves start from nothing."""
+    return ()
+
+
 def choose_cheapest(
-    session: Session,
-    graphs: Sequence[Hypergraph],
-    pricer: CostPricer,
-    measurer: Measurer | None,
-    carried: Carried = lambda graph: (),
+    session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: Measurer | None
 ) -> tuple[Hypergraph, Choice]:
     """Search each hypergraph for an equal share of the time; returns the one with the cheapest plan, and that plan.
 
@@ -35,7 +36,7 @@ def choose_cheapest(
     best: tuple[Hypergraph, Choice] | None = None
     for n, graph in enumerate(graphs):
         try:
-            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n), carried=carried)
+            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n))
         except NoPlanError:
             if best is None and n + 1 == len(graphs):
                 raise
@@ -52,7 +53,7 @@ def choose_cheapest(
 
 def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
-    share: float = 0.8, limits: Sequence[budgets.Budget] = (), carried: Carried = lambda graph: (),
+    share: float = 0.8, limits: Sequence[budgets.Budget] = (), carried: Carried = nothing_carried,
     kept: float = 0.0, solve_seconds: float = 2.5,
 ) -> Choice:  # fmt: skip
     """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
@@ -111,4 +112,4 @@ def _budgets(options: Options, pricer: CostPricer, graph: Hypergraph) -> list[bu
     return found
 
 
-__all__ = ["Carried", "choose", "choose_cheapest"]
+__all__ = ["Carried", "choose", "choose_cheapest", "nothing_carried"]

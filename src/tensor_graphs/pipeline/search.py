@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..backends.program.program import Program
 from ..costdb.keys import rates
@@ -28,7 +29,7 @@ from ..verification.verify import planned_inputs
 from .accept import acceptance
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .choose import Carried, choose_cheapest
+from .choose import Carried, choose_cheapest, nothing_carried
 from .choose_form import faster_unoptimized
 from .make_report import describe_plan, make_report
 from .match import match_all
@@ -96,7 +97,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
-                graph, first = choose_cheapest(session, graphs, pricer, measurer, carried)
+                graph, first = choose_cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # frees the memory of the rejected hypergraphs
             fired = rewritten.fired(session.rules)
             loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end, carried)
@@ -131,26 +132,27 @@ def _match(
 ) -> tuple[list[Hypergraph], Carried]:  # fmt: skip
     """The hypergraphs to search, made after overlapped tuning has matched its own, with the candidates from which their
     first solves start; ends the tuning. A deep model's short form is searched here."""
+    short: Hypergraph | None = None
     if tuning is not None:
-        assert measurer is not None
         with session.stage("candidates"):
             tuning.matched()
-        if (short := match_short_form(session, task, rewritten)) is not None:
-            _expect(session, task, derived=not weights.started)
-            with session.stage("ahead"):
-                tuning.end()
-            found = search_short_form(session, task, rewritten, short, store, measurer)
-            session.lowerings.close()
-            if found is not None:
-                return [found.whole], found.carried
-    graphs = match_all(session, task, rewritten, tuning.graph if tuning is not None else None)
-    session.lowerings.close()  # frees the worker processes' memory
+        short = match_short_form(session, task, rewritten)
+    match = partial(match_all, session, task, rewritten, tuning.graph if tuning is not None else None)
+    graphs, carried = list[Hypergraph](), nothing_carried
+    if short is None:
+        graphs = match()
+        session.lowerings.close()  # frees the worker processes' memory
     _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("ahead"):
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
-    return graphs, lambda graph: ()
+    if short is not None:
+        assert measurer is not None
+        found = search_short_form(session, task, rewritten, short, store, measurer)
+        graphs, carried = ([found.whole], found.carried) if found is not None else (match(), nothing_carried)
+        session.lowerings.close()
+    return graphs, carried
 
 
 def _expect(session: Session, task: Task, *, derived: bool) -> None:
