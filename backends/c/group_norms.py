@@ -18,7 +18,7 @@ from .convolutions import channels_last_x, few_elements
 
 BLOCK = 64  # pixels of a partial sum: rounding grows with their number
 
-GROUP_NORM = """/* Group norm of n channels-last images of s pixels and c channels. room: (s / 64 rounded up + 3) * c floats. */
+GROUP_NORM = """/* Group norm of n channels-last images of s pixels and c channels. room: (s / 64 rounded up + 2) * c floats. */
 static inline __attribute__((always_inline)) void group_norm_sums(const float *restrict from, const float *restrict centre,
     float *restrict part, int pixels, int c, int squared)
 {
