@@ -61,6 +61,7 @@ from tensor_graphs.pipeline.prices import CostPricer
 from tensor_graphs.pipeline.rewrite import rewrite
 from tensor_graphs.pipeline.session import Session, store_of
 from tensor_graphs.torch_compile import traced_graph
+from tensor_graphs.verification.comparison import have_other_bits
 from tensor_graphs.verification.on_device import sample_tensors
 
 BEGUN = time.monotonic()
@@ -212,12 +213,6 @@ def errors_of(found: Sequence[Any], exact: Sequence[Any]) -> dict[int, float]:
     return {k: e for k, e in enumerate(every) if not e <= WRONG}
 
 
-def differ(found: Sequence[Any], first: Sequence[Any]) -> bool:
-    """Whether any result has other bits than before; NaNs are equal."""
-    flags = [((a != b) & ~((a != a) & (b != b))).any() for a, b in zip(found, first, strict=True)]
-    return bool(torch.stack(flags).any())
-
-
 @dataclass
 class Case:
     """A graph with sets of inputs, and its results for each in float64."""
@@ -253,7 +248,7 @@ class Case:
                 n = turn % len(sets)
                 found = calls(n, turn >= rounds // 2)
                 seen["calls"] += 1
-                if differ(found, first[n]):
+                if have_other_bits(found, first[n]):
                     seen["other"].append(turn)
                     seen["wrong"].append(errors_of(found, self.exact[n]))
             row[way] = seen

@@ -24,6 +24,22 @@ def emulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     emulate(monkeypatch, tmp_path)
 
 
+@pytest.fixture(scope="module")
+def host_driver(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The compiled library of the driver that computes on the host (driver_host.c)."""
+    from . import driver_host
+
+    return driver_host.compiled(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def driver(host_driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The driver and Torch's side of it: one stream, captured between `begin_capture` and `end_capture`."""
+    from . import driver_host
+
+    return driver_host.install(host_driver, monkeypatch.setattr)
+
+
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be rewritten."""

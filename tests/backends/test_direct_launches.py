@@ -22,17 +22,6 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 N = Kernel.count
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return driver_host.compiled(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The driver and Torch's side of it: one stream, captured between `begin_capture` and `end_capture`."""
-    return driver_host.install(library, monkeypatch.setattr)
-
-
 def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None) -> Any:
     """A program for 2 x[:N] + (x[N:] + y), given whole and as a view; with a kernel of a library, also y + y."""
     kernels, memory = gpu_launches.Launches(), torch.zeros(2 * N)

@@ -26,16 +26,6 @@ GRAPH = Graph.of(t.input("x", (N,)) * 3.0 + t.input("y", (N,)), name="sum")
 WAYS = ["flat", "graph", "copying"]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return driver_host.compiled(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def driver(library: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return driver_host.install(library, monkeypatch.setattr)
-
-
 class Bound:
     """A program for 3 x + y on the emulated driver: x + x by a library, which allocates its result.
 
