@@ -112,8 +112,11 @@ class Noisy(torch.nn.Module):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_numbers_in_torch_functions_and_modules_are_found(seed):
+def test_random_numbers_in_torch_functions_and_modules_are_found(seed, monkeypatch):
     """Few calls differ: of one in eight to one in fifty draws."""
+    # the operating system's numbers are the same in each run, and a busy machine makes as many calls as an idle one
+    monkeypatch.setattr(random, "_urandom", np.random.default_rng(seed).bytes)
+    monkeypatch.setattr("tensor_graphs.pipeline.trace_randomness.CHEAP_S", 60.0)
     numbers = np.random.default_rng(seed)
     functions = {
         "python": lambda a: a if random.randrange(10) else -a,
@@ -254,6 +257,7 @@ def test_random_numbers_in_large_functions_are_found(monkeypatch):
         np.random.shuffle(a)
         return a
 
+    np.random.seed(1)  # the graph of a swap mixes all indices, and is not compared in strips
     with pytest.raises(TraceError):
         compared(shuffled, X[:2].copy())
     random.seed(0)

@@ -184,8 +184,8 @@ class Grower:
                     made = self.grow(self.rng.choice([n for n in names if OPS[n].arity]))
                 if self.kept(made):
                     return
-            except (Unfit, ShapeError, ValueError, TypeError, ZeroDivisionError):
-                continue
+            except (Unfit, ShapeError, ValueError, TypeError, ZeroDivisionError, IndexError):
+                continue  # IndexError: indices into an axis of no elements
 
     def rule(self) -> Tensor:
         """The left side of a random rule over fresh leaves and values of the right types."""
