@@ -18,16 +18,16 @@ from tensor_graphs.backends.program import (
 
 from . import driver_host
 from .driver_host import SizedKernel as Sized
-from .test_direct_launches import driver, library, pytestmark  # noqa: F401
+from .test_direct_launches import pytestmark  # noqa: F401
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture
-def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes programs of every length from `body(kernels, memory, n)`, which gives a launch function of (x, out)."""
 
-    def made(body: Any, way: str = "", library: Any = ()) -> Any:  # noqa: F811
+    def made(body: Any, way: str = "", library: Any = ()) -> Any:
         workspace, sizes = any_size_gpu_helpers.Workspace("cpu"), []
         own = {name: Sized(driver.library, name) for name in ("add", "doubled")}
 
@@ -210,7 +210,7 @@ class Function:
 
     __name__ = "add"
 
-    def __init__(self, library: Any) -> None:  # noqa: F811
+    def __init__(self, library: Any) -> None:
         self.inner, self.compiled = Sized(library, "add"), 0
 
     def __getitem__(self, grid: Any) -> Any:
@@ -224,7 +224,7 @@ class Function:
 
 
 @pytest.fixture
-def saved(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: F811
+def saved(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Variants that a program noted, as a saved program's files."""
     monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)

@@ -16,7 +16,7 @@ from tensor_graphs.egraph.ir.dims import dim
 from tensor_graphs.errors import ShapeError
 
 from . import driver_host
-from .test_direct_launches import N, calls, driver, inputs, library, pytestmark, wanted  # noqa: F401
+from .test_direct_launches import N, calls, inputs, pytestmark, wanted  # noqa: F401
 
 torch = pytest.importorskip("torch")
 
@@ -36,12 +36,12 @@ def direct(run: Any, *given: Any) -> Any:
     return found
 
 
-def count(driver: Any, name: str) -> int:  # noqa: F811
+def count(driver: Any, name: str) -> int:
     return ctypes.c_int.in_dll(driver.library, name).value
 
 
 @pytest.mark.parametrize("way", ["flat", "graph"])
-def test_results_are_fresh_and_launches_are_those_of_the_program(driver: Any, way: str) -> None:  # noqa: F811
+def test_results_are_fresh_and_launches_are_those_of_the_program(driver: Any, way: str) -> None:
     run, kept = calls(driver, way), []
     ((x, y), *more) = inputs(6)
     call, launched = direct(run, x, y), count(driver, "launches")
@@ -55,7 +55,7 @@ def test_results_are_fresh_and_launches_are_those_of_the_program(driver: Any, wa
     torch.testing.assert_close(call(*more[0])[0], wanted(*more[0]))
 
 
-def test_only_nodes_with_other_addresses_are_updated(driver: Any) -> None:  # noqa: F811
+def test_only_nodes_with_other_addresses_are_updated(driver: Any) -> None:
     run, fixed = calls(driver, "graph", reuse=True), inputs(2)
     call = direct(run, *fixed[0])
     torch.testing.assert_close(call(*fixed[0])[0], wanted(*fixed[0]))
@@ -68,7 +68,7 @@ def test_only_nodes_with_other_addresses_are_updated(driver: Any) -> None:  # no
     torch.testing.assert_close(call(*fixed[0])[0], wanted(*fixed[0]))
 
 
-def test_inputs_and_results_of_libraries_are_copied(driver: Any) -> None:  # noqa: F811
+def test_inputs_and_results_of_libraries_are_copied(driver: Any) -> None:
     run = calls(driver, "graph", with_library=True)
     ((x, y), *more) = inputs(4)
     call = direct(run, x, y)
@@ -79,7 +79,7 @@ def test_inputs_and_results_of_libraries_are_copied(driver: Any) -> None:  # noq
     assert direct_calls.direct_call(calls(driver, "flat", with_library=True), (x, y), run.lock) is None
 
 
-def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(driver: Any) -> None:  # noqa: F811
+def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(driver: Any) -> None:
     run = calls(driver, "graph", with_library=True)
     run.steady = frozenset({1})
     ((x, y), (a, b)) = inputs(2)
@@ -96,7 +96,7 @@ def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(drive
     torch.testing.assert_close(direct(run, x, y)(a, b)[2], 2 * b)
 
 
-def test_a_call_may_have_hundreds_of_tensors(driver: Any) -> None:  # noqa: F811
+def test_a_call_may_have_hundreds_of_tensors(driver: Any) -> None:
     """A training step has as many inputs as the model has parameters."""
     count, kernels = 500, gpu_launches.Launches()
     twice = kernels.of(driver_host.Kernel(driver.library, "twice"))
@@ -116,7 +116,7 @@ def test_a_call_may_have_hundreds_of_tensors(driver: Any) -> None:  # noqa: F811
     assert all(torch.equal(x, 2 * y) for x, y in zip(found, reversed(given), strict=True))
 
 
-def test_other_arguments_are_left_to_the_program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_other_arguments_are_left_to_the_program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for way in ("flat", "graph"):
         run = calls(driver, way)
         ((x, y), (a, b)) = inputs(2)
@@ -144,7 +144,7 @@ def test_other_arguments_are_left_to_the_program(driver: Any, monkeypatch: pytes
         assert call(x, y) is None
 
 
-def test_inputs_in_the_programs_memory_are_left_to_the_program(driver: Any) -> None:  # noqa: F811
+def test_inputs_in_the_programs_memory_are_left_to_the_program(driver: Any) -> None:
     run = calls(driver, "flat", reuse=True)
     ((x, y), *_) = inputs(1)
     call = direct(run, x, y)
@@ -152,7 +152,7 @@ def test_inputs_in_the_programs_memory_are_left_to_the_program(driver: Any) -> N
     assert call(x, result) is None and call(x, result.clone()) is not None
 
 
-def test_errors_of_the_driver_are_raised_and_references_do_not_leak(driver: Any) -> None:  # noqa: F811
+def test_errors_of_the_driver_are_raised_and_references_do_not_leak(driver: Any) -> None:
     run = calls(driver, "flat")
     ((x, y), *_) = inputs(1)
     call = direct(run, x, y)
@@ -186,7 +186,7 @@ def bound(run: Any, shape: Any, sizes: Any = None) -> Program:
     return made
 
 
-def twofold(driver: Any) -> Any:  # noqa: F811
+def twofold(driver: Any) -> Any:
     kernels = gpu_launches.Launches()
     add = kernels.of(driver_host.Kernel(driver.library, "add"))
 
@@ -200,7 +200,7 @@ def twofold(driver: Any) -> Any:  # noqa: F811
     )
 
 
-def test_a_program_calls_its_direct_function(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_program_calls_its_direct_function(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = twofold(driver)
     program, x = bound(run, (N,)), torch.randn(N)
     for _ in range(3):
@@ -220,7 +220,7 @@ def test_a_program_calls_its_direct_function(driver: Any, monkeypatch: pytest.Mo
     assert program._direct is None
 
 
-def test_a_program_without_inputs_calls_its_direct_function(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_a_program_without_inputs_calls_its_direct_function(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step of text generation: it reads and writes states only."""
     kernels, state = gpu_launches.Launches(), torch.ones(N)
     add = kernels.of(driver_host.Kernel(driver.library, "add"))
@@ -245,7 +245,7 @@ def test_a_program_without_inputs_calls_its_direct_function(driver: Any, monkeyp
     assert type(program()).__name__ == "ndarray"
 
 
-def test_functions_are_not_made_without_end(driver: Any) -> None:  # noqa: F811
+def test_functions_are_not_made_without_end(driver: Any) -> None:
     program = bound(twofold(driver), (N,))
     for k in range(40):
         x = torch.randn(N, requires_grad=bool(k % 2))
@@ -263,7 +263,7 @@ def test_functions_are_not_made_without_end(driver: Any) -> None:  # noqa: F811
     assert attempts == [0, 1, 3, 7, 15, 31, 63]
 
 
-def test_programs_of_every_size_have_a_function_at_each(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_programs_of_every_size_have_a_function_at_each(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     workspace, add = any_size_gpu_helpers.Workspace("cpu"), driver_host.SizedKernel(driver.library, "add")
 
     def at(shape: Any) -> Any:
@@ -309,7 +309,7 @@ def test_programs_of_every_size_have_a_function_at_each(driver: Any, monkeypatch
     assert seen[7:] == [8000, 9, 8000, 9]
 
 
-def test_without_python_headers_the_program_makes_all_calls(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_without_python_headers_the_program_makes_all_calls(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_calls.sysconfig, "get_path", lambda name: "/nowhere")
     assert direct_calls.c_function.__wrapped__("direct_call") is None
     monkeypatch.setattr(direct_calls, "c_function", lambda name: None)

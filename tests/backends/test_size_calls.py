@@ -14,7 +14,7 @@ from tensor_graphs.egraph.ir.dims import dim
 from tensor_graphs.errors import DeviceFaultError, ShapeError
 
 from . import driver_host
-from .test_direct_launches import driver, library, pytestmark  # noqa: F401
+from .test_direct_launches import pytestmark  # noqa: F401
 
 torch = pytest.importorskip("torch")
 
@@ -88,7 +88,7 @@ return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False
 
 
 @pytest.fixture
-def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a program of every size from the body of its function `at`; `met`: sizes that it prepared."""
     if direct_calls.c_function("sized_launches") is None:
         pytest.skip("Python's headers or a C compiler are missing")
@@ -165,7 +165,7 @@ def test_a_larger_workspace_is_taken_by_the_emitted_code(program: Any) -> None:
     assert made.met == [80, 4000] and made._new_sizes.tries == 1
 
 
-def test_what_the_function_cannot_take_is_left_to_the_emitted_code(program: Any, driver: Any) -> None:  # noqa: F811
+def test_what_the_function_cannot_take_is_left_to_the_emitted_code(program: Any, driver: Any) -> None:
     made = program(FIVEFOLD)
     made(torch.zeros(81)[1:].view(40, 2))
     assert made._new_sizes.why == ["inputs were copied"] and not made._new_sizes.tries
@@ -245,7 +245,7 @@ def test_other_forms_are_tried_where_one_has_no_function(program: Any) -> None:
     assert not new.refused[0].holds([(64,)])
 
 
-def test_sizes_without_tensor_maps_are_left_to_the_emitted_code(program: Any, driver: Any) -> None:  # noqa: F811
+def test_sizes_without_tensor_maps_are_left_to_the_emitted_code(program: Any, driver: Any) -> None:
     made = program(MAPPED)
     right(made, 80)
     (one,) = made._new_sizes.made

@@ -229,7 +229,7 @@ def test_less_effort_is_searched_first_and_kept_where_it_is_cheaper(monkeypatch:
     class Session:
         smaller: tuple[Any, ...] = ()
 
-    def choose(session: Any, graph: Any, pricer: Any, measurer: Any, share: float, carried: Any) -> Any:
+    def choose(session: Any, graph: Any, pricer: Any, measurer: Any, share: float) -> Any:
         asked.append(graph.number)
         if graph.number == 0:
             raise NoPlanError("nothing covers it")
