@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from ...errors import ShapeError, UsageError
 from . import atomic_ops as atomic
 from . import dtypes
 from .dims import Dim, DimExpr, Shape, dim, volume
-from .ops import OPS, Op
+from .ops import OPS, Op, dims_of
 from .tensor import Tensor, constant, make
 
 assert atomic  # registers the atomic ops
@@ -109,6 +110,10 @@ def as_operand(value: Any) -> Any:
 def axis_of(axis: int, rank: int) -> int:
     """The axis of a tensor of this rank as a non-negative number; negative axes count from the end. Raises ShapeError
     if it is out of range."""
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise ShapeError(f"{axis!r} is no axis", hint="give an int") from None
     if not -rank <= axis < builtins.max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0
@@ -122,7 +127,9 @@ def _axes(axes: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def with_rank(x: Tensor, rank: int) -> Tensor:
-    """The tensor with leading axes of size 1 added up to the given rank."""
+    """The tensor with leading axes of size 1 added up to the given rank, at most 64 (NumPy's limit)."""
+    if not isinstance(rank, int) or rank > 64:
+        raise ShapeError(f"{rank!r} is no rank", hint="give an int up to 64")
     return x if x.rank >= rank else reshape(x, (1,) * (rank - x.rank) + x.shape)
 
 
@@ -320,7 +327,7 @@ def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
 
 def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, correction: float = 0) -> Tensor:
     """Variance over axes; divides by n - correction, or by 0 if that is negative."""
-    axes = _axes(axis, x.rank)
+    axes = _axes(axis, x.rank) if x.rank else ()
     n = count(x.shape, axes)
     centred = sub(x, mean(x, axes, True))
     if isinstance(n, DimExpr):
@@ -391,7 +398,7 @@ def conv(
 # ---------------------------------------------------------------- views and layout
 def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Another shape with the same elements; one size may be -1. Raises ShapeError if the number of elements differs."""
-    shape = tuple(shape)
+    shape = dims_of(shape)
     if builtins.any(isinstance(d, int) and d == -1 for d in shape):
         known = volume(tuple(d for d in shape if not (isinstance(d, int) and d == -1)))
         total = volume(x.shape)
@@ -422,7 +429,7 @@ def transpose(x: Tensor) -> Tensor:
 
 def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """x broadcast to a shape: sizes of 1 stretch, leading axes are added."""
-    shape = tuple(shape)
+    shape = dims_of(shape)
     x = with_rank(x, len(shape))
     return x if x.shape == shape else make("broadcast_to", (x,), {"shape": shape})
 
@@ -442,6 +449,8 @@ def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tensor:
     """Elements start, start + step, … below stop along one axis."""
     axis = axis_of(axis, x.rank)
+    if not x.rank:
+        raise ShapeError("a value of rank 0 has no axis to slice")
     if start == 0 and stop == x.shape[axis] and step == 1:
         return x
     return make("slice", (x,), {"axis": axis, "start": start, "stop": stop, "step": step})
@@ -486,7 +495,7 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
         raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
     found: list[Tensor] = []
     start: Dim = 0
-    for size in sizes:
+    for size in dims_of(sizes):
         found.append(slice_axis(x, axis, start, start + size))
         start = start + size
     return found
@@ -494,7 +503,13 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
 
 def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
     """x padded with a constant `value`; `widths`: (elements before, elements after) for each axis."""
-    for axis, (lo, hi) in enumerate(widths):
+    try:
+        pairs = [(lo, hi) for lo, hi in widths]
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"{widths!r} are no widths of a pad", hint="give a pair (before, after) for each axis"
+        ) from None
+    for axis, (lo, hi) in enumerate(pairs):
         if (lo, hi) != (0, 0):
             x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})
     return x
