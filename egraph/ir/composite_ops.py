@@ -15,6 +15,7 @@ from . import builders as t
 from . import op_flops
 from .dims import Dim, DimExpr, volume
 from .ops import Op, OutFunction, register
+from .reduction_builders import count
 from .tensor import Tensor, make
 
 
@@ -168,7 +169,7 @@ def clip(x: Tensor, lo: float, hi: float) -> Tensor:
 @composite("mean", 1, "reduce", {"axes": "dims"}, linear=(0,), onnx=("ReduceMean",), aten=("mean",))
 def mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Mean over axes."""
-    return t.sum(x, axes, True) * _inverse(t.count(x.shape, axes))
+    return t.sum(x, axes, True) * _inverse(count(x.shape, axes))
 
 
 _SOFTMAX_IS = "x", "exp(x - max(x, axes=(axis,))) / sum(exp(x - max(x, axes=(axis,))), axes=(axis,))"

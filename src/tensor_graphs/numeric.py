@@ -12,6 +12,7 @@ from typing import Any
 
 from .egraph.ir import builders as api
 from .egraph.ir import composite_ops as composite
+from .egraph.ir.axes import axis_of
 from .egraph.ir.builders import *  # noqa: F403
 from .egraph.ir.tensor import Tensor, constant
 from .egraph.ir.tensor_operators import PUBLIC
@@ -64,17 +65,17 @@ def clip(x: Tensor, lo: float = float("-inf"), hi: float = float("inf")) -> Tens
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Softmax along an axis."""
-    return composite.softmax(x, axis=api.axis_of(axis, x.rank))
+    return composite.softmax(x, axis=axis_of(axis, x.rank))
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Logarithm of the softmax along an axis."""
-    return composite.log_softmax(x, axis=api.axis_of(axis, x.rank))
+    return composite.log_softmax(x, axis=axis_of(axis, x.rank))
 
 
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over one or more axes."""
-    axes = tuple(sorted(api.axis_of(a, x.rank) for a in ((axis,) if isinstance(axis, int) else axis)))
+    axes = tuple(sorted(axis_of(a, x.rank) for a in ((axis,) if isinstance(axis, int) else axis)))
     out = composite.logsumexp(x, axes=axes)
     return out if keepdims else api.squeeze(out, axes)
 

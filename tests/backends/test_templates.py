@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.backends.library import numpy_helpers, torch_helpers
+from tensor_graphs.backends.library import numpy_index_helpers, torch_helpers
 from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.sample import sample
@@ -171,7 +171,7 @@ def test_special_values(template: Template) -> None:
 def test_erf_is_accurate_everywhere() -> None:
     from math import erf
 
-    from tensor_graphs.backends.library.numpy_helpers import erf as fast
+    from tensor_graphs.backends.library.numpy_pointwise_helpers import erf as fast
 
     x = np.concatenate([np.linspace(-7, 7, 4001), [1e-30, -1e-8, np.inf, -np.inf, -0.0]])
     exact = np.array([erf(v) for v in x])
@@ -236,7 +236,7 @@ def test_torch_writes_updates_as_numpy_does(mode: str) -> None:
     x, u = rng.standard_normal((5, 4)), rng.standard_normal((3, 4))
     index = np.array([[0, -1, 2, 3], [4, 0, -5, 1], [1, 2, 3, -2]])
     want, got = np.empty_like(x), torch.empty(5, 4, dtype=torch.float64)
-    numpy_helpers.scatter_elements(x, index, u, 0, mode, want)
+    numpy_index_helpers.scatter_elements(x, index, u, 0, mode, want)
     operands = [torch.from_numpy(v) for v in (x, index, u)]
     torch_helpers.updated(*operands, 0, mode, got)
     np.testing.assert_allclose(got, want, rtol=1e-14)

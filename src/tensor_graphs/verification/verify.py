@@ -130,9 +130,7 @@ def verify(
         try:
             judged = judge.all_judged(names, found, tolerated)
             if not seeds and all(one.passed for one in judged):
-                for later in again(_copied(inputs)):
-                    if have_other_bits(later, found):
-                        judged += [in_later_call(one) for one in judge.all_judged(names, later, tolerated)]
+                judged += _later_errors(judge, names, found, again(_copied(inputs)), tolerated)
             for one in judged:
                 worst[one.name].append(one)
         except Halted:
@@ -144,6 +142,18 @@ def verify(
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+
+
+def _later_errors(
+    judge: Judge, names: Sequence[str], found: Sequence[Any], later: Iterable[Sequence[Any]], tolerated: float
+) -> list[OutputError]:  # fmt: skip
+    """Errors of the results of later calls on the same values that have other bits than `found`."""
+    return [
+        in_later_call(one)
+        for results in later
+        if have_other_bits(results, found)
+        for one in judge.all_judged(names, results, tolerated)
+    ]
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
