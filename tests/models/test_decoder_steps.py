@@ -178,7 +178,12 @@ def test_steps_that_do_not_fit_are_refused(tmp_path: Path, caches: Caches, size:
         ("gemma2", {"sliding_window": None}, BadModelError, "sliding_window is null"),
         ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, UnsupportedError, "sections"),
         ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, UnsupportedError, "without them"),
-        ("llama", {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"factor": 2.0}}, UnsupportedError, "differ"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"factor": 2.0}},
+            UnsupportedError,
+            "differ",
+        ),
     ],
 )
 def test_wrong_options(tmp_path: Path, case: str, changes: dict[str, Any], error: type[Exception], words: str) -> None:
