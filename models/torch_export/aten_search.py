@@ -86,5 +86,5 @@ def is_member(x: Tensor, values: Tensor) -> Tensor:
         return t.any(t.eq(t.expand_dims(x, -1), values), -1)
     order = t.gather(values, t.argsort(values))
     place = _count_below(x, order, right=False)
-    last = values.shape[0] - 1  # a place beyond it is that of a larger element, which differs from the last value
+    last = t.full((), volume(values.shape) - 1, "int64")  # beyond it: of a larger element, which differs from the last
     return t.eq(_take(order, t.minimum(place, last)), x)
