@@ -10,7 +10,7 @@ from typing import Any
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.dims import volume
+from ...egraph.ir.dims import concrete, volume
 from ...egraph.ir.tensor import Tensor
 from .aten_pointwise import lift, result_dtype
 
@@ -86,5 +86,5 @@ def is_member(x: Tensor, values: Tensor) -> Tensor:
         return t.any(t.eq(t.expand_dims(x, -1), values), -1)
     order = t.gather(values, t.argsort(values))
     place = _count_below(x, order, right=False)
-    last = t.full((), volume(values.shape) - 1, "int64")  # beyond it: of a larger element, which differs from the last
+    last = t.full((), concrete(values.shape)[0] - 1, "int64")  # beyond it: of a larger element, which differs from the last
     return t.eq(_take(order, t.minimum(place, last)), x)
