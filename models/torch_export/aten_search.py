@@ -86,5 +86,8 @@ def is_member(x: Tensor, values: Tensor) -> Tensor:
         return t.any(t.eq(t.expand_dims(x, -1), values), -1)
     order = t.gather(values, t.argsort(values))
     place = _count_below(x, order, right=False)
-    last = t.full((), concrete(values.shape)[0] - 1, "int64")  # beyond it: of a larger element, which differs from the last
+    (count,) = concrete(values.shape)
+    last = t.full(
+        (), count - 1, "int64"
+    )  # beyond it is the place of a larger element, which differs from the last value
     return t.eq(_take(order, t.minimum(place, last)), x)
