@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs import settings
 from tensor_graphs.backends.program.weights import bytes_of
-from tensor_graphs.cli import app
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Timing
+from tensor_graphs.cli import app, outcome
 from tensor_graphs.cli.generate import _Shown
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
@@ -41,6 +43,8 @@ from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.huggingface.step import Folder
 from tensor_graphs.models.random_checkpoints import random_checkpoint, write_checkpoint
+from tensor_graphs.pipeline import plan_cache, verify_program
+from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.processes import forks
 
 VOCAB, LENGTH, LONG = 24, 48, 23
@@ -541,6 +545,55 @@ def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
     (other / "tokenizer.json").write_text("{")
     with pytest.raises(BadModelError, match=r"tokenizer\.json cannot be read"):
         Generator(other).tokenizer  # noqa: B018
+
+
+# ---------------------------------------------------------------- checks that searches had no time for
+SEARCHED: dict[str, Any] = {"budget": 30.0, "effort": 0, "backend": "numpy", "max_length": 16}
+
+
+@pytest.fixture
+def cut_short(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A plan cache with programs of a generator, verified on one input as if there had been no time for more."""
+    took = lambda self, template, call: Timing((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    with settings.override(home=str(tmp_path)):
+        Generator(folder, **SEARCHED).generate([3, 7, 1], 2)
+        for path in (tmp_path / plan_cache.FOLDER).glob("*.json"):
+            data = json.loads(read_sealed(path, name=path.name))
+            data["report"]["omitted"] = ["verification on 2 of 3 inputs"]
+            path.write_bytes(sealed(json.dumps(data).encode(), path.name))
+        yield tmp_path
+
+
+@pytest.mark.usefixtures("cut_short")
+def test_checks_are_completed_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, verified, verify = Generator(folder, **SEARCHED), list[Any](), verify_program.verify
+    monkeypatch.setattr(verify_program, "verify", lambda *a, **k: verified.append(a) or verify(*a, **k))
+    tokens = made.generate([3, 7, 1], 4).tokens
+    assert made.unchecked == {name: ["verification on 2 of 3 inputs"] for name in made.seconds} and not verified
+    stream = made.stream([3, 7, 1], 4)
+    first = next(stream)
+    made.complete_checks()
+    assert made.unchecked == {} and len(verified) == 3
+    assert [first.token, *(piece.token for piece in stream)] == tokens[0], "a generation goes on meanwhile"
+    assert all(report.verification["seeds"] == 3 for report in made.report.values())
+    again = Generator(folder, **SEARCHED)
+    assert again.generate([3, 7, 1], 4).tokens == tokens and again.unchecked == {} and len(verified) == 3
+
+
+@pytest.mark.usefixtures("cut_short")
+def test_the_command_completes_checks_after_its_answer(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(outcome, "discard_output", lambda: order.append(capsys.readouterr().out))
+    complete = Generator.complete_checks
+    monkeypatch.setattr(Generator, "complete_checks", lambda self: order.append("checks") or complete(self))
+    monkeypatch.setattr("tensor_graphs.generation.Generator", partial(Generator, effort=0))
+    command = ["generate", str(folder), "--prompt-tokens", "3,7,1", "--max-new-tokens", "2", "--budget", "30",
+               "--max-length", "16", "--backend", "numpy"]  # fmt: skip
+    assert app.run(command) == 0 and len(order) == 2 and order[0].count(",") == 1 and order[1] == "checks"
+    assert app.run(command) == 0 and len(order) == 2, "they are done"
 
 
 # ---------------------------------------------------------------- the command

@@ -19,6 +19,7 @@ from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend
+from ..gpu_context import begin_driver
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy_rows import spell
 from .torch import BACKEND as CPU
@@ -338,6 +339,7 @@ def _unavailable() -> str:
         return "PyTorch is not installed (pip install 'tensor-graphs[gpu]')"
     if not any(_loads(CDLL, name) for name in ("libcuda.so.1", "nvcuda.dll")):
         return "there is no NVIDIA driver (libcuda cannot be loaded)"
+    begin_driver()  # while PyTorch is imported
     import torch
 
     if torch.version.cuda is None:

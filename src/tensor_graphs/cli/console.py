@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,12 +110,14 @@ def interruptible(progress: Progress) -> Iterator[None]:
 class Answer:
     """Result of a command: JSON fields and text.
 
-    `error` is set if the command ended early with a partial result.
+    `error` is set if the command ended early with a partial result. `afterwards`: work for later runs, done once the
+    answer is printed.
     """
 
     document: Mapping[str, Any]
     text: str
     error: TensorGraphsError | None = None
+    afterwards: Callable[[], object] | None = None
 
 
 def writable(target: Path, *, folder: bool = False) -> None:

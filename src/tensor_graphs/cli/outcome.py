@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,27 @@ def finish(as_json: bool, answer: Answer) -> int:
     _closing()
     if answer.error is None:
         print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
+        if answer.afterwards is not None:
+            _afterwards(answer.afterwards)
         return 0
     if not as_json:
         print(answer.text, flush=True)
     return fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
+
+
+def _afterwards(work: Callable[[], object]) -> None:
+    """Do the work that follows an answer. Readers of standard output see its end now; a signal ends the work, and an
+    error is a message."""
+    discard_output()
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # by `_closing`
+            signal.signal(signal.SIGTERM, terminated)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        work()
+    except (KeyboardInterrupt, Terminated):
+        pass
+    except TensorGraphsError as error:
+        print(f"note: {error}", file=sys.stderr, flush=True)
 
 
 def described(error: BaseException) -> tuple[int, dict[str, str], str]:

@@ -55,7 +55,8 @@ class Generator(Unpicklable):
     `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory.
     `max_length`: largest number of tokens of a row, prompt included; by default 1024, or fewer if the model has fewer
     positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
-    of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes.
+    of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes;
+    checks that a search had no time for do not delay these (`complete_checks`).
     `backend` and further keyword arguments are those of `tg.optimize`. `trust` allows links that lead out of the
     folder. `quantize`: an encoding of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products,
     or None; `quantize_head=False` leaves the output matrix as it is.
@@ -126,6 +127,23 @@ class Generator(Unpicklable):
     def _all(self) -> list[Programs]:
         """Programs of the model and of the draft."""
         return [self._programs, *([] if self._draft is None else [self._draft.programs])]
+
+    @property
+    def unchecked(self) -> dict[str, list[str]]:
+        """Checks that the searches of the programs had no time for, by program name; empty if there are none."""
+        return {name: checks for programs in self._all() for name, checks in programs.unchecked().items()}
+
+    def complete_checks(self) -> None:
+        """Complete the checks that the searches of the programs made so far had no time for (`unchecked`):
+        verification on further inputs, and timing beside the graph as it is written.
+
+        The results are kept in the plan cache, so that other processes need not repeat them. Takes up to `budget`
+        seconds a program, and its weights a second time; a program that fails is searched again and replaced. No
+        effect with `measure=False` or `deterministic=True`, whose plans are not cached.
+        """
+        with self._lock, _memory_named():
+            for programs in self._all():
+                programs.complete()
 
     def bandwidth_share(self, step_us: float) -> float:
         """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once.
