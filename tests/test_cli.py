@@ -1,6 +1,7 @@
 """The command line: every command, one JSON document whatever happens, exit codes, Ctrl-C."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import errors
 from tensor_graphs.cli import app as cli
+from tensor_graphs.cli.console import Console
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models.files.native import load_graph, save_graph
 from tensor_graphs.pipeline import optimize as pipeline
@@ -412,6 +414,28 @@ def test_a_closed_pipe_is_no_error() -> None:
         shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.split()[-1] == "0" and "Error" not in run.stderr
+
+
+class _Gone(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_an_error_keeps_its_code_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", _Gone())
+    Console(verbose=True).say("stage", "progress that nobody reads ends no command")
+    assert cli.run(["explain", "missing.onnx"]) == 3
+    monkeypatch.setattr(sys, "stdout", _Gone())
+    assert cli.run(["explain", "missing.onnx", "--json"]) == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors with a shell")
+def test_closed_standard_streams_are_the_null_device() -> None:
+    for closed in ("1>&- 2>&-", "0<&- 1>&-"):
+        run = subprocess.run(f"{sys.executable} -c '{MAIN}' generate missing --prompt-tokens 1 {closed}", shell=True)
+        assert run.returncode == 3
 
 
 # ---------------------------------------------------------------- terminal and signals

@@ -26,6 +26,35 @@ Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print progress on stderr")]
 
 
+def discard(stream: Any) -> None:
+    """Redirect a standard stream to the null device, so that flushing its buffer at exit does not fail."""
+    with suppress(OSError, AttributeError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def tell(text: str) -> None:
+    """Print a message on stderr. One that cannot be written (its reader has gone, a full disk) ends no command."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def open_missing_streams() -> None:
+    """Open the null device in place of closed standard streams.
+
+    The next opened files would get their numbers, and messages of this process and its libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 class Console:
     """Progress display on stderr: a spinner if stderr is a terminal, one line per stage with -v, else nothing."""
 
@@ -38,7 +67,7 @@ class Console:
         if self._status is not None:
             self._status.update(text)
         elif self.verbose:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
     @contextmanager
     def live(self) -> Iterator[Console]:

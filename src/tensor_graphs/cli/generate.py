@@ -13,7 +13,7 @@ from ..errors import Interrupted, UsageError
 from ..options import Options, summary
 from ..plain import as_int
 from ..progress import Progress
-from .console import Answer, Json, Verbose, working
+from .console import Answer, Json, Verbose, tell, working
 
 if TYPE_CHECKING:
     from ..generation import Piece
@@ -69,10 +69,7 @@ def generate(
     if verbose and not math.isnan(found.tokens_per_second):
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
-        print(
-            f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}",
-            file=sys.stderr,
-        )
+        tell(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}")
     return Answer(document, text)
 
 

@@ -5,26 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import signal
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from ..errors import Interrupted, TensorGraphsError, TooLargeError, UsageError
-from .console import Answer, Terminated, terminated
+from .console import Answer, Terminated, discard, tell, terminated
 
 SCHEMA = 1
-
-
-def discard_output() -> None:
-    """Redirect standard output to the null device, so that flushing its buffer at exit does not fail."""
-    with suppress(OSError, AttributeError):  # it is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _closing() -> None:
@@ -34,14 +26,22 @@ def _closing() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+def _put(text: str) -> None:
+    """Print on stdout. That the reader of the pipe has gone is not an error; raises OSError for others."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard(sys.stdout)
+
+
 def finish(as_json: bool, answer: Answer) -> int:
     """Print an answer, and the error that ended the command early, if any; returns the exit code."""
     _closing()
     if answer.error is None:
-        print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
+        _put(_dump({"ok": True, **answer.document}) if as_json else answer.text)
         return 0
     if not as_json:
-        print(answer.text, flush=True)
+        _put(answer.text)
     return fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
 
 
@@ -108,6 +108,6 @@ def fail(
     `code`."""
     _closing()
     if as_json:
-        print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
-    print(text, file=sys.stderr, flush=True)
+        _put(_dump({"ok": False, "error": error, **(document or {})}))
+    tell(text)
     return code
