@@ -438,6 +438,17 @@ def test_closed_standard_streams_are_the_null_device() -> None:
         assert run.returncode == 3
 
 
+@pytest.mark.skipif(os.name != "posix", reason="removes the current folder")
+def test_a_removed_current_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    with contextlib.chdir(tmp_path):
+        os.chdir("gone")
+        (tmp_path / "gone").rmdir()
+        assert document(capsys, "db", "stats", "--costdb", str(tmp_path / "store"))["ok"]
+        relative = document(capsys, "db", "export", "all.parquet", "--costdb", str(tmp_path / "store"), code=2)
+    assert "current folder" in relative["error"]["message"] or relative["error"]["where"]
+
+
 # ---------------------------------------------------------------- terminal and signals
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
 @pytest.mark.parametrize("no_color", [False, True])

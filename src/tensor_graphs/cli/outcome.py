@@ -66,6 +66,9 @@ def described(error: BaseException) -> tuple[int, dict[str, str], str]:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         known = UsageError(f"a file could not be written: {error.strerror}", hint="make room, or write elsewhere")
         return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, FileNotFoundError):  # without a name: of the current folder
+        known = UsageError("the current folder was removed", hint="cd to another one")
+        return 2, known.to_json(), f"error: {known}"
     import traceback
 
     trace = "".join(traceback.format_exception(error))
