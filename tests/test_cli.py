@@ -20,6 +20,7 @@ import tensor_graphs as tg
 from tensor_graphs import errors
 from tensor_graphs.cli import app as cli
 from tensor_graphs.cli.console import Console
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models.files.native import load_graph, save_graph
 from tensor_graphs.pipeline import optimize as pipeline
@@ -414,6 +415,15 @@ def test_a_closed_pipe_is_no_error() -> None:
         shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.split()[-1] == "0" and "Error" not in run.stderr
+
+
+def test_names_in_files_do_not_control_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    x = tg.input("\x1b]0;owned\x07\r\u202e[/x]", (2, 3))
+    save_graph(Graph.of({"o": tg.exp(x)}, name="\x1b[2J"), tmp_path / "m.safetensors")
+    codes = [cli.run(["explain", str(tmp_path / name)]) for name in ("m.safetensors", "no\x9b.onnx")]
+    out, err = capsys.readouterr()
+    assert codes == [0, 3] and r"\x1b]0;owned\x07\r\u202e[/x]" in out and r"no\x9b.onnx" in err
+    assert not {"\x1b", "\x07", "\r", "\u202e", "\x9b"} & {*out, *err}
 
 
 class _Gone(io.StringIO):

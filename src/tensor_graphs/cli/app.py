@@ -51,6 +51,7 @@ from .console import (
     Verbose,
     discard,
     open_missing_streams,
+    printable,
     tell,
     terminated,
     text_of,
@@ -361,7 +362,8 @@ app.command()(generate)
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit the process with the outcome's exit code; never returns."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # the source line of a warning is internal
+    # the source line of a warning is internal
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminated)
     open_missing_streams()

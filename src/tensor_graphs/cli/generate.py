@@ -13,7 +13,7 @@ from ..errors import Interrupted, UsageError
 from ..options import Options, summary
 from ..plain import as_int
 from ..progress import Progress
-from .console import Answer, Json, Verbose, tell, working
+from .console import Answer, Json, Verbose, printable, tell, working
 
 if TYPE_CHECKING:
     from ..generation import Piece
@@ -70,7 +70,7 @@ def generate(
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
         tell(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}")
-    return Answer(document, text)
+    return Answer(document, text, exact=True)
 
 
 class _Shown:
@@ -87,7 +87,7 @@ class _Shown:
         if self.progress.stopped:
             raise Interrupted("stopped on request")
         if self.live:
-            print(piece.text, end="", flush=True)
+            print(printable(piece.text), end="", flush=True)
 
 
 def _numbers(text: str) -> list[int]:

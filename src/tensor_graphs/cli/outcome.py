@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from ..errors import Interrupted, TensorGraphsError, TooLargeError, UsageError
-from .console import Answer, Terminated, discard, tell, terminated
+from .console import Answer, Terminated, discard, printable, tell, terminated
 
 SCHEMA = 1
 
@@ -37,11 +37,12 @@ def _put(text: str) -> None:
 def finish(as_json: bool, answer: Answer) -> int:
     """Print an answer, and the error that ended the command early, if any; returns the exit code."""
     _closing()
+    text = answer.text if answer.exact else printable(answer.text)
     if answer.error is None:
-        _put(_dump({"ok": True, **answer.document}) if as_json else answer.text)
+        _put(_dump({"ok": True, **answer.document}) if as_json else text)
         return 0
     if not as_json:
-        _put(answer.text)
+        _put(text)
     return fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
 
 
