@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import UsageError
 from . import builders as t
 from . import dtypes
+from .asked import refuse_value
 from .dims import Dim, volume
 from .graph import Graph
 from .numpy_indexing import getitem
@@ -156,7 +157,9 @@ def _length(x: Tensor) -> int:
 
 
 def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
-    raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+    refuse_value(
+        UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+    )
 
 
 def _immutable(x: Tensor, *_: Any) -> None:
