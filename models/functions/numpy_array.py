@@ -22,6 +22,7 @@ from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
 from . import trace_bounds
+from .float_errors import refuse_changed
 from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
 
@@ -296,6 +297,7 @@ def traced(
     `scalar`: NumPy would return a scalar if the rank is 0. `base` and `key`: the array is the view `base[key]`.
     """
     trace_bounds.count()
+    refuse_changed()
     made = object.__new__(TracedArray)
     for name, value in (
         ("_node", node), ("_memory", memory or Memory()), ("_base", base), ("_key", key),

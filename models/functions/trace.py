@@ -19,6 +19,7 @@ from ...errors import ShapeError, TooLargeError, TraceError, UsageError
 from ...wording import with_article
 from ..files.limits import seconds_of
 from . import numpy_calls
+from .float_errors import as_before
 from .numpy_array import Memory, expression, is_traced, traced
 from .trace_bounds import bounded
 
@@ -62,7 +63,7 @@ def trace(
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
     _refuse_missing(function, args, kwargs)
     try:
-        with bounded(_title(function), seconds_of(budget)), uncaught():
+        with bounded(_title(function), seconds_of(budget)), as_before(), uncaught():
             returned = function(*args, **kwargs)
     except MemoryError as error:
         raise TooLargeError(

@@ -1,6 +1,7 @@
-"""Functions and modules that catch the error about a value which a trace does not have are refused."""
+"""Functions and modules that decide by errors which a trace does not have are refused."""
 
 import contextlib
+import warnings
 
 import numpy as np
 import pytest
@@ -71,6 +72,46 @@ def test_torch_functions_and_modules(function):
     for source in (function, Module().eval()):
         with pytest.raises(ExportError):
             as_graph(source, (torch.from_numpy(X),))
+
+
+def raising(x):
+    try:
+        with np.errstate(over="raise"):
+            return np.exp(x)
+    except FloatingPointError:
+        return np.full_like(x, -1)
+
+
+def calling(x):
+    seen = []
+    with np.errstate(divide="call", call=lambda *what: seen.append(what)):
+        y = 1 / x
+    return y if not seen else y * 0
+
+
+def warned(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return np.sqrt(x)
+        except RuntimeWarning:
+            return np.sqrt(-x)
+
+
+@pytest.mark.parametrize("function", [raising, calling, warned])
+def test_functions_that_make_floating_point_errors_raise(function):
+    with pytest.raises(TraceError, match="floating-point errors"):
+        trace(function, (X,))
+
+
+def test_functions_that_silence_floating_point_errors_are_traced():
+    def silent(x):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return 1 / x
+
+    with np.errstate(over="raise"):  # the caller's own state
+        assert trace(silent, (X,)).outputs[0].shape == (6,)
 
 
 def test_errors_that_torch_catches_itself_are_no_matter():
