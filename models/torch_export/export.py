@@ -21,6 +21,7 @@ from ..files.limits import seconds_of
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
+from .caught import uncaught
 from .divisible_sizes import read_exported
 from .export_bounds import bounded
 from .graph import MODES, overload_of
@@ -56,7 +57,10 @@ def load_module(
     # (pausing garbage collection makes imports alone a third faster)
     with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
         try:
-            program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+            with uncaught(title):
+                program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+        except ExportError:
+            raise
         except Exception as error:
             raise _export_error(error, title) from error
     graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes), budget=budget)
