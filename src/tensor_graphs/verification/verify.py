@@ -14,6 +14,7 @@ Additional float64 runs with every value perturbed by the size of its rounding e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,10 @@ from .reference import (
 )
 
 
+#: Seconds of a program's first call up to which its later calls, five at most, are made whatever time is left.
+LATER_S = 0.25
+
+
 def planned_inputs(graph: Graph, flops: float) -> int:
     """Number of inputs that verification of a graph with `flops` wants: one if the model is large, else three."""
     return 1 if flops > LARGE_FLOPS or input_output_bytes(graph) > LARGE_BYTES else 3
@@ -69,7 +74,7 @@ def verify(
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
     *,
     tolerance: Tolerance = "eager",
-    again: Callable[[Mapping[str, Any]], Iterable[Sequence[Any]]] = lambda values: (),
+    again: Callable[[Mapping[str, Any], Callable[[], bool]], Iterable[Sequence[Any] | None]] = lambda values, ended: (),
     seed: int = 0,
     flops: float = 0.0,
     seeds: int | None = None,
@@ -84,7 +89,8 @@ def verify(
     verdict (whether outputs are within tolerance).
 
     `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
-    values, compared as well if they have other bits. `seeds`: number of inputs. `flops`: of the graph. `references`:
+    values, compared as well if they have other bits; it asks `ended()` before each call, and gives None at the end if
+    calls were left out, which happens if `enough()` and one takes more than LATER_S. `seeds`: number of inputs. `flops`: of the graph. `references`:
     cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with
     rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
     caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
@@ -111,7 +117,7 @@ def verify(
     atomic = with_atomic_ops(graph)
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
-    seeds = 0
+    seeds, later_omitted = 0, False
     while seeds < planned and not (seeds and enough()):
         if seeds not in known:
             draw = np.random.default_rng((seed, seeds))
@@ -122,7 +128,9 @@ def verify(
                     raise
                 break
         inputs, exact, own = known[seeds]
+        began = time.perf_counter()
         found = run(_copied(inputs))
+        long = time.perf_counter() - began > LATER_S
         there = device if any(map(is_torch, inputs.values())) else ""
         noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
@@ -130,8 +138,10 @@ def verify(
         try:
             judged = judge.all_judged(names, found, tolerated)
             if not seeds and all(one.passed for one in judged):
-                for later in again(_copied(inputs)):
-                    if have_other_bits(later, found):
+                for later in again(_copied(inputs), lambda: long and enough()):
+                    if later is None:
+                        later_omitted = True
+                    elif have_other_bits(later, found):
                         judged += [in_later_call(one) for one in judge.all_judged(names, later, tolerated)]
             for one in judged:
                 worst[one.name].append(one)
@@ -143,7 +153,7 @@ def verify(
     outputs = tuple(worst_of_inputs(worst[n]) for n in names)
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
-    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
