@@ -59,7 +59,6 @@ from .reference import (
     with_atomic_ops,
 )
 
-
 #: Seconds of a program's first call up to which its later calls, five at most, are made whatever time is left.
 LATER_S = 0.25
 
@@ -90,9 +89,9 @@ def verify(
 
     `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
     values, compared as well if they have other bits; it asks `ended()` before each call, and gives None at the end if
-    calls were left out, which happens if `enough()` and one takes more than LATER_S. `seeds`: number of inputs. `flops`: of the graph. `references`:
-    cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with
-    rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
+    calls were left out, which happens if `enough()` and one takes more than LATER_S. `seeds`: number of inputs.
+    `flops`: of the graph. `references`: cache of (inputs, float64 run, own-dtype run) per seed, shared between
+    attempts. `disturbed`: cache of runs with rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
     caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
     is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
     possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining seeds are skipped and
@@ -138,7 +137,7 @@ def verify(
         try:
             judged = judge.all_judged(names, found, tolerated)
             if not seeds and all(one.passed for one in judged):
-                for later in again(_copied(inputs), lambda: long and enough()):
+                for later in again(_copied(inputs), enough if long else _never):
                     if later is None:
                         later_omitted = True
                     elif have_other_bits(later, found):
@@ -154,6 +153,10 @@ def verify(
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
+
+
+def _never() -> bool:
+    return False
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
