@@ -37,6 +37,7 @@ from .emitter import EMITTER, ROWS, CEmitter
 from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
+from .linear_products import linear_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -123,8 +124,8 @@ class CLowering(Lowering):
 
 
 class C(KernelGenerator):
-    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions and pooling in
-    C."""
+    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions, pooling, group norms and
+    products with constant matrices in C."""
 
     operands = "address"
 
@@ -193,7 +194,9 @@ def _unavailable() -> str:
 
 
 BACKEND = C(
-    EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows())
+    EMITTER,
+    {**HELPERS, **PACKING},
+    (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows(), *linear_rows()),
 )
 """The C backend."""
 
