@@ -229,3 +229,30 @@ def test_row_major_values_reach_convolutions_in_c() -> None:
     reads = lambda c: c.call.operands["x"].type.shape[1]
     assert {reads(c) for c in candidates if c.template.name == "c.winograd_conv_bias"} == {64, 128}
     assert {reads(c) for c in candidates if c.template.name == "c.to_channels_last"} >= {64, 128}
+
+
+def test_pointwise_kernels_between_convolutions_stay_channels_last() -> None:
+    """Squeeze and excitation: generated kernels read and write channels-last images; each agrees with float64."""
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.Conv2d(32, 32, 3, padding=1)
+            self.g = torch.nn.Conv2d(32, 32, 1)
+
+        def forward(self, x: Any) -> Any:
+            y = f.hardswish(self.a(x))
+            return self.b(y * torch.sigmoid(self.g(y.mean((2, 3), keepdim=True))) + torch.tanh(y))
+
+    explorer = tg.saturate(Module().eval().requires_grad_(False), (torch.randn(1, 32, 7, 9),), budget=10)
+    found = [c for c in explorer.choice.hypergraph.candidates if c.template.name == "c.pointwise_last"]
+    assert any("sigmoid" in c.template.pattern and "tanh" in c.template.pattern for c in found)
+    rng = np.random.default_rng(0)
+    for one in {c.template.identity: c for c in found}.values():
+        assert one.call.output.strides[1] == 1
+        draw = lambda o: rng.standard_normal(o.type.shape).astype(np.float32)
+        operands = {n: in_layout(draw(o), o) for n, o in one.call.operands.items()}
+        got = compiled(one.template, one.call)(operands)()[0]
+        np.testing.assert_allclose(got, expected(one.template, one.call, operands), rtol=1e-5, atol=1e-5)
