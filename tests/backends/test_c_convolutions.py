@@ -25,17 +25,18 @@ ROWS = {row.name: row for row in (*convolution_rows(), *pool_rows())}
 
 
 def last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    _, c, h, w = shape
-    return (h * w * c, 1, w * c, c)
+    n, c, *space = shape
+    first, *inner, _ = contiguous((n, *space, c))
+    return (first, 1, *inner)
 
 
 def call_of(
-    name: str, x: tuple[int, ...], k: int, window: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1),
-    pads: tuple[int, ...] = (1, 1, 1, 1), dilations: tuple[int, int] = (1, 1), groups: int = 1, rows: bool = False,
+    name: str, x: tuple[int, ...], k: int, window: tuple[int, ...] = (3, 3), strides: tuple[int, ...] = (1, 1),
+    pads: tuple[int, ...] = (1, 1, 1, 1), dilations: tuple[int, ...] = (1, 1), groups: int = 1, rows: bool = False,
 ) -> Call:  # fmt: skip
     """A call with channels-last operands; `rows`: x is row-major."""
     n, c, *size = x
-    out = (n, k, *((d + pads[i] + pads[2 + i] - (window[i] - 1) * dilations[i] - 1) // strides[i] + 1
+    out = (n, k, *((d + pads[i] + pads[len(size) + i] - (window[i] - 1) * dilations[i] - 1) // strides[i] + 1
                    for i, d in enumerate(size)))  # fmt: skip
     kind = lambda shape: Type(shape, "float32")
     weights = (k, c // groups, *window)
@@ -46,7 +47,7 @@ def call_of(
         "r": Operand(kind(out), last(out)),
     }
     attrs: dict[str, Any] = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-    attrs |= {"s": (1, k, 1, 1)} if "bias" in name else {}
+    attrs |= {"s": (1, k) + (1,) * len(size)} if "bias" in name else {}
     attrs |= {"lo": -0.25, "hi": 1.5} if "clip" in name else {}
     attrs |= {"kernel": window} if "pool" in name else {}
     return Call({o: operands[o] for o in ROWS[name].operands}, Operand(kind(out), last(out)), attrs)
@@ -129,6 +130,30 @@ def test_winograd(x: tuple[int, ...], pads: tuple[int, ...]) -> None:
         check(name, call_of(name, x, 80, pads=pads))
 
 
+LINES = [
+    {"x": (1, 64, 100), "k": 128, "window": (3,), "pads": (16, 0), "dilations": (8,)},
+    {"x": (2, 20, 33), "k": 24, "window": (5,), "strides": (2,), "pads": (2, 1)},
+    {"x": (1, 1, 40), "k": 32, "window": (7,), "pads": (3, 3)},
+    {"x": (1, 3, 50), "k": 16, "window": (4,), "strides": (3,), "pads": (0, 5), "rows": True},
+    {"x": (1, 48, 9), "k": 40, "window": (1,), "pads": (0, 0)},
+    {"x": (2, 64, 12), "k": 96, "window": (3,), "groups": 2},
+]
+
+
+@pytest.mark.parametrize("case", range(len(LINES)))
+@pytest.mark.parametrize("name", ["c.tiled_conv", "c.tiled_conv_bias_silu", "c.tiled_conv_bias_residual_relu"])
+def test_convolution_of_lines(name: str, case: int) -> None:
+    check(name, call_of(name, **{"strides": (1,), "pads": (1, 1), "dilations": (1,), **LINES[case]}))
+
+
+@pytest.mark.parametrize("channels", [16, 70])
+@pytest.mark.parametrize("more", [{}, {"pads": (3, 0)}, {"strides": (2,)}, {"window": (3,), "dilations": (4,), "pads": (8, 0)}])
+def test_depthwise_convolution_of_lines(channels: int, more: dict[str, Any]) -> None:
+    for name in ("c.depthwise_conv", "c.depthwise_conv_bias_silu"):
+        given = {"window": (4,), "strides": (1,), "pads": (2, 1), "dilations": (1,), **more}
+        check(name, call_of(name, (2, channels, 21), channels, groups=channels, **given))
+
+
 def test_long_sums_round_little() -> None:
     """Partial sums of 256 terms: a sum of 4608 terms in one accumulator is off by 6e-7."""
     call = call_of("c.tiled_conv", (1, 512, 6, 5), 32)
@@ -195,7 +220,7 @@ def test_the_text_is_the_same_for_all_kernels() -> None:
     assert {row.version for row in ROWS.values()} == {VERSION}, "measurements belong to the text"
 
 
-@pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4)])
+@pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4), (2, 33, 40)])
 def test_a_copy_to_channels_last(shape: tuple[int, ...]) -> None:
     (row,) = image_copy_rows()
     kind, rng = Type(shape, "float32"), np.random.default_rng(0)
