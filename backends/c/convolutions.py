@@ -122,6 +122,13 @@ def channels_last_x(call: Call) -> bool:
     return is_channels_last(call.operands["x"])
 
 
+def _channels_beside(call: Call) -> bool:
+    """Whether the channels of a pixel of x are neighbours in memory: x is channels-last, or some of the channels of such
+    an image."""
+    x = call.operands["x"]
+    return x.strides[1] == 1 and min(x.strides) >= 0
+
+
 def _copied(call: Call) -> bool:
     """Whether x is copied with its padding: it has few channels."""
     return int(call.attrs["groups"]) == 1 and extents(call.operands["x"])[1] < FEW_CHANNELS
@@ -135,7 +142,7 @@ def _direct(call: Call) -> bool:
         return False
     if _copied(call):
         return _pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
-    return channels_last_x(call) and (groups == 1 or min(c, k // groups) >= PANEL)
+    return (channels_last_x(call) or _channels_beside(call)) and (groups == 1 or min(c, k // groups) >= PANEL)
 
 
 def _winograd(call: Call) -> bool:

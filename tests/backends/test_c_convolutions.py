@@ -123,6 +123,25 @@ def test_direct_convolution(name: str, case: int) -> None:
     check(name, call_of(name, **DIRECT[case]))
 
 
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("x", [(2, 24, 5, 6), (1, 32, 1, 9), (3, 20, 7)])
+def test_direct_convolution_of_some_channels_of_an_image(x: tuple[int, ...], window: int) -> None:
+    """x is the second of three parts of a channels-last image's channels."""
+    n, c, *space = x
+    line = {"window": (window,) * len(space), "strides": (1,) * len(space), "dilations": (1,) * len(space)}
+    call = call_of("c.tiled_conv_bias", x, 40, pads=(window // 2,) * 2 * len(space), **line)
+    whole = np.random.default_rng(0).standard_normal((n, *space, 3 * c)).astype(np.float32)
+    part = np.moveaxis(whole[..., c : 2 * c], -1, 1)
+    operand = Operand(Type(x, "float32"), tuple(s // 4 for s in part.strides))
+    call = replace(call, operands={**call.operands, "x": operand})
+    row = ROWS["c.tiled_conv_bias"]
+    assert row.applies is not None and row.applies(call)
+    rng = np.random.default_rng(1)
+    others = {o: rng.standard_normal(call.operands[o].type.shape).astype(np.float32) for o in "wb"}
+    got = compiled(row, call)({"x": part, **others})()[0]
+    np.testing.assert_allclose(got, expected(row, call, {"x": part, **others}), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("x", [(1, 16, 1, 1), (2, 32, 5, 4), (1, 64, 33, 30), (3, 16, 2, 17)])
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 0, 2, 2), (2, 1, 2, 1)])
 def test_winograd(x: tuple[int, ...], pads: tuple[int, ...]) -> None:
