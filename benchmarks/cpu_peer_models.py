@@ -158,7 +158,13 @@ def _squeezed(act: Any, window: int) -> list[nn.Module]:
         )  # fmt: skip
         return residual(layers) if stride == 1 and before == after else layers
 
-    return [block(40, 40, 240, 1), block(40, 80, 240, 2), block(80, 80, 480, 1), block(80, 112, 480, 1), block(112, 112, 672, 1)]
+    return [
+        block(40, 40, 240, 1),
+        block(40, 80, 240, 2),
+        block(80, 80, 480, 1),
+        block(80, 112, 480, 1),
+        block(112, 112, 672, 1),
+    ]
 
 
 def _shufflenet() -> Made:
@@ -180,7 +186,9 @@ MODELS: dict[str, Callable[[], Made]] = {
     ),
     "WaveNet, 8 layers, 64 channels, 1024 samples": lambda: (WaveNet(64, 8), (torch.randn(1, 1, 1024),)),
     "LSTM language model, 2 layers of 256, 32 tokens": lambda: (LstmModel(5000, 256), (torch.randint(5000, (1, 32)),)),
-    "MobileNetV3-like, 5 blocks, 28 x 28": lambda: _images(nn.Sequential(*_squeezed(nn.Hardswish, 5), *head(112)), 28, 40),
+    "MobileNetV3-like, 5 blocks, 28 x 28": lambda: _images(
+        nn.Sequential(*_squeezed(nn.Hardswish, 5), *head(112)), 28, 40
+    ),
     "EfficientNet-like, 5 blocks, 28 x 28": lambda: _images(nn.Sequential(*_squeezed(nn.SiLU, 5), *head(112)), 28, 40),
     "ShuffleNetV2-like, 6 units, 28 x 28": _shufflenet,
     "MobileNetV2-like, 4 blocks, 56 x 56": lambda: _images(

@@ -2,11 +2,10 @@
 [--models TITLE ...] [--budget S]`.
 
 Networks of cpu_peer_models.py, each in a process of its own, as a user calls them: tensors to modules, programs and
-compiled modules, arrays to ONNX Runtime. Implementations are called in turn; times are lower quartiles of the process's CPU time, so
-that waits for a core do not count, and ratios are medians over rounds. Searches begin with what is in the cost store
-(TENSOR_GRAPHS_HOME). Errors are against the module in float64. The load is the number of processes that wanted to run when a network's turn came.
-Results go to
-results/raw/cpu_peers.json and results/cpu_peers.md.
+compiled modules, arrays to ONNX Runtime. Implementations are called in turn; times are lower quartiles of the process's
+CPU time, so that waits for a core do not count, and ratios are medians over rounds. Searches begin with what is in the
+cost store (TENSOR_GRAPHS_HOME). Errors are against the module in float64. The load is the number of processes that
+wanted to run when a network's turn came. Results go to results/raw/cpu_peers.json and results/cpu_peers.md.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def measure(title: str, budget: float) -> dict[str, Any]:
 def in_process(title: str, budget: float) -> dict[str, Any]:
     """`measure` in a process of its own with one thread. Raises RuntimeError if it fails or lasts too long."""
     code = f"import json; from benchmarks import cpu_peers; print(json.dumps(cpu_peers.measure({title!r}, {budget})))"
-    one = {n: "1" for n in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TENSOR_GRAPHS_THREADS")}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TENSOR_GRAPHS_THREADS"), "1")
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **one}

@@ -124,7 +124,6 @@ class CLowering(Lowering):
                 if turned.lower(asked.call) is not None:
                     yield turned, asked.call
 
-
     def _last(self, asked: LoweringRequest) -> Iterator[tuple[GeneratedKernel, Call]]:
         """(template, call) of a fusion group whose operands and result are channels-last images; none if it has no
         image as its only result."""
@@ -139,8 +138,8 @@ class CLowering(Lowering):
 
 
 class C(KernelGenerator):
-    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions, pooling, group norms and
-    products with constant matrices in C."""
+    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions, pooling, group
+    norms and products with constant matrices in C."""
 
     operands = "address"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...extract.model.kernel import Call, Code
+from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..library.torch_calls import (
     CONVOLUTIONS,
@@ -57,8 +57,8 @@ AFTER_RESIDUAL = ("{}", "relu({})")
 
 # ---------------------------------------------------------------- packed weights
 def conv_packed(w: Any, groups: int) -> Any:
-    """Weights [K, C, height, width] or [K, C, width] as [group][panel of 16 output channels][tap][C][16], with zeros behind the last
-    channel of a group."""
+    """Weights [K, C, height, width] or [K, C, width] as [group][panel of 16 output channels][tap][C][16], with zeros
+    behind the last channel of a group."""
     k, c, *window = w.shape
     made = k // groups
     padded = np.zeros((groups, -(-made // 16) * 16, c, int(np.prod(window))), np.float32)
@@ -123,8 +123,8 @@ def channels_last_x(call: Call) -> bool:
 
 
 def _channels_beside(call: Call) -> bool:
-    """Whether the channels of a pixel of x are neighbours in memory: x is channels-last, or some of the channels of such
-    an image."""
+    """Whether the channels of a pixel of x are neighbours in memory: x is channels-last, or some of the channels of a
+    channels-last image."""
     x = call.operands["x"]
     return x.strides[1] == 1 and min(x.strides) >= 0
 

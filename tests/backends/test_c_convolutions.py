@@ -166,7 +166,9 @@ def test_convolution_of_lines(name: str, case: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [16, 70])
-@pytest.mark.parametrize("more", [{}, {"pads": (3, 0)}, {"strides": (2,)}, {"window": (3,), "dilations": (4,), "pads": (8, 0)}])
+@pytest.mark.parametrize(
+    "more", [{}, {"pads": (3, 0)}, {"strides": (2,)}, {"window": (3,), "dilations": (4,), "pads": (8, 0)}]
+)
 def test_depthwise_convolution_of_lines(channels: int, more: dict[str, Any]) -> None:
     for name in ("c.depthwise_conv", "c.depthwise_conv_bias_silu"):
         given = {"window": (4,), "strides": (1,), "pads": (2, 1), "dilations": (1,), **more}
