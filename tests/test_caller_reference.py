@@ -351,6 +351,26 @@ def test_an_infinity_is_no_rounding_of_another_value():
             compared(wrong, X)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, narrow: x + 1 if narrow else x - 1,
+        lambda x, narrow: np.floor(x).astype(int) + (1 if narrow else 0),
+        lambda x, narrow: (x > 0) ^ (not narrow),
+        lambda x, narrow: x[0] + 1 if narrow else x[0],
+        lambda x, narrow: np.where(np.arange(4) == 3, 9, x) if narrow else x,
+    ],
+)
+def test_agreement_in_float64_excuses_no_other_value_in_the_function_s_own_dtype(function, dtype):
+    """Decided by the type of an element, which is float64 in the comparison in float64, and another one in a trace."""
+    with pytest.raises(TraceError, match="differs from that of its graph"):
+        compared(
+            lambda x: function(x, type(x.flat[0] if type(x) is np.ndarray else x) is np.dtype(dtype).type),
+            X.astype(dtype),
+        )
+
+
 @pytest.mark.parametrize("function", [lambda x: x.stride(0) + x, lambda x: x * 2 if x.is_contiguous() else x * 3])
 def test_torch_functions_that_depend_on_the_memory_layout_are_refused(function):
     """torch.export has the strides of the examples; a program takes tensors of every layout."""

@@ -301,6 +301,9 @@ def test_numbers_of_numpy_and_large_ones_are_taken(made: Generator) -> None:
         ([1], {"stop": 1.5}, "stop=1.5"),
         ([1], {"stop": [""]}, "empty text in stop"),
         ([1], {"stop": b"w"}, "stop=b'w'"),
+        ([1], {"show": "print"}, "show='print'"),
+        (range(1 << 40), {}, "a prompt of more than 48 tokens"),
+        ([[1], range(1 << 70)], {}, "a prompt of more than 48 tokens"),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(

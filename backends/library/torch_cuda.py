@@ -32,9 +32,10 @@ from .torch_cuda_rows import FLOAT, floats, promotes, row, single, uniform
 from .torch_helpers import HELPERS as SHARED
 
 # ---------------------------------------------------------------- templates of torch.py
-#: Not taken over: packed for the CPU, or replaced here.
+#: Not taken over, with what has one of these names and a suffix after "_": packed for the CPU, or replaced here.
 _CPU_ONLY = (
-    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "last_concat", "linear",
+    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argmax", "argmin", "last_concat",
+    "last_concat3", "linear",
     "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square", "updated",
 )  # fmt: skip
 
@@ -51,7 +52,11 @@ def _moved(t: LibraryKernel) -> LibraryKernel:
 
 
 def _from_cpu() -> list[LibraryKernel]:
-    return [_moved(t) for t in CPU.templates if not t.name.partition(".")[2].startswith(_CPU_ONLY)]
+    return [_moved(t) for t in CPU.templates if not _cpu_only(t.name.partition(".")[2])]
+
+
+def _cpu_only(name: str) -> bool:
+    return any(name == own or name.startswith(f"{own}_") for own in _CPU_ONLY)
 
 
 _OUT = "__OUT__"

@@ -71,7 +71,7 @@ def verdict(program: Bound, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The verdict on a program, with its first and its later calls."""
     monkeypatch.setattr(run_program, "run_flat", lambda program, values: program.run(values))
     first, again = run_program.run_first, run_program.run_again
-    return verify(GRAPH, lambda v: first(program, v), again=lambda v: again(program, v), seeds=1)  # type: ignore[arg-type]
+    return verify(GRAPH, lambda v: first(program, v), again=lambda v, alone: again(program, v, alone), seeds=1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -304,6 +304,15 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
                      body=nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))),
         lambda: x(3, 8),
     ),
+    "dropout in checkpoints": (
+        lambda: Call(
+            lambda m, a: torch.utils.checkpoint.checkpoint(
+                lambda b: torch.utils.checkpoint.checkpoint(m.body, b, use_reentrant=False).sin(), a, use_reentrant=False
+            ).tanh() * 2,
+            body=nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
+        ),
+        lambda: x(3, 8),
+    ),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()), lambda: x(2, 3, 4, 4)),
 }  # fmt: skip
 
@@ -342,6 +351,20 @@ def test_a_backward_pass_may_run_again() -> None:
             )
             alike(found, expected, 1e-3)
     assert ran() == before + 1
+
+
+def test_gradients_that_are_differentiated_again_stay_eager() -> None:
+    """AOTAutograd's backward passes raise an error for that, and programs would come into use in some later step."""
+    module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    compiled, a = tg.compile(module, **QUICK), x(3, 8).requires_grad_()
+    for _ in range(3):
+        penalties = []
+        for call in (compiled, module):
+            (slope,) = torch.autograd.grad(call(a).square().sum(), a, create_graph=True)
+            penalties.append(torch.autograd.grad(slope.square().sum(), list(module.parameters())))
+        alike(*penalties, 1e-3)
+    report = tg.torch_compile.last_report()
+    assert report.runs == "eager" and "differentiated again" in report.why
 
 
 def test_batch_norm_trains_at_every_batch_size() -> None:

@@ -191,8 +191,13 @@ class Generator(Unpicklable):
         vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
+        if show is not None and not callable(show):
+            raise UsageError(f"invalid argument show={repr(show)[:80]}", hint="a function of one Piece")
         with self._lock:
-            return self._generated(prompts_of(prompt), max_new_tokens, show, options)
+            return self._generated(self._prompts(prompt), max_new_tokens, show, options)
+
+    def _prompts(self, prompt: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        return prompts_of(prompt, max(self.caches.batch, self.caches.capacity))
 
     def _generated(
         self, prompts: Sequence[Prompt], limit: int | None, show: Callable[[Piece], object] | None, options: dict[str, Any]
@@ -224,7 +229,7 @@ class Generator(Unpicklable):
         this one: its next piece raises UsageError.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
-        _, _, run = self._run(prompts_of(prompt), max_new_tokens, **options)
+        _, _, run = self._run(self._prompts(prompt), max_new_tokens, **options)
         return (piece for pieces in run for piece in pieces)
 
     def _run(
@@ -276,9 +281,7 @@ class Generator(Unpicklable):
     ) -> Iterator[list[Piece]]:  # fmt: skip
         with self._running(turn):
             decoding.begin(ids, sampling)
-            if np.isnan(self._programs.get("logits")[: len(ids)]).any():
-                raise BadModelError("the logits after the prompt are NaN", where=self.folder.where,
-                                    hint="weights or config.json hold values that the model cannot compute with")  # fmt: skip
+            self._refuse_nan(decoding, range(len(ids)), 0, "after the prompt")
         while running := [i for i, row in enumerate(rows) if not row.end]:
             with self._running(turn):
                 found = decoding.round(running, limit - min(len(rows[i].tokens) for i in running))
@@ -287,8 +290,18 @@ class Generator(Unpicklable):
                     row.add(i, found[i][step], len(row.tokens) + 1 == limit, ends, texts)
                     for i, row in enumerate(rows) if not row.end and step < len(found[i])
                 ]  # fmt: skip
+                if ended := [piece.row for piece in pieces if piece.end]:
+                    with self._running(turn):
+                        self._refuse_nan(decoding, ended, step, "during the generation")
                 if pieces:
                     yield pieces
+
+    def _refuse_nan(self, decoding: Decoding, rows: Sequence[int], index: int, when: str) -> None:
+        """Raise BadModelError if the logits of the token `index` of the last round are NaN for some of the rows
+        (sequences of the batch)."""
+        if np.isnan(decoding.logits(index)[rows]).any():
+            raise BadModelError(f"the logits {when} are NaN", where=self.folder.where,
+                                hint="weights or config.json hold values that the model cannot compute with")  # fmt: skip
 
     @contextmanager
     def _running(self, turn: int) -> Iterator[None]:

@@ -197,6 +197,13 @@ class Programs:
         """A copy of a state that some program has."""
         return next(p for p in self._made.values() if name in p.states).get_state(name)
 
+    def clear(self, prefixes: tuple[str, ...]) -> None:
+        """Fill the states whose names begin with one of `prefixes` with zeros."""
+        for name in self.states:
+            if name.startswith(prefixes):
+                value = np.zeros_like(self.get(name))
+                self.set(name, value, value.dtype.name)
+
     def read_bytes(self) -> int:
         """Bytes of the weights that a decode step reads completely: all except tables from which it only gathers
         rows.

@@ -23,7 +23,7 @@ OWN = (
     "folder", "budget", "max_length", "batch", "backend", "trust", "quantize", "quantize_head", "draft", "draft_tokens", "reuse",
 )  # fmt: skip  # parameters of `Generator` itself
 LENGTH = 1024  # default of `max_length`
-COLDEST = 1e-30  # smallest temperature that logits are divided by: the quotients stay finite in float32
+LEAST = 1e-30  # smallest temperature, so that logits divided by it stay finite in float32, and smallest `top_p`
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Sampling:
         """
         seed = int(self.seed) ^ key << 32
         return {
-            "temperature": ([[max(float(self.temperature), COLDEST) if self.temperature else 1.0]], "float32"),
+            "temperature": ([[max(float(self.temperature), LEAST) if self.temperature else 1.0]], "float32"),
             "top_k": ([[min(int(self.top_k), vocabulary) or vocabulary]], "int64"),
-            "top_p": ([[self.top_p if self.top_p < 1 else 2.0]], "float32"),
+            "top_p": ([[max(float(self.top_p), LEAST) if self.top_p < 1 else 2.0]], "float32"),
             "seed": ([[seed & 0xFFFFFFFF, seed >> 32]], "int64"),
             "draws": ([[0]], "int64"),
         }
@@ -109,14 +109,33 @@ def length_of(max_length: Any, config: Config) -> int:
     return length
 
 
-def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Argument as a list of prompts, from one prompt or several. Raises UsageError if it is neither."""
+def prompts_of(value: Prompt | Sequence[Prompt], most: int) -> list[Prompt]:
+    """Argument as a list of prompts, from one prompt or several.
+
+    Raises UsageError if it is neither, or a sequence of more than `most` items, before they are read (a range has no
+    limit).
+    """
     if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim <= 1):
         return [value]
     if not isinstance(value, Sequence | np.ndarray):
         raise UsageError(f"a prompt is text or a list of token ids, not {type(value).__name__}")
+    if not isinstance(value, np.ndarray):
+        _bounded(value, most)
     items: list[Any] = list(value)
+    for item in items:
+        if isinstance(item, Sequence) and not isinstance(item, str):
+            _bounded(item, most)
     return items if any(isinstance(p, str | Sequence | np.ndarray) for p in items) else [items]
+
+
+def _bounded(items: Sequence[Any], most: int) -> None:
+    try:
+        count = len(items)
+    except OverflowError:  # a range of more than 2**63 numbers
+        count = most + 1
+    if count > most:
+        raise UsageError(f"a prompt of more than {most} tokens",
+                         hint="a shorter prompt, or a Generator with a larger max_length or batch")  # fmt: skip
 
 
 def token_ids(prompt: Any, vocabulary: int) -> list[int]:

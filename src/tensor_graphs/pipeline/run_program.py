@@ -55,14 +55,19 @@ def run_first(program: Program, values: Mapping[str, Any]) -> list[Any]:
         return run_flat(program, values)
 
 
-def run_again(program: Program, values: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Outputs of later calls on the same values, as `run_flat` gives them, of a program on a GPU; nothing on a CPU.
+def run_again(program: Program, values: Mapping[str, Any], alone: bool) -> Iterator[list[Any]]:
+    """Outputs of later calls on the same values, as `run_flat` gives them.
 
-    Later calls launch kernels in other ways than the first one: from a recorded CUDA graph, by the driver, by a C
-    function. Calls on other values are between them, so that no memory holds the right results of an earlier call. The
-    first of the later calls is on poisoned memory as well. Ends early where the device's memory does not suffice.
+    Calls on other values are between them, so that no memory holds the right results of an earlier call. On a GPU,
+    later calls launch kernels in other ways than the first one: from a recorded CUDA graph, by the driver, by a C
+    function. The first of the later calls is on poisoned memory as well. Ends early where the device's memory does not
+    suffice. On a CPU one later call if verification is on this input `alone`, else none: further inputs are later
+    calls.
     """
     if not has_recorded_calls(program):
+        if alone:
+            run_flat(program, {name: _rolled(x) for name, x in values.items()})
+            yield run_flat(program, values)
         return
     import torch
 

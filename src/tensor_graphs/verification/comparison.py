@@ -15,7 +15,7 @@ from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import compare
 from ..backends.verification.compare import WorstError
 from ..egraph.ir import dtypes
-from ..errors import UsageError
+from ..errors import UsageError, VerificationError
 from ..plain import as_float
 
 Array = np.ndarray[Any, Any]
@@ -253,6 +253,12 @@ def have_other_bits(found: Sequence[Any], before: Sequence[Any]) -> bool:
         if tuple(x.shape) != tuple(y.shape) or not bool(compare.equal_bits(x, y, floating).all()):
             return True
     return False
+
+
+def refuse_writes(changed: bool) -> None:
+    """Raise VerificationError if a program `changed` its inputs."""
+    if changed:
+        raise VerificationError("the program writes to its inputs", hint="report this with the model")
 
 
 def in_form_of(y: Any, like: Any) -> Any:

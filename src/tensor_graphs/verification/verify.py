@@ -36,6 +36,7 @@ from .comparison import (
     have_other_bits,
     in_later_call,
     misplaced,
+    refuse_writes,
     relative_error,
     rounding_allowance,
     worst_of_inputs,
@@ -69,7 +70,7 @@ def verify(
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
     *,
     tolerance: Tolerance = "eager",
-    again: Callable[[Mapping[str, Any]], Iterable[Sequence[Any]]] = lambda values: (),
+    again: Callable[[Mapping[str, Any], bool], Iterable[Sequence[Any]]] = lambda values, alone: (),
     seed: int = 0,
     flops: float = 0.0,
     seeds: int | None = None,
@@ -84,14 +85,15 @@ def verify(
     verdict (whether outputs are within tolerance).
 
     `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
-    values, compared as well if they have other bits. `seeds`: number of inputs. `flops`: of the graph. `references`:
-    cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with
-    rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
-    caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
-    is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
-    possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining seeds are skipped and
-    counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification
-    ends, and the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the
+    values, compared as well if they have other bits; its second argument says whether no further input follows.
+    `seeds`: number of inputs. `flops`: of the graph. `references`: cache of (inputs, float64 run, own-dtype run) per
+    seed, shared between attempts. `disturbed`: cache of runs with rounding noise on these inputs, likewise.
+    `tolerated`: multiple of the limits up to which the caller still accepts an output. `device`: Torch device of the
+    tensors that `run` takes and returns, where everything is computed; "": host arrays. Graphs with more than
+    LARGE_BYTES of inputs and outputs are compared in strips if possible (strips.py). `enough()`: asked after each seed
+    but the last; if True, the remaining seeds are skipped and counted in `left_out`. `poll()`: called before every
+    operation of a reference run; if it raises Halted, verification ends, and the exception propagates unless a seed is
+    complete. Raises VerificationError if the program writes to its inputs, TooLargeError before a reference run on the
     host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
@@ -111,8 +113,8 @@ def verify(
     atomic = with_atomic_ops(graph)
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
-    seeds = 0
-    while seeds < planned and not (seeds and enough()):
+    seeds, ended = 0, False
+    while seeds < planned and not ended:
         if seeds not in known:
             draw = np.random.default_rng((seed, seeds))
             try:
@@ -122,17 +124,19 @@ def verify(
                     raise
                 break
         inputs, exact, own = known[seeds]
-        found = run(_copied(inputs))
+        given = _copied(inputs)
+        found = run(given)
+        refuse_writes(have_other_bits(list(given.values()), list(inputs.values())))
+        del given
         there = device if any(map(is_torch, inputs.values())) else ""
         noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         judge = Judge(atomic, inputs, exact, own, tolerance, slack, seeds > 0, there, weights, poll, noise[seeds])
         try:
             judged = judge.all_judged(names, found, tolerated)
+            ended = seeds + 1 == planned or enough()
             if not seeds and all(one.passed for one in judged):
-                for later in again(_copied(inputs)):
-                    if have_other_bits(later, found):
-                        judged += [in_later_call(one) for one in judge.all_judged(names, later, tolerated)]
+                judged += _later_errors(judge, names, found, again(_copied(inputs), ended), tolerated)
             for one in judged:
                 worst[one.name].append(one)
         except Halted:
@@ -144,6 +148,18 @@ def verify(
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+
+
+def _later_errors(
+    judge: Judge, names: Sequence[str], found: Sequence[Any], later: Iterable[Sequence[Any]], tolerated: float
+) -> list[OutputError]:  # fmt: skip
+    """Errors of the results of later calls on the same values that have other bits than `found`."""
+    return [
+        in_later_call(one)
+        for results in later
+        if have_other_bits(results, found)
+        for one in judge.all_judged(names, results, tolerated)
+    ]
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
