@@ -3,6 +3,7 @@ command."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import sys
@@ -35,6 +36,7 @@ from tensor_graphs.errors import (
     UsageError,
 )
 from tensor_graphs.generation import Generator, Piece, cached_model
+from tensor_graphs.generation import settings as settings_module
 from tensor_graphs.generation.results import Row
 from tensor_graphs.generation.sampling import WORD, sampler, threefry
 from tensor_graphs.generation.text import TextStream, Tokenizer
@@ -545,6 +547,47 @@ def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
     (other / "tokenizer.json").write_text("{")
     with pytest.raises(BadModelError, match=r"tokenizer\.json cannot be read"):
         Generator(other).tokenizer  # noqa: B018
+
+
+# ---------------------------------------------------------------- inspection
+def test_memory_is_known_before_programs_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_graph, "SMALLEST", 100)
+    small, large = (Generator(folder, max_length=n, batch=2, **FAST) for n in (16, 32))
+    found = small.memory()
+    layers = [
+        leaf for leaf in small._programs.step(1).leaves("state") if leaf.attr("name").startswith(("keys.", "values."))
+    ]
+    assert found["caches"] == sum(leaf.type.nbytes for leaf in layers) > 0 and len(layers) == 4
+    assert found["weights"] == sum(a.nbytes for a in read_folder(folder).values()) and found["workspace"] == 0
+    assert large.memory()["caches"] > found["caches"] and not small.seconds, "nothing was made"
+    small.generate([1, 2], 2)
+    made = [program.memory_by_kind() for program in small._programs._made.values()]
+    assert small.memory() == {**found, "workspace": sum(m["workspace"] for m in made)}
+    held = {name: array.nbytes for name, array in small._programs.states.items()}
+    assert sum(held.values()) >= found["caches"] + found["states"]
+    packed = Generator(folder, max_length=16, batch=2, quantize="int8", **FAST)
+    assert packed.memory()["weights"] < found["weights"] and packed.memory()["caches"] == found["caches"]
+    both = Generator(folder, max_length=16, batch=2, draft=folder, **FAST)
+    assert both.memory()["weights"] == 2 * found["weights"]
+
+
+def test_a_generator_says_what_it_is(folder: Path) -> None:
+    made = Generator(folder, max_length=16, **FAST)
+    assert repr(made) == "<Generator of gemma3_text: 1 row of 16 tokens; programs made: none>"
+    made.generate([1], 1)
+    assert "prefill" in repr(made) and "sample-greedy" in repr(made)
+
+
+def test_misspelt_options_are_named_with_what_they_are_close_to(folder: Path, made: Generator) -> None:
+    own = [name for name in inspect.signature(Generator).parameters if name != "options"]
+    assert set(own) == set(settings_module.OWN)
+    for given, close in (("max_lenght", "max_length"), ("effrt", "effort"), ("xyzzy", "tg.optimize")):
+        with pytest.raises(UsageError, match=close):
+            Generator(folder, **{given: 3})
+    with pytest.raises(TypeError, match=r"stream\(\).*'top_q'"):
+        made.stream([1], 1, top_q=1)  # type: ignore[call-arg]
+    both = [inspect.signature(f).parameters for f in (Generator.generate, Generator.stream)]
+    assert [p for p in both[0].values() if p.name != "show"] == list(both[1].values())
 
 
 # ---------------------------------------------------------------- checks that searches had no time for

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..errors import BadModelError, TooLargeError, Unpicklable, UnsupportedError
 from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
 from ..option_checks import is_quantization
 from ..processes.forks import Lock
+from ..wording import counted
 from .bandwidth import memory_bandwidth
 from .cached_model import CachedModel, caches_of
 from .decoding import Decoding, PlainDecoding
@@ -98,6 +100,11 @@ class Generator(Unpicklable):
             self._draft = draft_model(_folder(draft, trust), self._model, self._count)
         self._lock, self._turn = Lock(), 0
 
+    def __repr__(self) -> str:
+        model, caches = self.folder.config.fields.get("model_type"), self.caches
+        rows = counted(caches.batch, "row")
+        return f"<Generator of {model}: {rows} of {caches.capacity} tokens; programs made: {', '.join(self.seconds) or 'none'}>"
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises BadModelError or UnsupportedError if there is none."""
@@ -127,6 +134,18 @@ class Generator(Unpicklable):
     def _all(self) -> list[Programs]:
         """Programs of the model and of the draft."""
         return [self._programs, *([] if self._draft is None else [self._draft.programs])]
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that the programs hold on their device, by purpose, known before any is made.
+
+        Keys: weights, as they are stored; caches, keys and values of all rows and positions; states, such as logits;
+        workspace, the intermediate values of the programs made so far. Those of a draft are included. Weights take
+        more while programs are searched, and where kernels pack them or expand quantized ones.
+        """
+        found = Counter[str]()
+        for programs in self._all():
+            found.update(programs.memory())
+        return dict(found)
 
     @property
     def unchecked(self) -> dict[str, list[str]]:
@@ -201,12 +220,15 @@ class Generator(Unpicklable):
         )  # fmt: skip
 
     def stream(
-        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, **options: Any
-    ) -> Iterator[Piece]:
-        """Generated tokens, each yielded when it is known; `options` are the keyword arguments of `generate`.
+        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, *, temperature: float = 0.0, top_k: int = 0,
+        top_p: float = 1.0, seed: int = 0, stop: Any = None,
+    ) -> Iterator[Piece]:  # fmt: skip
+        """Generated tokens, each yielded when it is known; the arguments are those of `generate`.
 
-        Beginning another generation ends this one: its next piece raises UsageError.
+        Arguments are checked, and programs made, before the first piece is asked for. Beginning another generation ends
+        this one: its next piece raises UsageError.
         """
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
         _, _, run = self._run(self._prompts(prompt), max_new_tokens, **options)
         return (piece for pieces in run for piece in pieces)
 

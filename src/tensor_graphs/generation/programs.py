@@ -213,6 +213,16 @@ class Programs:
         assert self._reads is not None
         return self._reads
 
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose (`Generator.memory`)."""
+        graph = self.step(1)
+        found = {"weights": sum(leaf.type.nbytes for leaf in graph.leaves("param")), "caches": 0, "states": 0}
+        for leaf in graph.leaves("state"):
+            is_cache = str(leaf.attr("name")).startswith(("keys.", "values."))
+            found["caches" if is_cache else "states"] += leaf.type.nbytes
+        found["workspace"] = sum(program.memory_by_kind()["workspace"] for program in self._made.values())
+        return found
+
     def reports(self) -> dict[str, Any]:
         """Optimization report of each program, by program name."""
         return {name: program.report for name, program in self._made.items()}
