@@ -109,6 +109,7 @@ class Report:
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
     buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
     quantization: str = ""  # what `quantize=` did to the weights, and their error
+    fixed_arguments: dict[str, str] = field(default_factory=dict)  # examples that are no tensors: name -> value
     user_kernels: list[UserKernelReport] = field(default_factory=list)  # that took part in the search
 
     @classmethod
@@ -235,6 +236,8 @@ class Report:
             rows.append(("weights", self.quantization))
         if self.sizes:
             rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
+        if self.fixed_arguments:
+            rows.append(("fixed", ", ".join(f"{name}={value}" for name, value in self.fixed_arguments.items())))
         rows += [("bucket", str(b)) for b in self.buckets]
         rows += [("user", str(k)) for k in self.user_kernels]
         total = sum(self.seconds.values())
