@@ -480,6 +480,7 @@ def test_a_stop_keeps_the_best() -> None:
     close(made(x), evaluate(Graph.of(layered(), params=weights), {"x": x}, float64=True)[0])
     assert "interrupted" in made.report.stopped
     assert made.report.measured_now == 0 and made.report.search_stopped in ("budget", "measured")
+    assert "the search was stopped: " in str(made.report) and "budget" not in str(made.report)
     assert [stage for stage in said if stage != "recall"][:3] == [
         "load",
         "simplify",
