@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.errors import RuleError, TensorGraphsError, UsageError
+from tensor_graphs.errors import BadModelError, RuleError, TensorGraphsError, UsageError
 from tensor_graphs.explorer.explorer import Explorer
 from tensor_graphs.options import CommonOptions, Options, PathOptions, SaturateOptions
 
@@ -37,8 +37,31 @@ def test_signatures_and_help_of_public_functions(function: Any, options: type, w
     assert keywords == wanted == {f.name: f.default for f in fields(options)}
     doc = inspect.getdoc(function) or ""
     assert all(f"`{name}`: " in doc for name in wanted)
-    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) got an unexpected keyword argument 'tolerence'"):
-        function(tg.input("x", (4,)), tolerence="fast")
+    with pytest.raises(
+        TypeError,
+        match=rf"{function.__name__}\(\) got an unexpected keyword argument 'bakend'\. Did you mean 'backend'\?$",
+    ):
+        function(tg.input("x", (4,)), bakend="c")
+    with pytest.raises(TypeError, match=r"argument 'zzz'$"):
+        function(tg.input("x", (4,)), zzz=1)
+
+
+def test_the_package_lists_its_public_names_only() -> None:
+    names = dir(tg)
+    assert {"optimize", "Rule", "exp", "errors", "__version__"} <= set(names)
+    assert not {"Any", "ModuleType", "TYPE_CHECKING", "annotations", "sys"} & set(names)
+    assert all(hasattr(tg, name) for name in names)
+
+
+def test_what_is_no_saved_program_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path, said in (
+        ("none", "there is no folder 'none'"),
+        ("file", "'file' is not a folder"),
+        (".", "no manifest.json"),
+    ):
+        with pytest.raises(BadModelError, match=said):
+            tg.load_program(tmp_path / path)
 
 
 def test_every_option_is_documented_and_validated() -> None:

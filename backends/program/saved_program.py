@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...errors import BadModelError
@@ -83,6 +83,16 @@ def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
         raise BadModelError("a plan is not one of this program", hint="save the program again")
 
 
+def _why_unread(path: Path, parts: Sequence[str], error: Exception) -> str:
+    """Why `parts`, files of a saved program, could not be read (`error`), for the message."""
+    if not os.path.lexists(path):
+        return f"there is no folder {path.name!r}"
+    if not path.is_dir():
+        return f"not a saved program: {path.name!r} is not a folder"
+    missing = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
+    return f"not a saved program: {missing}"
+
+
 def _texts(path: Path) -> tuple[str, str]:
     """Texts of manifest.json and program.py.
 
@@ -96,8 +106,7 @@ def _texts(path: Path) -> tuple[str, str]:
             if path.stat().st_ino == before:
                 break
     except (OSError, ValueError) as error:
-        what = next((f"it has no {part}" for part in parts if not (path / part).is_file()), str(error))
         raise BadModelError(
-            f"not a saved program: {what}", where=str(path), hint="give a folder made by save()"
+            _why_unread(path, parts, error), where=str(path), hint="give a folder made by save()"
         ) from None
     return manifest, source

@@ -33,7 +33,8 @@ _CATEGORY_RANK = {"bool": 0, "int": 1, "float": 2}
 def check(dtype: str) -> str:
     """The given name, if it is that of a known dtype. Raises ShapeError, which lists the known dtypes, otherwise."""
     if dtype not in _TABLE:
-        raise ShapeError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}")
+        imaginary = "; give real and imaginary part as two arrays" if dtype.startswith("complex") else ""
+        raise ShapeError(f"unknown dtype {dtype!r}", hint=f"one of {', '.join(DTYPES)}{imaginary}")
     return dtype
 
 

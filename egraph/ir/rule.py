@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import Literal as OneOf
 
 from ...errors import RuleError
@@ -71,6 +72,14 @@ class Rule:
             Rule(**forward),
             Rule(**{**forward, "name": f"{self.name}-reversed", "left": self.right, "right": self.left, "keep": False}),
         )
+
+    def __str__(self) -> str:
+        sides = [side if isinstance(side, str) else ", ".join(side) for side in (self.left, self.right)]
+        said = f"{self.name}: {sides[0]} {'<=>' if self.both else '=>'} {sides[1]}"
+        return said + (f" if {', '.join(self.when)}" if self.when else "") + ("; exact" if self.exact else "")
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(str(self))}</code>"
 
     def check(self) -> None:
         """Raise RuleError if the rule is malformed.

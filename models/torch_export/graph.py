@@ -45,7 +45,9 @@ _HINTS = {
     r"autocast": "autocast chooses dtypes by operator: leave it out and cast module and inputs, .to(torch.bfloat16)",
     r"complex output": "return torch.view_as_real of it",
     r"writes into its user_input": "return the new value instead of writing it into an argument",
-    r"": "models/torch_export/aten_ops.py is where one is added",
+    r"complex input": "give real and imaginary part as the last axis, torch.view_as_real(x), and begin with torch.view_as_complex",
+    r"of complex numbers": "compute it on the real and the imaginary part (torch.view_as_real)",
+    r"": "write it with other operators, use tg.compile, which runs it eagerly, or add it (CONTRIBUTING.md)",
 }
 #: Higher-order operators that only set a mode around a subgraph: name -> number of arguments before the subgraph.
 MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}

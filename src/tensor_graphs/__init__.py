@@ -87,7 +87,7 @@ def __dir__() -> list[str]:
     from importlib import import_module
 
     numeric = import_module(".numeric", __name__)
-    return sorted({*globals(), *_PUBLIC, *numeric.__all__})
+    return sorted({*_PUBLIC, *numeric.__all__, "__version__"})
 
 
 if TYPE_CHECKING:

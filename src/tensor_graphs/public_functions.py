@@ -10,6 +10,7 @@ from dataclasses import fields
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from .options import CommonOptions
+from .wording import near
 
 P = ParamSpec("P")
 O_contra = TypeVar("O_contra", contravariant=True)
@@ -51,7 +52,9 @@ def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], Public
 
         def call(source: Any, example_inputs: Any = None, **given: Any) -> R:
             if unknown := sorted(set(given) - set(signature.parameters)):
-                raise TypeError(f"{inner.__name__}() got an unexpected keyword argument {unknown[0]!r}")
+                raise TypeError(
+                    f"{inner.__name__}() got an unexpected keyword argument {unknown[0]!r}{near(unknown[0], signature.parameters)}"
+                )
             return function(source, example_inputs, cast("O", declared(**given)))
 
         for name in ("__module__", "__name__", "__qualname__"):

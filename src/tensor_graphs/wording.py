@@ -1,11 +1,14 @@
-"""Writes words of messages: numbers with their nouns, times, and indefinite articles."""
+"""Writes words of messages: numbers with their nouns, times, indefinite articles, and the nearest known name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, whose plural takes an s: "1 step", "2 steps"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, whose plural takes an s unless `plural` is given: "1 step", "2 steps", "3 classes"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def with_article(noun: str) -> str:
@@ -13,9 +16,15 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """Text that asks whether the known name nearest to a misspelt one is meant: ". Did you mean 'budget'?"; "" if none
+    is near."""
+    return next((f". Did you mean {found!r}?" for found in get_close_matches(name, list(known), 1)), "")
+
+
 def spelled_us(us: float) -> str:
     """A time given in µs, in µs or ms: "12.3 µs", "4.56 ms"."""
     return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
 
 
-__all__ = ["counted", "spelled_us", "with_article"]
+__all__ = ["counted", "near", "spelled_us", "with_article"]

@@ -20,8 +20,16 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
+import tensor_graphs as tg  # noqa: E402
 from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
-from tensor_graphs.errors import BadModelError, ExportError, UnsupportedError, UntrustedModelError, UsageError  # noqa: E402
+from tensor_graphs.errors import (  # noqa: E402
+    BadModelError,
+    ExportError,
+    ShapeError,
+    UnsupportedError,
+    UntrustedModelError,
+    UsageError,
+)
 from tensor_graphs.models.torch_export.arrays import _CARRIER, dtypes, to_numpy  # noqa: E402
 from tensor_graphs.models.torch_export.export import from_exported, load_module  # noqa: E402
 from tensor_graphs.models.torch_export.pt2 import load_pt2  # noqa: E402
@@ -441,13 +449,22 @@ def test_other_archives_and_broken_programs_are_named(tmp_path: Path, saved: tup
         (lambda x: torch.nonzero(x).sum(), "torch.where"),
         (lambda x: torch.fft.fft(x), "view_as_real"),
         (lambda x: x.add_(1), "return the new value"),
-        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), "aten_ops.py"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(), "tg.compile"),
     ],
 )
 def test_what_has_no_builder_says_what_to_do(function: Any, words: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         load_module(function, (torch.randn(4, 8),))
     assert words in caught.value.hint
+
+
+def test_complex_arguments_are_refused_with_what_to_write() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        load_module(lambda x: x * 2, (torch.ones(3, dtype=torch.complex64),))
+    assert "complex input" in str(caught.value) and "torch.view_as_complex" in caught.value.hint
+    load_module(lambda x: torch.view_as_real(torch.view_as_complex(x) * 2), (torch.ones(3, 2),))
+    with pytest.raises(ShapeError, match="two arrays"):
+        tg.optimize(lambda x: x * 2, (np.ones(3, complex),))
 
 
 def test_rows_that_no_mask_can_hide_cost_nothing() -> None:

@@ -6,7 +6,7 @@ Out: text or one JSON document, and an exit code.
 Imports: backends, backends.admission, backends.program, backends.tuning, backends.user, costdb.keys, costdb.store,
     egraph.explain, egraph.ir, egraph.saturate, egraph.view, errors, explorer, extract.solve, generation, kernels,
     options, pipeline, plain, progress, report, rules, rules.check, rules.derive, rules.files, rules.synthesize,
-    settings, writing.
+    settings, wording, writing.
 """
 
 from .app import main

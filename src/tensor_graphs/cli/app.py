@@ -23,6 +23,7 @@ from .. import __version__
 from ..costdb.keys.device import GPU_KIND
 from ..errors import ExtractionError, Interrupted, UsageError
 from ..options import Options, summary
+from ..wording import counted
 from ..writing.files import is_stream, write_text
 from .arguments import (
     Backend,
@@ -224,7 +225,10 @@ def extract(
         writable(output, folder=True)
     console = Console(verbose, quiet=as_json and not verbose)
     with console.live():
-        console.say("extract", f"{found.problem.n_nodes} nodes in {found.problem.n_classes} classes")
+        console.say(
+            "extract",
+            f"{counted(found.problem.n_nodes, 'node')} in {counted(found.problem.n_classes, 'class', 'classes')}",
+        )
         try:
             solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
         except ExtractionError as error:
@@ -294,7 +298,9 @@ def profile(
             count = write_unmeasured(
                 model, jobs, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model
             )
-            return Answer({"jobs": count, "output": str(jobs)}, f"{count} kernels to measure written to {jobs}")
+            return Answer(
+                {"jobs": count, "output": str(jobs)}, f"{counted(count, 'kernel')} to measure written to {jobs}"
+            )
         document, text = sweep.profile(
             model, paths, sizes(dim), backend, budget, costdb, progress, trust=trust_model, resume=resume, workers=workers,
             diversity=diversity,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import CostStoreError, UsageError
+from ..wording import counted
 from ..writing.files import write_text
 from .arguments import CostDb
 from .console import Answer, Json
@@ -118,7 +119,7 @@ def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
 def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Write all rows as one Parquet file."""
     rows = _store(costdb).export(path)
-    return Answer({"rows": rows, "output": str(path)}, f"{rows} rows written to {path}")
+    return Answer({"rows": rows, "output": str(path)}, f"{counted(rows, 'row')} written to {path}")
 
 
 @app.command("export-starter")

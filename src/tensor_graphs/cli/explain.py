@@ -17,6 +17,7 @@ from .. import settings
 from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
+from ..wording import counted
 
 if TYPE_CHECKING:
     from ..explorer.explain_rewrites import BlockRewrites
@@ -66,8 +67,8 @@ def explain(
     if prepared.sizes:
         lines.append("sizes: " + ", ".join(f"{n}={s}" for n, s in prepared.sizes.items()))
     lines += [
-        f"{parameters:,} parameters, {document['nodes']} nodes, {document['simplified_nodes']} once simplified",
-        f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}",
+        f"{parameters:,} parameters, {counted(len(graph.nodes()), 'node')}, {document['simplified_nodes']} once simplified",
+        f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}",
         *(f"{n:>8}  {op}" for op, n in counts.items()),
     ]
     return document, "\n".join(lines)
@@ -138,12 +139,12 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
         lines.append(f"{kernel['us']:>10.1f} µs  {kernel['count']:>4} x {kernel['name']} ({kernel['source']})")
     if verdict := saved.get("verification"):
         lines.append(
-            f"error {verdict['error_after']:.2e}, allowed {verdict['allowed']:.2e}, over {verdict['seeds']} seeds"
+            f"error {verdict['error_after']:.2e}, allowed {verdict['allowed']:.2e}, over {counted(verdict['seeds'], 'seed')}"
         )
     for block in saved.get("blocks", []):
         lines.append(
-            f"block x{block['instances']}: {block['nodes']} nodes -> {block['e_nodes']} e-nodes, "
-            f"{block['stopped']} after {block['iterations']} iterations"
+            f"block x{block['instances']}: {counted(block['nodes'], 'node')} -> {counted(block['e_nodes'], 'e-node')}, "
+            f"{block['stopped']} after {counted(block['iterations'], 'iteration')}"
         )
     if rules := saved.get("rules", {}):
         lines += ["rules by time:", rule_table({n: (r["matches"], r["seconds"]) for n, r in rules.items()})]

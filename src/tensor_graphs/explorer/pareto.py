@@ -13,6 +13,7 @@ from ..errors import NoPlanError, UsageError
 from ..option_checks import is_budget, of_kind
 from ..pipeline.optimize import optimize
 from ..report import charts
+from ..wording import counted
 
 TOLERANCES: tuple[str | float, ...] = ("exact", "eager", "fast", 1e-3, 1e-2)
 MOST_TOLERANCES = 32
@@ -60,7 +61,7 @@ class Pareto(list[ParetoPoint]):
     def __str__(self) -> str:
         return "\n".join(
             f"{p.tolerance!s:>8}  " + (p.why or f"{p.error:.2e} error  {p.us:>10.1f} µs {'measured' if p.measured else 'estimated'}  "
-            f"{p.kernels} kernels{'  best' if p.best else ''}") for p in self
+            f"{counted(p.kernels, 'kernel')}{'  best' if p.best else ''}") for p in self
         )  # fmt: skip
 
     __repr__ = __str__

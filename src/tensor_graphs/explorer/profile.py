@@ -37,6 +37,7 @@ from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
 from ..verification.plan_terms import meaning
 from ..verification.reference import sample_inputs
+from ..wording import counted
 from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
 
@@ -266,7 +267,7 @@ def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
     for r in rows:
         lines.append(
             f"{r['path']:>8}  {r['estimated_us']:>10.1f} µs estimated  {r['measured_us']:>10.1f} µs measured  "
-            f"{r['kernels']} kernels{'  (from an earlier sweep)' if r['resumed'] else ''}"
+            f"{counted(r['kernels'], 'kernel')}{'  (from an earlier sweep)' if r['resumed'] else ''}"
         )
         if r is not rows[0]:
             lines.append(

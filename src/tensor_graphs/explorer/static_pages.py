@@ -15,6 +15,7 @@ from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate
 from ..extract.model.pricing import Priced
 from ..extract.search.search import Choice
+from ..wording import counted
 from .names import value_name
 
 PER_PAGE = 24
@@ -67,8 +68,9 @@ class StaticPages:
 
     def __repr__(self) -> str:
         return (
-            f"e-graph of {self.graph.name}: {len(self.view)} e-nodes in {self.view.n_classes} classes, "
-            f"{len(self.choice.hypergraph.candidates)} candidate kernels, best {self.choice.cost:.1f} µs"
+            f"e-graph of {self.graph.name}: {counted(len(self.view), 'e-node')} in "
+            f"{counted(self.view.n_classes, 'class', 'classes')}, "
+            f"{counted(len(self.choice.hypergraph.candidates), 'candidate kernel')}, best {self.choice.cost:.1f} µs"
         )
 
     @cached_property

@@ -4,6 +4,8 @@ batch)."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from html import escape
+from math import isfinite
 
 from .text import TextStream
 
@@ -39,6 +41,16 @@ class Generated:
     step_us: float = float("nan")  # time of a further token of all rows
     acceptance: float = float("nan")
     drafting: str = ""
+
+    def _repr_html_(self) -> str:
+        texts = self.texts or [", ".join(map(str, tokens)) for tokens in self.tokens]
+        rows = "".join(
+            f"<tr><td>{escape(text)}</td><td>{len(tokens)}</td><td>{end}</td></tr>"
+            for text, tokens, end in zip(texts, self.tokens, self.ends)
+        )
+        head = f"<tr><th>{'text' if self.texts else 'tokens'}</th><th>new tokens</th><th>end</th></tr>"
+        speed = f"{self.tokens_per_second:.1f} tokens/s, " if isfinite(self.tokens_per_second) else ""
+        return f"<table>{head}{rows}</table><p>{speed}first token after {self.first_token_s:.3f} s</p>"
 
 
 @dataclass

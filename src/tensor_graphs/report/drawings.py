@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ..wording import counted
 from . import charts
 from .charts import us
 
@@ -43,7 +44,7 @@ def drawings(report: Report) -> str:
             for i, s in enumerate(report.steps)
         }  # fmt: skip
         sides.append(
-            f"<div><h3>The program: {len(report.steps)} kernels</h3>{charts.layered(len(report.steps), reads, labels, 480)}</div>"
+            f"<div><h3>The program: {counted(len(report.steps), 'kernel')}</h3>{charts.layered(len(report.steps), reads, labels, 480)}</div>"
         )
     if not sides:
         return (

@@ -8,6 +8,7 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from ..wording import counted
 from . import charts
 from .charts import us
 from .drawings import drawings
@@ -77,7 +78,7 @@ class Markup(str):
 # ---------------------------------------------------------------- sections
 def _tiles(report: Report) -> str:
     verdict = report.verification
-    tiles = [("estimated", us(report.cost_us), f"{sum(report.priced.values())} kernels")]
+    tiles = [("estimated", us(report.cost_us), counted(sum(report.priced.values()), "kernel"))]
     if report.latency_before_us and report.latency_after_us:
         tiles.insert(0, ("time of a call", us(report.latency_after_us), f"{us(report.latency_before_us)} before"))
         tiles.insert(
@@ -225,7 +226,7 @@ def _errors(report: Report) -> str:
     else:
         passed = "passed" if verdict.get("passed") else "FAILED"
         parts.append(
-            f"<p>Relative error against float64 on {escape(str(verdict.get('seeds', '?')))} inputs: {verdict.get('error_after', math.nan):.2e}; "
+            f"<p>Relative error against float64 on {counted(int(verdict.get('seeds', 0)), 'input')}: {verdict.get('error_after', math.nan):.2e}; "
             f"as written {verdict.get('error_before', math.nan):.2e}; allowed {verdict.get('allowed', math.nan):.2e}: {passed}.</p>"
         )
     known = sorted(((s.error, i, s) for i, s in enumerate(report.steps) if s.error), reverse=True)

@@ -206,11 +206,11 @@ class Report:
         """The summary as (label, text) pairs."""
         v = self.verification
         rows = [
-            ("model", f"{self.model}, {self.nodes} nodes" + "".join(f", {n}={s}" for n, s in self.dims.items())),
+            ("model", f"{self.model}, {counted(self.nodes, 'node')}" + "".join(f", {n}={s}" for n, s in self.dims.items())),
             ("backend", self.backend),
-            ("e-graph", f"{self.e_nodes} e-nodes in {self.classes} classes; {self.stopped}"),
+            ("e-graph", f"{counted(self.e_nodes, 'e-node')} in {counted(self.classes, 'class', 'classes')}; {self.stopped}"),
             ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
-            ("kernels", f"{self.kernels_after} calls in the program ({_counted(self.priced)})"
+            ("kernels", f"{counted(self.kernels_after, 'call')} in the program ({_counted(self.priced)})"
                         + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
             ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
                      f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"

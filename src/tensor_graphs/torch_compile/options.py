@@ -12,6 +12,7 @@ from ..backends.registry import select
 from ..errors import UsageError
 from ..option_checks import is_bound
 from ..options import Options
+from ..wording import near
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class CompileOptions:
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(given) - set(known)):
             raise UsageError(
-                f'no options of the backend "tensor_graphs" are called {unknown}', hint=f"they are {sorted(known)}"
+                f'no options of the backend "tensor_graphs" are called {unknown}{near(unknown[0], known)}',
+                hint=f"they are {sorted(known)}",
             )
         if isinstance(given.get("costdb"), Path):
             given["costdb"] = str(given["costdb"])

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
+
+from ..wording import counted
 
 KEPT = 256  # graphs of which a process keeps reports
 
@@ -48,10 +51,14 @@ class TracedReport:
     def lines(self) -> list[str]:
         """The report as text."""
         own = sum(p.nodes for p in self.parts)
-        frozen = f", {self.frozen} frozen weights" if self.frozen else ""
-        said = [f"  {self.kind}: {self.nodes} operators, {own} in {len(self.parts)} program(s){frozen}"]
+        frozen = f", {counted(self.frozen, 'frozen weight')}" if self.frozen else ""
+        said = [
+            f"  {self.kind}: {counted(self.nodes, 'operator')}, {own} in {counted(len(self.parts), 'program')}{frozen}"
+        ]
         for i, p in enumerate(self.parts):
-            said.append(f"    part {i}: {p.nodes} operators, {p.inputs_bytes} B in, {p.outputs_bytes} B out: {p.state}")
+            said.append(
+                f"    part {i}: {counted(p.nodes, 'operator')}, {p.inputs_bytes} B in, {p.outputs_bytes} B out: {p.state}"
+            )
         for r in self.islands:
             said.append(f"    eager: {r.operator} ×{r.count}: {r.reason} ({r.bytes} B cross)")
         return said
@@ -85,6 +92,11 @@ class GraphReport:
         for one in self.traced:
             said += one.lines()
         return "\n".join([*said, *(f"  warning: {w}" for w in self.warnings)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""

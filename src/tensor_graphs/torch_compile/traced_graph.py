@@ -14,6 +14,7 @@ from ..backends.program.program import Program
 from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
+from ..wording import counted
 from .memory_layout import TracedLayouts
 from .options import CompileOptions
 from .partition import Part, Split, device_of, saved_results, split
@@ -178,7 +179,7 @@ class Variant:
             if steady := [k for k, at in enumerate(places) if isinstance(at, int) and at in self._steady]:
                 program.steady(steady)
             recalled = ", its plan from the cache" if search.remembered else ""
-            report.state, bound = f"program of {program.manifest.kernels} kernels{recalled}", True
+            report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
             self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact, saved))
             setattr(module, part.name, self._runners[-1])
