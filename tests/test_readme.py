@@ -83,3 +83,13 @@ def test_the_architecture_lists_every_subpackage() -> None:
     for package, subpackages in rows:
         folders = {p.parent.name for p in (ROOT / package).glob("*/__init__.py") if not p.parent.is_symlink()}
         assert folders == set(re.findall(r"`(\w+)`", subpackages)), package
+
+
+def test_the_tutorials_example_of_a_stopped_search_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/tutorial/first-model.md").read_text(encoding="utf-8")
+    codes = re.findall(r"^```python [^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (code,) = [c for c in codes if "tg.Progress(" in c]
+    begin = codes[0].split("program = ")[0]
+    exec(begin + code.replace("Timer(3.0", "Timer(0.0"), {})
+    shown = capsys.readouterr().out
+    assert shown.startswith("load ") and "the search was stopped: " in shown.splitlines()[-1]

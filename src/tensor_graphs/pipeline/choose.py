@@ -13,6 +13,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.search import Choice, search
 from ..extract.solve import budgets
 from ..options import Options
+from ..wording import counted
 from .prices import CostPricer
 from .reserves import after_search_s
 from .session import Session, least_measuring
@@ -100,7 +101,7 @@ def choose(
             beaten=beaten,
         )  # fmt: skip
 
-    with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):
+    with session.stage("extract", counted(len(graph.candidates), "candidate kernel")):
         try:
             choice = attempt(measurer)
         except WorkerError as error:

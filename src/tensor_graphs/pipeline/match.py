@@ -16,6 +16,7 @@ from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.storage_dtypes import narrow_types
 from ..verification.comparison import rounding_allowance
+from ..wording import counted
 from .any_size import Symbolic
 from .backend_filter import exact_only, within_loss
 from .prepare import Task
@@ -43,7 +44,7 @@ def hypergraph(
     `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
     stored in its dtype. `symbolic`: keep the kernels that hold at all sizes. `carried`: only these kernels.
     """
-    with session.stage("candidates", f"{len(view)} e-nodes"):
+    with session.stage("candidates", counted(len(view), "e-node")):
         return match_kernels(session, view, backends, stop, enough, narrow, symbolic, carried)
 
 

@@ -17,6 +17,7 @@ from ..egraph.simplify.simplify import simplify
 from ..egraph.simplify.widen import widen
 from ..errors import ShapeError
 from ..extract.model.kernel import Backend
+from ..wording import counted
 from .any_size import Symbolic
 from .session import Session
 from .size_ranges import why_fixed
@@ -77,7 +78,7 @@ def prepare(
     """
     if begin and session.options.saturation_limits.iterations:
         default_pool().begin()  # worker processes start in the background
-    with session.stage("simplify", f"{len(graph.nodes())} nodes"):
+    with session.stage("simplify", counted(len(graph.nodes()), "node")):
         original, used = bound(graph, sizes)
         exact = session.options.exact
         narrow = work = simplify(without_empty(original), exact=exact)

@@ -13,6 +13,7 @@ from ..egraph.saturate.union import saturate_in_stages
 from ..egraph.view.glue import glue
 from ..egraph.view.view import EGraphView, view_of
 from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
+from ..wording import counted
 from .session import Session
 
 REWRITING = 0.5  # fraction of the remaining time that saturation may take
@@ -56,7 +57,7 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewr
         limits = replace(limits, seconds=PATIENCE * limits.seconds)
     else:
         deadline = max(0.0, session.left * REWRITING)
-    with session.stage("saturate", f"{len(blocks.unique)} unique blocks of {len(blocks.instances)}"):
+    with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
         began = session.now()
         large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
@@ -70,7 +71,7 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewr
         session.progress.stopped = True
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
     if halted:
-        session.omitted.append(f"rewriting of {halted} of {len(views)} blocks")
+        session.omitted.append(f"rewriting of {halted} of {counted(len(views), 'block')}")
     if options.deterministic and limits.seconds and {"seconds", "bytes"} & set(ended):
         session.warnings.append("the clock or memory ended rewriting: the next call may find another plan")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
