@@ -72,6 +72,9 @@ class CallsBySize:
         self.last: Any = None  # the calls that ran last
         self.known, self.break_even = KnownLaunches(), self.BREAK_EVEN
         self.streams: set[int] = set()
+        self.bound: Any = (
+            torch.cuda.current_stream(self.index) if self.gpu else None
+        )  # the stream that made the weights
         self.grown = 0
         self.lock = Lock()
         if self.gpu and not torch.cuda.is_current_stream_capturing():
@@ -129,6 +132,10 @@ class CallsBySize:
         While a CUDA graph is captured, values of weights that `at` computes become part of that graph, so that
         the calls can be used in this graph only.
         """
+        if self.gpu and not capturing:
+            before = self.bound if self.last is None else self.last.stream_object
+            if before is not None:
+                torch.cuda.current_stream(self.index).wait_stream(before)
         elsewhere = self.gpu and torch._C._cuda_getDevice() != self.index
         if elsewhere or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
             with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):

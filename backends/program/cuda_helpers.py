@@ -193,7 +193,7 @@ def cuda_text(source: str) -> str:
     """All CUDA C++ in the emitted Python `source`, as one file for readers and compilers; "" if it has no
     CUDA kernels."""
     kernels = re.findall(r'= (?:Sized)?CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
-    beside = re.findall(r'^CUDA_(?:ROLES|TILES|CLUSTERS)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
+    beside = re.findall(r'^CUDA_(?!LIBRARY\b)\w+ = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from ...errors import ShapeError
@@ -10,6 +11,10 @@ from ...errors import ShapeError
 def axis_of(axis: int, rank: int) -> int:
     """The axis of a tensor of this rank as a non-negative number; negative axes count from the end. Raises ShapeError
     if it is out of range."""
+    try:
+        axis = operator.index(axis)
+    except TypeError:
+        raise ShapeError(f"{axis!r} is no axis", hint="give an int") from None
     if not -rank <= axis < max(rank, 1):
         raise ShapeError(f"axis {axis} is outside a rank-{rank} value")
     return axis % rank if rank else 0

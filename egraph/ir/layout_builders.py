@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...errors import UsageError
+from ...errors import ShapeError, UsageError
 from .axes import axes_of, axis_of
 from .dims import Dim
 from .operand_alignment import align_dtypes, as_tensor, reshape, with_rank
+from .ops import dims_of
 from .tensor import Tensor, make
 
 
@@ -32,7 +33,7 @@ def transpose(x: Tensor) -> Tensor:
 
 def broadcast_to(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """x broadcast to a shape: sizes of 1 stretch, leading axes are added."""
-    shape = tuple(shape)
+    shape = dims_of(shape)
     x = with_rank(x, len(shape))
     return x if x.shape == shape else make("broadcast_to", (x,), {"shape": shape})
 
@@ -52,6 +53,8 @@ def squeeze(x: Tensor, axis: int | Sequence[int] | None = None) -> Tensor:
 def slice_axis(x: Tensor, axis: int, start: Dim, stop: Dim, step: int = 1) -> Tensor:
     """Elements start, start + step, … below stop along one axis."""
     axis = axis_of(axis, x.rank)
+    if not x.rank:
+        raise ShapeError("a value of rank 0 has no axis to slice")
     if start == 0 and stop == x.shape[axis] and step == 1:
         return x
     return make("slice", (x,), {"axis": axis, "start": start, "stop": stop, "step": step})
@@ -87,7 +90,7 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
         raise UsageError(f"split takes the sizes of the pieces, not {sizes}", hint=f"[{sizes}, {sizes}, ...]")
     found: list[Tensor] = []
     start: Dim = 0
-    for size in sizes:
+    for size in dims_of(sizes):
         found.append(slice_axis(x, axis, start, start + size))
         start = start + size
     return found
@@ -95,7 +98,13 @@ def split(x: Tensor, sizes: Sequence[Dim], axis: int = 0) -> list[Tensor]:
 
 def pad(x: Tensor, widths: Sequence[tuple[Dim, Dim]], value: float = 0.0) -> Tensor:
     """x padded with a constant `value`; `widths`: (elements before, elements after) for each axis."""
-    for axis, (lo, hi) in enumerate(widths):
+    try:
+        pairs = [(lo, hi) for lo, hi in widths]
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"{widths!r} are no widths of a pad", hint="give a pair (before, after) for each axis"
+        ) from None
+    for axis, (lo, hi) in enumerate(pairs):
         if (lo, hi) != (0, 0):
             x = make("pad", (x,), {"axis": axis, "lo": lo, "hi": hi, "value": value})
     return x

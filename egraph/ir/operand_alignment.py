@@ -15,6 +15,7 @@ from ...errors import ShapeError, UsageError
 from . import dtypes
 from .dims import Dim, volume
 from .leaf_builders import Scalar, full
+from .ops import dims_of
 from .tensor import Tensor, constant, make
 
 Operand = Tensor | Scalar
@@ -55,7 +56,7 @@ def cast(x: Tensor, dtype: str) -> Tensor:
 
 def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
     """Another shape with the same elements; one size may be -1. Raises ShapeError if the number of elements differs."""
-    shape = tuple(shape)
+    shape = dims_of(shape)
     if any(isinstance(d, int) and d == -1 for d in shape):
         known = volume(tuple(d for d in shape if not (isinstance(d, int) and d == -1)))
         total = volume(x.shape)
@@ -66,7 +67,9 @@ def reshape(x: Tensor, shape: Sequence[Dim]) -> Tensor:
 
 
 def with_rank(x: Tensor, rank: int) -> Tensor:
-    """The tensor with leading axes of size 1 added up to the given rank."""
+    """The tensor with leading axes of size 1 added up to the given rank, at most 64 (NumPy's limit)."""
+    if not isinstance(rank, int) or rank > 64:
+        raise ShapeError(f"{rank!r} is no rank", hint="give an int up to 64")
     return x if x.rank >= rank else reshape(x, (1,) * (rank - x.rank) + x.shape)
 
 

@@ -73,7 +73,7 @@ def mean(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = Fa
 
 def var(x: Tensor, axis: int | Sequence[int] | None = None, keepdims: bool = False, correction: float = 0) -> Tensor:
     """Variance over axes; divides by n - correction, or by 0 if that is negative."""
-    axes = axes_of(axis, x.rank)
+    axes = axes_of(axis, x.rank) if x.rank else ()
     n = count(x.shape, axes)
     centred = sub(x, mean(x, axes, True))
     if isinstance(n, DimExpr):

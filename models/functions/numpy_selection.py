@@ -14,7 +14,7 @@ from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..torch_export import aten_pointwise as pointwise
-from ..torch_export.aten_reduce import bucketize
+from ..torch_export.aten_search import bucketize, is_member
 from .numpy_array import arrays_in, is_traced, traced
 from .numpy_builders import Build, as_dtype, ints, promoted, refuse_many_pairs
 from .numpy_ufuncs import common_dtype, operand, written
@@ -179,9 +179,16 @@ def _array_equal(a1: Any, a2: Any) -> Any:
 
 
 def _isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-    if is_traced(element) and not is_traced(test_elements):
-        test_elements = np.asarray(test_elements)
-    found = np.any(np.expand_dims(element, -1) == np.ravel(test_elements), -1)
+    values = np.ravel(test_elements) if is_traced(test_elements) else np.unique(np.asarray(test_elements))
+    (x, among), dtype = promoted(element, values)
+    if dtypes.is_float(dtype) and not any(dtypes.is_float(common_dtype(v)) for v in (element, values)):
+        refuse_many_pairs(  # int64 and uint64 have no common integer dtype
+            f"np.isin of {np.size(element)} elements in {np.size(values)} of another integer dtype",
+            np.size(element), np.size(values), "one dtype",
+        )  # fmt: skip
+        found = np.any(np.expand_dims(element, -1) == values, -1)
+    else:
+        found = traced(is_member(x, among))
     return ~found if invert else found
 
 
@@ -190,9 +197,6 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
         raise TraceError(
             "np.searchsorted in an array that is not known to be sorted", hint="sum the comparisons with its elements"
         )
-    refuse_many_pairs(
-        f"a search in {np.size(a)} elements", np.size(a), np.size(v), "search outside of the function, or in fewer"
-    )
     if side == "left":  # NaN borders are the last ones, and below nothing
         a = np.asarray(a)[np.equal(a, a)]
     (borders, x), _ = promoted(a, v)

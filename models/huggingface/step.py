@@ -84,9 +84,10 @@ def build_step(
 
 def positions_of(config: Config) -> int:
     """Largest number of tokens in a sequence that a model's config allows."""
-    field, default = ("n_positions", 1024) if config.text("model_type", "") == "gpt2" else (
-        "max_position_embeddings", 131_072)  # fmt: skip
-    return config.size(field, default)
+    kind = config.text("model_type", "")
+    if kind in FAMILIES:
+        return config.size("max_position_embeddings", FAMILIES[kind].positions)
+    return config.size("n_positions", 1024)
 
 
 def eos_of(folder: Folder) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from . import aten_attention, aten_conv, aten_create, aten_index, aten_norm, ate
 from . import aten_layout as layout
 from . import aten_pointwise as p
 from . import aten_reduce as r
+from . import aten_search as search
 from .aten_backward import BACKWARD
 from .aten_recurrent import RECURRENT
 from .aten_training import TRAINING
@@ -256,8 +257,8 @@ _REDUCTIONS: dict[str, Builder] = {
     "cummin": r.running_extreme(t.minimum),
     "median.default dim": r.median,
     "kthvalue": r.kthvalue,
-    "bucketize.Tensor": r.bucketize,
-    "searchsorted.Tensor Scalar": r.searchsorted,
+    "bucketize.Tensor": search.bucketize,
+    "searchsorted.Tensor Scalar": search.searchsorted,
     "sort": r.sort,
     "sort.stable": r.sort_stable,
     "argsort": r.argsort,

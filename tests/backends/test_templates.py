@@ -110,9 +110,10 @@ def test_every_atomic_op_has_an_exact_kernel() -> None:
     assert {op for op, entry in OPS.items() if entry.arity and not entry.composite} <= found
 
 
-def test_numpy_has_a_reference_for_every_op() -> None:
+def test_numpy_has_a_kernel_for_every_atomic_op() -> None:
+    """Composite ops may lack one: they run decomposed."""
     named = {t.term.op for t in backend("numpy").templates if isinstance(t.term, PatternCall) and not t.prep}
-    assert {op for op, entry in OPS.items() if entry.arity} <= named
+    assert {op for op, entry in OPS.items() if entry.arity and not entry.composite} <= named
 
 
 SPECIAL = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1.0, -1.0, 88.8, -88.8, 1e-40]
@@ -152,7 +153,7 @@ def test_special_values(template: Template) -> None:
     call = Call(
         dict.fromkeys(operands, operand),
         Operand(Type(shape, kind), contiguous(shape)),
-        {k: v for k, v in attrs.items() if k in names},
+        {k: attrs.get(k, 0.5) for k in names if k},
     )
     if template.applies is not None and not template.applies(call):
         pytest.skip("not for float32")

@@ -24,7 +24,11 @@ LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers a
 @dataclass(frozen=True)
 class Rewritten:
     """Saturated model: its blocks (repeated subgraphs), their saturated e-graphs (views), and the e-graph of the whole
-    model joined from them."""
+    model joined from them.
+
+    Later stages read all three fields of views (the search by short forms joins `block_views` again): what removes
+    e-nodes from one removes them from all.
+    """
 
     view: EGraphView  # e-graph of the whole model
     blocks: Blocks
