@@ -22,6 +22,7 @@ from tensor_graphs.backends.program.program_folder import refuse_occupied
 from tensor_graphs.cli import app as cli
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, UsageError
 from tensor_graphs.models.huggingface.load import load_folder
+from tensor_graphs.models.load import FORMATS
 from tensor_graphs.models.random_checkpoints import write_checkpoint
 from tensor_graphs.plain import Malformed, Within, decode, read_bytes
 
@@ -38,6 +39,10 @@ def test_hostile_files_are_read_or_refused_by_name(name: str, tmp_path: Path) ->
     for content in corpus(bench.good, 120, seed=1):
         said = bench.read(content)
         assert not said, f"{content[:300]!r}\n{said}"
+
+
+def test_every_untrusted_model_format_has_a_reader() -> None:
+    assert {suffix.removeprefix(".") for suffix, f in FORMATS.items() if not f.runs_code} <= set(READERS)
 
 
 def test_commands_end_with_one_document_and_a_documented_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

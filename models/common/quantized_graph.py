@@ -244,10 +244,6 @@ class _Encoding:
             self._kept += [*made.values()] if self.keeps_codes else []
             return made[name]
 
-    def is_on(self, device: str) -> bool:
-        """Whether a device has the codes."""
-        return self._on_device("q", device) is not None
-
     def _on_device(self, name: str, device: str) -> Any | None:
         known = self._near.get((name, device))
         return None if known is None else known()

@@ -113,13 +113,6 @@ def refuse_wrong_weights(folder: Folder, caches: Caches) -> None:
     build_step(folder.config, folder.weights(), caches, 1)
 
 
-def widest_window(config: Config) -> int:
-    """The largest sliding window of a model's layers; 0 if some layer sees all positions."""
-    kind = config.text("model_type", "")
-    windows = [0] if kind not in FAMILIES else layer_windows(config, kind, config.size("num_hidden_layers"))
-    return 0 if 0 in windows else max(windows)
-
-
 def ring_slack(config: Config, caches: Caches) -> int | None:
     """Least number of positions that the rings of a model's caches keep beyond their windows; None without rings.
 
@@ -162,5 +155,4 @@ __all__ = [
     "positions_of",
     "refuse_wrong_weights",
     "ring_slack",
-    "widest_window",
 ]

@@ -17,7 +17,7 @@ from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.families import FAMILIES, sizes_of
 from tensor_graphs.models.huggingface.load import load_folder
-from tensor_graphs.models.huggingface.step import Caches, Folder, build_step, positions_of, widest_window
+from tensor_graphs.models.huggingface.step import Caches, Folder, build_step, positions_of
 
 from .decoder_cases import CASES, LENGTH, PLACES, VOCAB, recorded, tokens, transformers_logits, write
 
@@ -131,8 +131,6 @@ def test_windows_keep_rings_and_other_layers_everything(tmp_path: Path) -> None:
     graph = build_step(opened.config, opened.weights(), Caches(2, LENGTH, CHUNK), 1)
     shapes = {n.attr("name"): n.shape for n in graph.leaves("state")}
     assert [shapes[f"keys.{i}"] for i in range(3)] == [(2, 2, 16, 8), (2, 2, LENGTH, 8), (2, 2, 16, 8)]
-    assert widest_window(opened.config) == 0
-    assert widest_window(Folder(write(tmp_path, "mistral")).config) == 9
 
 
 def test_few_tokens_read_their_own_experts_only(tmp_path: Path) -> None:

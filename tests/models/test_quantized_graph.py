@@ -30,9 +30,15 @@ NO_GPU = backend("torch_cuda").unavailable()
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "")]
 
 
+def decoded(parts: dict[str, Any], form: str) -> tg.Tensor:
+    """The expression of a weight in the encoding `form` over params `w.q` and `w.scale` with the types of `parts`."""
+    q, scale = (t.param(f"w.{p}", parts[p].shape, dtypes.name_of(parts[p].dtype)) for p in ("q", "scale"))
+    return quantization.dequantized(form, q, scale)
+
+
 def expanded(form: str, weight: np.ndarray, dtype: str) -> np.ndarray:
     parts: dict[str, Any] = quantization.encoded(weight, form, dtype)
-    node = quantization.weight_params("w", parts, form)
+    node = decoded(parts, form)
     found = evaluate([node], {}, params={f"w.{n}": p for n, p in parts.items()})[0]
     assert found.dtype == numpy_dtype(dtype) and found.shape == weight.shape
     return found.astype(np.float32)
@@ -58,7 +64,7 @@ def test_a_weight_computed_on_a_device_has_the_bits_of_numpy(form: str, monkeypa
     weight = RNG.standard_normal((64, 256)).astype(np.float32)
     parts: dict[str, Any] = quantization.encoded(weight, form, "float32")
     params = {f"w.{n}": p for n, p in parts.items()}
-    node = quantization.weight_params("w", parts, form)
+    node = decoded(parts, form)
     for term in (node, t.cast(node, "bfloat16"), t.transpose(t.cast(node, "float16"))):
         found = weights_on_device.computed_weight(term, params, "cpu")
         want = np.ascontiguousarray(evaluate([term], {}, params=params)[0])
@@ -196,7 +202,7 @@ def test_the_largest_numbers_of_a_dtype_stay_finite(form: str, dtype: str) -> No
     largest = {"float32": 3.4028234e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}[dtype]
     weight = (np.linspace(-1, 1, 128).reshape(2, 64) * largest).astype(kind)
     parts = quantization.encoded(weight, form, dtype)
-    term = t.cast(quantization.weight_params("w", parts, form), dtype)
+    term = t.cast(decoded(parts, form), dtype)
     (found,) = evaluate([term], {}, params={f"w.{n}": v for n, v in parts.items()})
     assert np.isfinite(found.astype(np.float32)).all()
     assert np.abs(found.astype(np.float64) - weight.astype(np.float64)).max() < 0.3 * largest

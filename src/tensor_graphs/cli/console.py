@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,13 +152,15 @@ def interruptible(progress: Progress) -> Iterator[None]:
 class Answer:
     """Result of a command: JSON fields and text.
 
-    `error` is set if the command ended early with a partial result. `exact`: the text is a model's own output, printed
-    as it is; in other texts control characters are escaped.
+    `error` is set if the command ended early with a partial result. `afterwards`: work for later runs, done once the
+    answer is printed. `exact`: the text is a model's own output, printed as it is; in other texts control characters
+    are escaped.
     """
 
     document: Mapping[str, Any]
     text: str
     error: TensorGraphsError | None = None
+    afterwards: Callable[[], object] | None = None
     exact: bool = False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from ..progress import Progress
 from .console import Answer, Json, Verbose, printable, tell, working
 
 if TYPE_CHECKING:
-    from ..generation import Piece
+    from ..generation import Generator, Piece
 
 Prompt = Annotated[str | None, typer.Option("--prompt", help="text of the prompt (needs the package tokenizers)")]
 Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids of the prompt, separated by commas")]
@@ -43,13 +44,13 @@ def generate(
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Generate text with a decoder from a Hugging Face folder. Programs are optimized at first use and cached."""
-    from ..generation import Generator
+    from ..generation import Generator as made
 
     if (prompt is None) == (prompt_tokens is None):
         raise UsageError("give either --prompt or --prompt-tokens")
     given = prompt if prompt is not None else _numbers(prompt_tokens or "")
     with working(verbose, as_json) as progress:
-        generator = Generator(
+        generator = made(
             folder, budget=budget, max_length=max_length, backend=backend, trust=trust_model, costdb=costdb, measure=measure,
             progress=progress, quantize=quantize, draft=draft, draft_tokens=draft_tokens,
         )  # fmt: skip
@@ -70,7 +71,15 @@ def generate(
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
         tell(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}")
-    return Answer(document, text, exact=True)
+    afterwards = partial(_complete_checks, generator) if generator.unchecked and not progress.stopped else None
+    return Answer(document, text, exact=True, afterwards=afterwards)
+
+
+def _complete_checks(generator: Generator) -> None:
+    """Complete the checks that the searches had no time for, so that later runs find them done."""
+    if sys.stderr.isatty():
+        tell(f"completing checks of {', '.join(generator.unchecked)} for later runs (Ctrl-C to leave them)")
+    generator.complete_checks()
 
 
 class _Shown:

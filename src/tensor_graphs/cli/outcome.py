@@ -7,7 +7,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,27 @@ def finish(as_json: bool, answer: Answer) -> int:
     text = answer.text if answer.exact else printable(answer.text)
     if answer.error is None:
         _put(_dump({"ok": True, **answer.document}) if as_json else text)
+        if answer.afterwards is not None:
+            _afterwards(answer.afterwards)
         return 0
     if not as_json:
         _put(text)
     return fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
+
+
+def _afterwards(work: Callable[[], object]) -> None:
+    """Do the work that follows an answer. Readers of standard output see its end now; a signal ends the work, and an
+    error is a message."""
+    discard(sys.stdout)
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # by `_closing`
+            signal.signal(signal.SIGTERM, terminated)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        work()
+    except (KeyboardInterrupt, Terminated):
+        pass
+    except TensorGraphsError as error:
+        tell(f"note: {error}")
 
 
 def described(error: BaseException) -> tuple[int, dict[str, str], str]:

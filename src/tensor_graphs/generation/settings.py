@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
@@ -18,6 +19,9 @@ from ..plain import as_float
 from .sampling import Kind
 
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+OWN = (
+    "folder", "budget", "max_length", "batch", "backend", "trust", "quantize", "quantize_head", "draft", "draft_tokens", "reuse",
+)  # fmt: skip  # parameters of `Generator` itself
 LENGTH = 1024  # default of `max_length`
 LEAST = 1e-30  # smallest temperature, so that logits divided by it stay finite in float32, and smallest `top_p`
 
@@ -81,8 +85,11 @@ def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
 
     `budget` is checked with them, but not part of the result.
     """
-    if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
-        raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
+    known = {f.name for f in fields(Options)}
+    if unknown := sorted(set(given) - known):
+        close = [name for one in unknown for name in get_close_matches(one, [*known, *OWN], 1)]
+        hint = f"do you mean {', '.join(close)}?" if close else "they are those of tg.optimize"
+        raise UsageError(f"no options of a Generator are called {unknown}", hint=hint)
     Options(budget=budget, **given)
     return given
 

@@ -7,7 +7,6 @@ process; in a forked child, searches of the parent count as failed.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import queue
@@ -31,6 +30,7 @@ from ..errors import WorkerError
 from ..models.files.native import save_graph
 from ..pipeline.optimize import optimize
 from ..private import temporary_place
+from ..processes.ending import at_end
 from ..processes.forks import adopted, in_forked_child
 from .options import CompileOptions
 
@@ -181,7 +181,7 @@ def submit(search: Search) -> None:
     with _starting:
         if not _root:
             _root.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=temporary_place())))
-            atexit.register(_end, _root[0], os.getpid())
+            at_end(_end, _root[0])
         if not _thread:
             _thread.append(threading.Thread(target=_serve, args=(_jobs, _root[0]), name="searches", daemon=True))
             _thread[0].start()
@@ -200,14 +200,13 @@ def _serve(jobs: queue.SimpleQueue[Search], root: Path) -> None:
         search.run_in_subprocess(folder)
 
 
-def _end(root: Path, owner: int) -> None:
+def _end(root: Path) -> None:
     """Kill the running search and remove all job folders, at the exit of the process that made them."""
-    if os.getpid() == owner:
-        _root.clear()
-        for process in list(_running):
-            with suppress(OSError):
-                _kill(process)
-        shutil.rmtree(root, ignore_errors=True)
+    _root.clear()
+    for process in list(_running):
+        with suppress(OSError):
+            _kill(process)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 @in_forked_child
