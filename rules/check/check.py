@@ -36,7 +36,11 @@ from ..semantics.sampler import FAILURES, INTS, Instance
 from .trial import ORDERS, STYLES, Refuted, RuleTrial
 
 Status = Literal["proved", "tested", "refuted", "unknown"]
-EACH, EACH_ATTEMPTS = 3, 12  # instances of each dtype that is not floating and of no elements, and draws for each
+EACH, EACH_EMPTY, EACH_ATTEMPTS = 2, 10, 12  # instances of each dtype that is not floating; of no elements; draws of one
+    3,
+    12,
+    12,
+)  # instances of each dtype that is not floating; of no elements; draws of one
 STATUSES: tuple[Status, ...] = ("proved", "tested", "refuted", "unknown")
 COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
 #: Shape guards that bound e-graph growth: the rule is sound without them, but would apply endlessly or gain nothing.
@@ -79,14 +83,16 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
 
 
 def _refuted_at_corners(rule: Rule, seed: int) -> Refuted | None:
-    """What refutes a one-way rule for operands of an integer dtype, of bool, or without elements, which random
+    """What refutes a one-way rule for operands without elements, of bool, or of an integer dtype, which random
     instances may not have had: each of these is tried on a few."""
-    for dtype in (*INTS, "bool", ""):
-        draw = random.Random(f"{seed} {dtype}")
-        few = instances(rule, draw, EACH, attempts=EACH_ATTEMPTS, dtype=dtype, empty=not dtype)
-        _, refuted = _judge(rule, few, seed)
+    for dtype in ("", "bool", *INTS):
+        draw, count = random.Random(f"{seed} {dtype}"), EACH if dtype else EACH_EMPTY
+        few = instances(rule, draw, count, attempts=EACH_ATTEMPTS, dtype=dtype, empty=not dtype)
+        counts, refuted = _judge(rule, few, seed)
         if refuted is not None:
             return refuted
+        if dtype == INTS[0] and not counts["instances"]:
+            break  # a rule of floats
     return None
 
 
