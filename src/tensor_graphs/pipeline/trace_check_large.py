@@ -58,10 +58,10 @@ def compare_large(
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
     Some strips (runs of indices along an axis) of each output are compared; all outputs as a whole, while time is left,
-    if one of them mixes all indices of every axis (a shuffle, a sum over all elements). A function that draws random numbers is
-    called a second time, and must give the same results. `call` maps inputs by name to the function's outputs; `judge`
-    raises TraceError for a strip that differs. `kind`: "function" or "module", for texts. `time`: limits what is
-    optional. Raises TraceError also for an output of another shape or dtype.
+    if one of them mixes all indices of every axis (a shuffle, a sum over all elements). A function that draws random
+    numbers is called a second time, and must give the same results. `call` maps inputs by name to the function's
+    outputs; `judge` raises TraceError for a strip that differs. `kind`: "function" or "module", for texts. `time`:
+    limits what is optional. Raises TraceError also for an output of another shape or dtype.
     """
     cuts = strips_of(graph)
     rng = np.random.default_rng((seed, 77))

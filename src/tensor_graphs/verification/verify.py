@@ -91,13 +91,14 @@ def verify(
     values, compared as well if they have other bits; it asks `ended()` before each call, and gives None at the end if
     calls were left out, which happens if `enough()` and one takes more than LATER_S. `seeds`: number of inputs.
     `flops`: of the graph. `references`: cache of (inputs, float64 run, own-dtype run) per seed, shared between
-    attempts. `disturbed`: cache of runs with rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
-    caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
-    is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
-    possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining seeds are skipped and
-    counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification
-    ends, and the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the
-    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
+    attempts. `disturbed`: cache of runs with rounding noise on these inputs, likewise. `tolerated`: multiple of the
+    limits up to which the caller still accepts an output. `device`: Torch device of the tensors that `run` takes and
+    returns, where everything is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are
+    compared in strips if possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining
+    seeds are skipped and counted in `left_out`. `poll()`: called before every operation of a reference run; if it
+    raises Halted, verification ends, and the exception propagates unless a seed is complete. Raises TooLargeError
+    before a reference run on the host whose values exceed the available memory (outputs that cannot be cut into strips,
+    or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
