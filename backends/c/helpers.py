@@ -21,6 +21,7 @@ from typing import Any
 
 from ... import private
 from ...private import code_folder, read_sealed, sealed, temporary_place
+from ..definition_text import source_of
 
 
 def c_flags() -> list[str]:
@@ -175,7 +176,7 @@ def address(x: Any) -> Any:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for module in (private, sys.modules[__name__])
     for name, value in vars(module).items()
     if inspect.isfunction(value) and value.__module__ == module.__name__

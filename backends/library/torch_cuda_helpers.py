@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from ..definition_text import source_of
 from .torch_helpers import four_axes
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def dequantized(q: Any, s: Any, z: Any) -> Any:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for name, value in list(globals().items())
     if inspect.isfunction(value) and value.__module__ == __name__
 }

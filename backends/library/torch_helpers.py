@@ -10,6 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.recurrence import scan
+from ..definition_text import source_of
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +207,7 @@ def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for name, value in list(globals().items())
     if inspect.isfunction(value) and value.__module__ in (__name__, scan.__module__)
 }

@@ -13,6 +13,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from ..definition_text import source_of
 from .cuda_driver import Driver, DriverAttribute, DriverConfig
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Variants:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for name, value in list(globals().items())
     if inspect.isclass(value) and value.__module__ == __name__
 }

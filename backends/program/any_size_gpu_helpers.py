@@ -10,6 +10,7 @@ import inspect
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..definition_text import source_of
 from .any_size_binaries import HELPERS as BINARIES
 from .any_size_binaries import NotStored
 from .any_size_launches import HELPERS as LAUNCHES
@@ -251,8 +252,8 @@ HELPERS: dict[str, str] = {
     **BINARIES,
     **LAUNCHES,
     **{
-        name: inspect.getsource(value)
-        .rstrip()
+        name: source_of(value)
+        + "\n".rstrip()
         .replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
         .replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
         for name, value in list(globals().items())

@@ -18,6 +18,7 @@ import inspect
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from ..definition_text import source_of
 from .cuda_driver import DriverConfig
 from .gpu_launches import DirectLaunch
 
@@ -266,7 +267,7 @@ class KnownLaunches:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for name, value in list(globals().items())
     if inspect.isclass(value) and value.__module__ == __name__
 }

@@ -9,6 +9,8 @@ import ctypes
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from ..definition_text import source_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -87,7 +89,7 @@ def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for name, value in list(globals().items())
     if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == __name__
 }

@@ -6,13 +6,13 @@ The source text of `CudaKernel` is copied into emitted programs, so the class ma
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...private import code_folder, private_folder, unsafe_folder
+from ..definition_text import source_of
 from ..ir.short_erf import COARSE, FINE, ShortErf
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def cuda_text(source: str) -> str:
 
 #: helper name -> source text
 HELPERS = {
-    "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(
+    "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{source_of(CudaKernel)}'.replace(
         "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]"),
-    **{f.__name__: inspect.getsource(f).rstrip() for f in (code_folder, private_folder, unsafe_folder)},
+    **{f.__name__: source_of(f) for f in (code_folder, private_folder, unsafe_folder)},
 }  # fmt: skip

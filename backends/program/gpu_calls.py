@@ -8,7 +8,6 @@ gpu_launches.py only.
 from __future__ import annotations
 
 import ctypes
-import inspect
 import warnings
 from functools import partial
 from threading import Lock
@@ -16,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from ..definition_text import source_of
 from .cuda_driver import Driver
 
 if TYPE_CHECKING:
@@ -393,4 +393,4 @@ class Calls:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {"Calls": inspect.getsource(Calls).rstrip()}
+HELPERS: dict[str, str] = {"Calls": source_of(Calls)}

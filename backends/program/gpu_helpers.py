@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from ..definition_text import source_of
 from .cuda_driver import HELPERS as DRIVER
 from .gpu_calls import HELPERS as CALLS
 from .gpu_launches import HELPERS as LAUNCHES
@@ -63,7 +64,7 @@ HELPERS: dict[str, str] = {
     **DRIVER,
     **LAUNCHES,
     **{
-        name: inspect.getsource(value).rstrip()
+        name: source_of(value)
         for name, value in list(globals().items())
         if inspect.isfunction(value) and value.__module__ == __name__
     },

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from ..definition_text import source_of
 from .cuda_driver import Driver, DriverAttribute, DriverConfig, KernelNode, parameter_memory
 
 if TYPE_CHECKING:
@@ -336,7 +337,7 @@ class OwnKernel:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
+    name: source_of(value)
     for name, value in list(globals().items())
     if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == __name__
 }
