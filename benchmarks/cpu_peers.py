@@ -3,8 +3,9 @@
 
 Networks of cpu_peer_models.py, each in a process of its own, as a user calls them: tensors to modules, programs and
 compiled modules, arrays to ONNX Runtime. Implementations are called in turn; times are lower quartiles of the process's
-CPU time, so that waits for a core do not count, and ratios are medians over rounds. Errors are against the module in
-float64. Results go to results/raw/cpu_peers.json and results/cpu_peers.md.
+CPU time, so that waits for a core do not count, and ratios are medians over rounds. Searches begin with what is in the
+cost store (TENSOR_GRAPHS_HOME). Errors are against the module in float64. The load is the number of processes that
+wanted to run when a network's turn came. Results go to results/raw/cpu_peers.json and results/cpu_peers.md.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def measure(title: str, budget: float) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     module, inputs = build(title)
     began = time.monotonic()
-    program = tg.optimize(module, inputs, budget=budget)
+    program = tg.optimize(module, inputs, budget=budget, again=True)
     seconds = time.monotonic() - began
     calls: dict[str, Callable[[], Any]] = {"ours": lambda: program(*inputs), "eager": lambda: module(*inputs)}
     failed = {}
@@ -112,7 +113,7 @@ def rendered(found: dict[str, Any]) -> str:
     lines = ["# Whole calls on one CPU thread", "", __doc__.split("\n\n")[1].replace("\n", " ").strip(), "",
              f"{found['machine']}.", "",
              "| network, float32, ms | ours | " + " | ".join(f"{n} (times ours)" for n in PEERS.values())
-             + " | error: ours, eager | runs | optimize, s | commit, date |", "|" + "---|" * 9]  # fmt: skip
+             + " | error: ours, eager | runs | optimize, s; load | commit, date |", "|" + "---|" * 9]  # fmt: skip
     for title, r in found["networks"].items():
         cells = [
             f"{r['us'][n] / 1e3:.2f} ({r['ratio'][n]:.2f})" if n in r["us"] else f"failed: {r['failed'][n][:60]}"
@@ -120,7 +121,7 @@ def rendered(found: dict[str, Any]) -> str:
         ]
         errors = f"{r['errors']['ours']:.1e}, {r['errors']['eager']:.1e}"
         lines.append(
-            f"| {title} | {r['us']['ours'] / 1e3:.2f} | {' | '.join(cells)} | {errors} | {r['runs']} | {r['seconds']} | {r['at']} |"
+            f"| {title} | {r['us']['ours'] / 1e3:.2f} | {' | '.join(cells)} | {errors} | {r['runs']} | {r['seconds']}; {r['load']:.0f} | {r['at']} |"
         )
     parts = lambda r: ", ".join(f"{name} x{count}" for name, count, _ in r["kernels"])
     lines += ["", *(f"- {title}: {parts(r)}" for title, r in found["networks"].items())]
@@ -142,12 +143,13 @@ def main() -> None:
     found: dict[str, Any] = json.loads(raw.read_text()) if raw.exists() else {"networks": {}}
     found["machine"] = device_key()
     for title in [t for t in MODELS if any(t.startswith(m) for m in options.models)]:
+        load = os.getloadavg()[0]
         try:
             row = in_process(title, options.budget)
         except RuntimeError as error:
             print(error, flush=True)
             continue
-        found["networks"][title] = row | {"at": f"{commit()}, {time.strftime('%Y-%m-%d %H:%M')}"}
+        found["networks"][title] = row | {"load": load, "at": f"{commit()}, {time.strftime('%Y-%m-%d %H:%M')}"}
         raw.write_text(json.dumps(found, indent=1) + "\n")
         (RESULTS / "cpu_peers.md").write_text(rendered(found))
         print(

@@ -629,7 +629,7 @@ def test_the_command_completes_checks_after_its_answer(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
-    monkeypatch.setattr(outcome, "discard_output", lambda: order.append(capsys.readouterr().out))
+    monkeypatch.setattr(outcome, "discard", lambda stream: order.append(capsys.readouterr().out))
     complete = Generator.complete_checks
     monkeypatch.setattr(Generator, "complete_checks", lambda self: order.append("checks") or complete(self))
     monkeypatch.setattr("tensor_graphs.generation.Generator", partial(Generator, effort=0))

@@ -47,14 +47,14 @@ static inline void group_norm_means(const float *part, int blocks, int c, int gr
         mean[g] = sum / ((double)s * each);
     }
 }
-/* Write a pixel: normed, a residual r added (0: none; r may be `out`), activation: 0 none, 1 relu, 2 silu. */
+/* Write a pixel: normed, a residual r added (if `added`; r may be `out`), activation: 0 none, 1 relu, 2 silu. */
 static inline __attribute__((always_inline)) void group_norm_pixel(const float *restrict in, const float *r,
-    const float *restrict centre, const float *restrict scale, const float *restrict shift, float *out, int c, int act)
+    const float *restrict centre, const float *restrict scale, const float *restrict shift, float *out, int c, int added, int act)
 {
     #pragma omp simd
     for (int k = 0; k < c; k++) {
         float v = (in[k] - centre[k]) * scale[k] + shift[k];
-        if (r) v += r[k];
+        if (added) v += r[k];
         if (act == 1) v = v < 0.0f ? 0.0f : v; /* NaN stays */
         if (act == 2) v = v / (1.0f + exp_f(-v));
         out[k] = v;
@@ -86,11 +86,16 @@ void tiled_group_norm(const float *restrict x, const float *restrict gain, const
         }
         #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < s; i++) {
-            const float *const in = from + i * c, *const r = added ? residual + ((int64_t)image * s + i) * c : 0;
+            const float *const in = from + i * c, *const r = residual + ((int64_t)image * s + i) * c;
             float *const out = to + i * c;
-            if (act == 2) group_norm_pixel(in, r, centre, scale, shift, out, c, 2);
-            else if (act == 1) group_norm_pixel(in, r, centre, scale, shift, out, c, 1);
-            else group_norm_pixel(in, r, centre, scale, shift, out, c, 0);
+#define GROUP_NORM_PIXEL(added, act) group_norm_pixel(in, r, centre, scale, shift, out, c, added, act)
+            /* constants, so that each loop is vectorized */
+            if (added && act == 2) GROUP_NORM_PIXEL(1, 2);
+            else if (added && act == 1) GROUP_NORM_PIXEL(1, 1);
+            else if (added) GROUP_NORM_PIXEL(1, 0);
+            else if (act == 2) GROUP_NORM_PIXEL(0, 2);
+            else if (act == 1) GROUP_NORM_PIXEL(0, 1);
+            else GROUP_NORM_PIXEL(0, 0);
         }
     }
 }

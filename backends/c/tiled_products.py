@@ -57,7 +57,8 @@ static inline __attribute__((always_inline)) void tile_written(float *p, tile_ve
     else __builtin_memcpy(p, &v, sizeof(float) * (unsigned long)count);
 #endif
 }
-/* What follows a convolution: 0 nothing, 1 relu, 2 clip between numbers (given by their bits), 3 hard_swish, 4 silu. */
+/* What follows a convolution: 0 nothing, 1 relu, 2 clip between numbers (given by their bits), 3 hard_swish, 4 silu, 5 gelu,
+   6 gelu by tanh. */
 typedef struct { int act; float low, high; } tile_act;
 static inline tile_act tile_act_of(int act, int low, int high)
 {
@@ -92,6 +93,15 @@ static void tile_activated(float *y, int64_t count, tile_act a)
     } else if (a.act == 4) {
         #pragma omp simd
         for (int64_t i = 0; i < count; i++) y[i] = y[i] / (1.0f + exp_f(-y[i]));
+    } else if (a.act == 5) {
+        #pragma omp simd
+        for (int64_t i = 0; i < count; i++) y[i] = 0.5f * y[i] * (1.0f + erf_f(y[i] * 0.707106781f));
+    } else if (a.act == 6) {
+        #pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            const float v = y[i];
+            y[i] = 0.5f * v * (1.0f + tanh_f(0.797884561f * (v + 0.044715f * v * v * v)));
+        }
     }
 }
 /* Where the sums of a tile go: `there` pixels of `line` floats each, beginning at y. `left`: channels of the last panel.
@@ -196,7 +206,7 @@ static inline tile_kernel *tile_kernel_of(int there, int panels)
 
 DIRECT = """/* Convolution of x with packed weights; y and the residual r are channels-last. x has the strides sn, sc, sh, sw in elements.
    flags: 1 bias b, 2 residual r, 4 x is copied to `room` with its padding, in which the pixels of a line of a window are one
-   run. Without a copy x is channels-last, and room has a line of zeros, which padding reads. */
+   run. Without a copy the channels of x are neighbours (sc is 1), and room has a line of zeros, which padding reads (of 1 x 1 with stride 1: unused). */
 void tiled_conv(const float *x, const float *w, const float *b, const float *r, float *y, float *room,
                 int n, int h, int wide, int c, int sn, int sc, int sh, int sw, int oh, int ow, int k,
                 int groups, int kh, int kw, int step_h, int step_w, int dil_h, int dil_w, int top, int left,
@@ -206,7 +216,8 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
     const int own = c / groups, made = k / groups, panels = (made + 15) / 16, blocks = (panels + TILE_PANELS - 1) / TILE_PANELS;
     const int copied = flags & 4, ph = (oh - 1) * step_h + (kh - 1) * dil_h + 1, pw = (ow - 1) * step_w + kw;
     const int taps = copied ? kh : kh * kw; /* runs of neighbouring values that a window reads */
-    const int flat = !copied && taps == 1 && step_h == 1 && step_w == 1 && !top && !left && oh == h && ow == wide;
+    const int flat = !copied && taps == 1 && step_h == 1 && step_w == 1 && !top && !left && oh == h && ow == wide
+        && (h == 1 || sh == wide * sw) && (n == 1 || sn == h * wide * sw); /* pixels follow each other at equal distances */
     const int64_t all = (int64_t)n * oh * ow, tiles = (all + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t panel = 16ll * kh * kw * own;
     /* weights that stay in a cache are read for each tile, whose pixels are then written whole; others once for all tiles */
@@ -223,7 +234,7 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
             for (int i = 0; i < c; i++)
                 for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc];
         }
-    } else {
+    } else if (!flat) {
         for (int i = 0; i < own; i++) room[i] = 0.0f;
     }
     #pragma omp parallel for schedule(static)
@@ -234,7 +245,7 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
         const int64_t pixel = tile * TILE_ROWS;
         const int there = all - pixel < TILE_ROWS ? (int)(all - pixel) : TILE_ROWS;
         if (flat) {
-            for (int i = 0; i < TILE_ROWS; i++) rows[i] = x + (pixel + (i < there ? i : there - 1)) * c + group * own;
+            for (int i = 0; i < TILE_ROWS; i++) rows[i] = x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
         } else {
             int image = (int)(pixel / ((int64_t)oh * ow)), at = (int)(pixel % ((int64_t)oh * ow)), row = at / ow, column = at % ow;
             for (int i = 0; i < TILE_ROWS; i++) {

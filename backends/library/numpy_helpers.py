@@ -6,11 +6,9 @@ here.
 
 from __future__ import annotations
 
-import inspect
-
 from ...egraph.ir import recurrence
 from ...egraph.ir import special_functions as special
-from ..definition_text import source_of
+from ..ir.definitions import source_of, sources_of
 from . import numpy_index_helpers, numpy_norm_helpers, numpy_pointwise_helpers, numpy_window_helpers
 
 MODULES = (numpy_pointwise_helpers, numpy_norm_helpers, numpy_index_helpers, numpy_window_helpers)
@@ -25,10 +23,7 @@ def _error_function() -> str:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: source_of(value)
-    for module in MODULES
-    for name, value in vars(module).items()
-    if inspect.isfunction(value) and value.__module__ == module.__name__ and name[0] != "_"
+    name: source for module in MODULES for name, source in sources_of(module.__name__).items()
 } | {
     "defined_erf": _error_function(),
     **{f: source_of(getattr(recurrence, f)) for f in ("scan", "recurrent")},

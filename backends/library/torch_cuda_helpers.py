@@ -6,10 +6,9 @@ only. No helper synchronizes with the GPU.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
-from ..definition_text import source_of
+from ..ir.definitions import sources_of
 from .torch_helpers import four_axes
 
 if TYPE_CHECKING:
@@ -214,8 +213,4 @@ def dequantized(q: Any, s: Any, z: Any) -> Any:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: source_of(value)
-    for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__
-}
+HELPERS: dict[str, str] = dict(sources_of(__name__))

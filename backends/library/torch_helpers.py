@@ -6,11 +6,10 @@ egraph/ir/recurrence.py.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.recurrence import scan
-from ..definition_text import source_of
+from ..ir.definitions import source_of, sources_of
 
 if TYPE_CHECKING:
     import torch
@@ -206,8 +205,4 @@ def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: source_of(value)
-    for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ in (__name__, scan.__module__)
-}
+HELPERS: dict[str, str] = {**sources_of(__name__), "scan": source_of(scan)}

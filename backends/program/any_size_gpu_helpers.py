@@ -6,11 +6,10 @@ Their source is copied into emitted programs: each may use `torch` and the other
 
 from __future__ import annotations
 
-import inspect
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..definition_text import source_of
+from ..ir.definitions import sources_of
 from .any_size_binaries import HELPERS as BINARIES
 from .any_size_binaries import NotStored
 from .any_size_launches import HELPERS as LAUNCHES
@@ -252,12 +251,10 @@ HELPERS: dict[str, str] = {
     **BINARIES,
     **LAUNCHES,
     **{
-        name: source_of(value)
-        + "\n".rstrip()
-        .replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
-        .replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
-        for name, value in list(globals().items())
-        if inspect.isclass(value) and value.__module__ == __name__
+        name: source.replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]").replace(
+            "ClassVar[dict[Any, Any]]", "dict[Any, Any]"
+        )
+        for name, source in sources_of(__name__).items()
     },
 }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...private import code_folder, private_folder, unsafe_folder
-from ..definition_text import source_of
+from ..ir.definitions import source_of
 from ..ir.short_erf import COARSE, FINE, ShortErf
 
 if TYPE_CHECKING:

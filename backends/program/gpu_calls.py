@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from ..definition_text import source_of
+from ..ir.definitions import source_of
 from .cuda_driver import Driver
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import KernelError, KernelMissingError
 from ...plain import Malformed, read_bytes
-from ..definition_text import source_of
+from ..ir.definitions import source_of
 from .declare import Kernel
 
 LARGEST = 1 << 24  # bytes of a file

@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import UsageError
 from . import builders as t
 from . import dtypes
+from .asked import refuse_value
 from .dims import Dim, volume
 from .elementwise_builders import elementwise
 from .graph import Graph
@@ -158,7 +159,9 @@ def _length(x: Tensor) -> int:
 
 
 def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
-    raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+    refuse_value(
+        UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+    )
 
 
 def _immutable(x: Tensor, *_: Any) -> None:

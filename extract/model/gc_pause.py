@@ -13,7 +13,8 @@ MAX_STARTUP_FROZEN = 5_000
 
 
 def _frozen_by_others() -> bool:
-    """Whether the program (not the interpreter) has frozen objects with `gc.freeze`."""
+    """Whether the program (not the interpreter) has frozen objects with `gc.freeze`. Takes time in proportion to the
+    number of frozen objects, so it is not to be asked inside a `gc_frozen` block."""
     return gc.get_freeze_count() > MAX_STARTUP_FROZEN
 
 
@@ -23,8 +24,9 @@ def gc_paused() -> Iterator[None]:
 
     A collection every few thousand allocations traverses hundreds of thousands of live objects: a third of the time of
     building candidates. Reference counting is unaffected. On exit new objects are moved to the oldest generation
-    (freeze, unfreeze), so that the next young collection skips them; where the program has frozen objects of its own,
-    this step is left out. Reentrant across threads: the collector resumes when the last block ends.
+    (freeze, unfreeze), so that the next young collection skips them; this step is left out where objects are frozen
+    (`gc_frozen`, or the program has frozen some of its own). Reentrant across threads: the collector resumes when the
+    last block ends.
     """
     with _pausing:
         if not _paused["by"]:
@@ -37,7 +39,7 @@ def gc_paused() -> Iterator[None]:
         with _pausing:
             _paused["by"] -= 1
             if _paused["on"] and not _paused["by"]:
-                if not _frozen_by_others():
+                if not _frozen["by"] and not _frozen_by_others():
                     gc.freeze()
                     gc.unfreeze()
                 gc.enable()

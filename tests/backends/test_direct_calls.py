@@ -176,6 +176,7 @@ def test_inputs_in_the_programs_memory_are_left_to_the_program(driver: Any) -> N
     assert call(x, result) is None and call(x, result.clone()) is not None
 
 
+@pytest.mark.usefixtures("new_garbage_only")
 def test_errors_of_the_driver_are_raised_and_references_do_not_leak(driver: Any) -> None:
     run = calls(driver, "flat")
     ((x, y), *_) = inputs(1)

@@ -230,6 +230,45 @@ def test_autocast() -> None:
     assert ran() == before + 1
 
 
+def drawn(a: Any) -> Any:
+    """Random operators of which some need no program's result and others two programs' results."""
+    chosen = torch.multinomial(a.abs() * 2 + 1, 2)
+    noise = torch.rand(3, 4)
+    return chosen, F.dropout(a.tanh() * 2 + noise, 0.5, True).exp() * 2, torch.randperm(5), noise + torch.randn(4)
+
+
+def test_random_operators_keep_their_order() -> None:
+    compiled, a, before = tg.compile(drawn, **QUICK), x(3, 4), ran()
+    for step in range(3):
+        found = []
+        for call in (compiled, drawn):
+            torch.manual_seed(step)
+            found.append((*call(a), torch.get_rng_state()))
+        alike(*found)
+    assert ran() == before + 1
+
+
+def test_tensors_without_defined_values_are_no_results_of_programs() -> None:
+    """The memory that `torch.empty` gives is not that of the eager call: the comparison of the first call refused the
+    program.
+    """
+
+    def filled(a: Any) -> Any:
+        return a.tanh() * 2 + torch.empty_like(a).uniform_(), a.new_empty(2, 3).exponential_() * 2 + 1
+
+    compiled, a, before = tg.compile(filled, **QUICK), x(3, 4), ran()
+    torch.full((2, 3), 7.0), torch.full((3, 4), 7.0)  # memory that the next calls may get
+    for step in range(2):
+        found = []
+        for call in (compiled, filled):
+            torch.manual_seed(step)
+            found.append(call(a))
+        alike(*found)
+    report = tg.torch_compile.last_report()
+    assert ran() == before + 1 and not report.warnings
+    assert any("undefined" in i.reason for i in report.traced[0].islands)
+
+
 def test_inference_mode_and_weights_that_change() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     compiled, a = tg.compile(module, **QUICK), x(3, 8)

@@ -14,7 +14,7 @@ from ..errors import Interrupted, UsageError
 from ..options import Options, summary
 from ..plain import as_int
 from ..progress import Progress
-from .console import Answer, Json, Verbose, working
+from .console import Answer, Json, Verbose, printable, tell, working
 
 if TYPE_CHECKING:
     from ..generation import Generator, Piece
@@ -70,21 +70,15 @@ def generate(
     if verbose and not math.isnan(found.tokens_per_second):
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
-        print(
-            f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}",
-            file=sys.stderr,
-        )
+        tell(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}")
     afterwards = partial(_complete_checks, generator) if generator.unchecked and not progress.stopped else None
-    return Answer(document, text, afterwards=afterwards)
+    return Answer(document, text, exact=True, afterwards=afterwards)
 
 
 def _complete_checks(generator: Generator) -> None:
     """Complete the checks that the searches had no time for, so that later runs find them done."""
     if sys.stderr.isatty():
-        print(
-            f"completing checks of {', '.join(generator.unchecked)} for later runs (Ctrl-C to leave them)",
-            file=sys.stderr,
-        )
+        tell(f"completing checks of {', '.join(generator.unchecked)} for later runs (Ctrl-C to leave them)")
     generator.complete_checks()
 
 
@@ -102,7 +96,7 @@ class _Shown:
         if self.progress.stopped:
             raise Interrupted("stopped on request")
         if self.live:
-            print(piece.text, end="", flush=True)
+            print(printable(piece.text), end="", flush=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -187,12 +187,10 @@ class CacheEntry:
             }  # fmt: skip
             if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
                 return "its program has another source when it is generated again"
-            if self.path.is_symlink():  # never read, and what it leads to is no plan of ours to replace
-                self.path.unlink(missing_ok=True)
             content = sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name)
             if len(content) > LARGEST:
                 return f"it takes {len(content):,} bytes, more than the {LARGEST:,} that are read"
-            with replacing_raw(self.path) as file:
+            with replacing_raw(self.path, own=True) as file:
                 file.write(content)
             self._evict()
         except TensorGraphsError as error:
