@@ -36,11 +36,8 @@ from ..semantics.sampler import FAILURES, INTS, Instance
 from .trial import ORDERS, STYLES, Refuted, RuleTrial
 
 Status = Literal["proved", "tested", "refuted", "unknown"]
-EACH, EACH_EMPTY, EACH_ATTEMPTS = 2, 10, 12  # instances of each dtype that is not floating; of no elements; draws of one
-    3,
-    12,
-    12,
-)  # instances of each dtype that is not floating; of no elements; draws of one
+EACH, EACH_EMPTY = 2, 10  # instances of each dtype that is not floating, and of operands without elements
+EACH_ATTEMPTS = 12  # draws for each of them
 STATUSES: tuple[Status, ...] = ("proved", "tested", "refuted", "unknown")
 COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
 #: Shape guards that bound e-graph growth: the rule is sound without them, but would apply endlessly or gain nothing.
