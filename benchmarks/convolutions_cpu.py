@@ -1,4 +1,5 @@
-"""Convolutions on one CPU thread: `python -m benchmarks.convolutions_cpu [--kernels] [--nets TITLE ...] [--budget S]`.
+"""Convolutions on one CPU thread: `python -m benchmarks.convolutions_cpu [--kernels] [--nets TITLE ...] [--budget S]
+[--store FOLDER]`.
 
 Kernels in C (backends/c/convolutions.py) beside oneDNN's through Torch, and whole networks of peer_models.py beside
 eager PyTorch and ONNX Runtime, called in turn. Times are lower quartiles of CPU time of the process, so that waits for
@@ -82,8 +83,9 @@ def kernels() -> dict[str, dict[str, float]]:
     return found
 
 
-def net(title: str, budget: float, rounds: int = 60) -> dict[str, Any]:
-    """CPU µs of a network in eager PyTorch, ONNX Runtime and ours, and the ratios to ours."""
+def net(title: str, budget: float, store: str, rounds: int = 60) -> dict[str, Any]:
+    """CPU µs of a network in eager PyTorch, ONNX Runtime and ours, and the ratios to ours. `store`: folder of stored
+    measurements."""
     import onnxruntime
     import torch
 
@@ -91,7 +93,7 @@ def net(title: str, budget: float, rounds: int = 60) -> dict[str, Any]:
     from benchmarks.peer_models import build
 
     module, inputs = build(title)
-    program = tg.optimize(module, inputs, budget=budget, costdb=tempfile.mkdtemp())
+    program = tg.optimize(module, inputs, budget=budget, costdb=store, again=True)
     values = [x.numpy() for x in inputs]
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -148,6 +150,7 @@ def main() -> None:
     parser.add_argument("--kernels", action="store_true", help="measure kernels")
     parser.add_argument("--nets", nargs="*", default=[], metavar="TITLE", help=f"networks, such as {', '.join(NETS)}")
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of each optimization")
+    parser.add_argument("--store", help="cost store with which searches begin; default: an empty one for each network")
     options = parser.parse_args()
     import torch
 
@@ -161,7 +164,7 @@ def main() -> None:
     if options.kernels:
         found["kernels"] = kernels()
     for title in options.nets:
-        found.setdefault("nets", {})[title] = net(title, options.budget)
+        found.setdefault("nets", {})[title] = net(title, options.budget, options.store or tempfile.mkdtemp())
     raw.write_text(json.dumps(found, indent=1) + "\n")
     (RESULTS / "convolutions_cpu.md").write_text(rendered(found))
 

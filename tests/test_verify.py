@@ -54,7 +54,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def run(expression: Any, rules: tuple[Rule, ...] = (), **options: Any) -> Any:
     graph = expression if isinstance(expression, Graph) else Graph.of(expression)
     chosen = Options(backend="numpy", measure=False, **options)
-    return optimize_graph(Session(chosen, rules=(*rules, *ALL)), graph)
+    return optimize_graph(Session(chosen, own_rules=(*rules, *ALL)), graph)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ Convolutions and pooling are library kernels (convolutions.py). Kernels work on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from math import prod
@@ -25,7 +26,7 @@ from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
 from ..generate.lowerings import Lowering, Lowerings
 from ..generate.template import GeneratedKernel, template_of
-from ..generate.weight_layouts import even
+from ..generate.weight_layouts import channels_innermost, channels_last, even
 from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
@@ -37,6 +38,7 @@ from .emitter import EMITTER, ROWS, CEmitter
 from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
+from .linear_products import linear_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -116,15 +118,28 @@ class CLowering(Lowering):
         found = template.lower(asked.call)
         if found is not None and _writes_alone(template, found.kernel):
             yield template, asked.call
+            yield from self._last(asked)
             if across := _read_across(found, asked.call, asked.weights):
                 turned = self._template(asked.group.terms, across)
                 if turned.lower(asked.call) is not None:
                     yield turned, asked.call
 
+    def _last(self, asked: LoweringRequest) -> Iterator[tuple[GeneratedKernel, Call]]:
+        """(template, call) of a fusion group whose operands and result are channels-last images; none if it has no
+        image as its only result."""
+        call = asked.call
+        if "out" not in asked.images or call.more or channels_last(call) == call.output.strides:
+            return
+        template = self._template(asked.group.terms, (), last=True)
+        alike = {n: channels_innermost(o) if n in asked.images else o for n, o in call.operands.items()}
+        written = template.written(replace(call, operands=alike))
+        if template.lower(written) is not None:
+            yield template, written
+
 
 class C(KernelGenerator):
-    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions and pooling in
-    C."""
+    """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions, pooling, group
+    norms and products with constant matrices in C."""
 
     operands = "address"
 
@@ -163,8 +178,8 @@ class C(KernelGenerator):
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """What fusion groups (terms that one kernel computes) of `view` may contain: the policies with which they are
-        grown.
+        """The policies by which fusion groups (terms that one kernel computes) of the e-graph `view` are grown: which
+        ops a group may contain, and how many.
 
         Policies with matrix products are included only if the view has products of few rows, those with two products
         only if it has attention of few rows. Policies in which statistics of rows (means, variances) are read from
@@ -193,7 +208,9 @@ def _unavailable() -> str:
 
 
 BACKEND = C(
-    EMITTER, {**HELPERS, **PACKING}, (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows())
+    EMITTER,
+    {**HELPERS, **PACKING},
+    (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows(), *linear_rows()),
 )
 """The C backend."""
 

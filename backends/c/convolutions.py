@@ -1,4 +1,4 @@
-"""Declares library kernels in C for 2-D convolutions and pooling.
+"""Declares library kernels in C for 1-D and 2-D convolutions and for 2-D pooling.
 
 Direct convolutions (tiled_products.py), Winograd's (winograd.py) and depthwise ones (windows.py), with bias, residual
 and activation fused; maximum and average pooling. Values are channels-last; weights are packed at load. A call has less
@@ -7,7 +7,6 @@ overhead than one of oneDNN through Torch (20 µs), and writes to memory that th
 
 from __future__ import annotations
 
-import inspect
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ...extract.model.kernel import Call, Code
+from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
+from ..ir.definitions import source_of
 from ..library.torch_calls import (
     CONVOLUTIONS,
     SINGLE,
@@ -57,13 +57,13 @@ AFTER_RESIDUAL = ("{}", "relu({})")
 
 # ---------------------------------------------------------------- packed weights
 def conv_packed(w: Any, groups: int) -> Any:
-    """Weights [K, C, height, width] as [group][panel of 16 output channels][tap][C][16], with zeros behind the last
-    channel of a group."""
-    k, c, height, width = w.shape
+    """Weights [K, C, height, width] or [K, C, width] as [group][panel of 16 output channels][tap][C][16], with zeros
+    behind the last channel of a group."""
+    k, c, *window = w.shape
     made = k // groups
-    padded = np.zeros((groups, -(-made // 16) * 16, c, height * width), np.float32)
+    padded = np.zeros((groups, -(-made // 16) * 16, c, int(np.prod(window))), np.float32)
     padded[:, :made] = np.asarray(w).reshape(groups, made, c, -1)
-    return np.ascontiguousarray(padded.reshape(groups, -1, 16, c, height * width).transpose(0, 1, 4, 3, 2))
+    return np.ascontiguousarray(padded.reshape(groups, -1, 16, c, padded.shape[-1]).transpose(0, 1, 4, 3, 2))
 
 
 def winograd_packed(w: Any) -> Any:
@@ -75,20 +75,56 @@ def winograd_packed(w: Any) -> Any:
 
 
 def depthwise_packed(w: Any) -> Any:
-    """Weights [C, 1, height, width] as [tap][C]."""
+    """Weights [C, 1, height, width] or [C, 1, width] as [tap][C]."""
     return np.ascontiguousarray(np.asarray(w).reshape(w.shape[0], -1).T)
 
 
-HELPERS: dict[str, str] = {
-    f.__name__: inspect.getsource(f).rstrip() for f in (conv_packed, winograd_packed, depthwise_packed)
-}
+HELPERS: dict[str, str] = {f.__name__: source_of(f) for f in (conv_packed, winograd_packed, depthwise_packed)}
 """Helper functions of emitted programs that pack weights: name -> source."""
 
 
+# ---------------------------------------------------------------- sizes
+def _image(operand: Operand) -> tuple[int, int, int, int]:
+    """(batch, channels, height, width) of an image; a line of values has height 1."""
+    n, c, *space = extents(operand)
+    h, w = (1, *space)[-2:]
+    return n, c, h, w
+
+
+def _pair(call: Call, attr: str) -> tuple[int, int]:
+    """(vertical, horizontal) stride or dilation; 1 along the height of a line of values."""
+    down, across = (1, *call.attrs[attr])[-2:]
+    return down, across
+
+
+def _window(call: Call) -> tuple[int, int]:
+    """(height, width) of a convolution's window."""
+    height, width = (1, *extents(call.operands["w"])[2:])[-2:]
+    return height, width
+
+
+def _pads(call: Call) -> tuple[int, int]:
+    """(rows above, columns before) the image."""
+    pads = call.attrs["pads"]
+    return (0, pads[0]) if len(pads) == 2 else (pads[0], pads[1])
+
+
 # ---------------------------------------------------------------- conditions
+def _lines_or_images(call: Call) -> bool:
+    """Condition on calls: images have one or two spatial axes."""
+    return call.operands["x"].type.rank in (3, 4)
+
+
 def channels_last_x(call: Call) -> bool:
     """Whether x is channels-last."""
     return is_channels_last(call.operands["x"])
+
+
+def _channels_beside(call: Call) -> bool:
+    """Whether the channels of a pixel of x are neighbours in memory: x is channels-last, or some of the channels of a
+    channels-last image."""
+    x = call.operands["x"]
+    return x.strides[1] == 1 and min(x.strides) >= 0 and max(x.strides) < LARGEST
 
 
 def _copied(call: Call) -> bool:
@@ -103,8 +139,8 @@ def _direct(call: Call) -> bool:
     if not all(isinstance(d, int) for d in (k, c, *window)) or prod(window) > MAX_TAPS:
         return False
     if _copied(call):
-        return call.attrs["dilations"][1] == 1 and min(call.operands["x"].strides) >= 0
-    return channels_last_x(call) and (groups == 1 or min(c, k // groups) >= PANEL)
+        return _pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
+    return (channels_last_x(call) or _channels_beside(call)) and (groups == 1 or min(c, k // groups) >= PANEL)
 
 
 def _winograd(call: Call) -> bool:
@@ -159,11 +195,12 @@ def _addresses(call: Call, bias: bool, residual: bool) -> str:
 
 def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
-        a, x = call.attrs, call.operands["x"]
-        _, k, oh, ow = extents(call.output)
+        x = call.operands["x"]
+        (n, c, h, w), (_, k, oh, ow) = _image(x), _image(call.output)
+        strides = (*x.strides[:2], *(0, *x.strides[2:])[-2:])
         numbers = (
-            *(extents(x)[i] for i in (0, 2, 3, 1)), *x.strides, oh, ow, k, a["groups"], *extents(call.operands["w"])[2:], *a["strides"],
-            *a["dilations"], *a["pads"][:2],
+            n, h, w, c, *strides, oh, ow, k, call.attrs["groups"], *_window(call), *_pair(call, "strides"), *_pair(call, "dilations"),
+            *_pads(call),
         )  # fmt: skip
         sizes = ", ".join(map(str, numbers))
         ends = _ends(call, bias, residual, act, COPIED * _copied(call))
@@ -175,11 +212,11 @@ def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
 
 def _direct_scratch(call: Call) -> int:
     """Bytes of the padded copy of x, or of a line of zeros."""
-    n, c, _, _ = extents(call.operands["x"])
+    n, c, _, _ = _image(call.operands["x"])
     if not _copied(call):
         return 4 * c
-    (_, _, oh, ow), (_, _, kh, kw), a = extents(call.output), extents(call.operands["w"]), call.attrs
-    (step_h, step_w), (dil_h, _) = a["strides"], a["dilations"]
+    (_, _, oh, ow), (kh, kw) = _image(call.output), _window(call)
+    (step_h, step_w), (dil_h, _) = _pair(call, "strides"), _pair(call, "dilations")
     found: int = 4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw)
     return found
 
@@ -209,18 +246,15 @@ def _winograd_scratch(call: Call) -> int:
 
 def _windows(call: Call, operands: str, window: tuple[int, ...], kind: int, ends: str) -> str:
     """A call of the C function of windows."""
-    a = call.attrs
-    n, c, h, w = extents(call.operands["x"])
-    _, _, oh, ow = extents(call.output)
-    numbers = (n, h, w, c, oh, ow, *window, *a["strides"], *a["dilations"], *a["pads"][:2], kind)
+    (n, c, h, w), (_, _, oh, ow) = _image(call.operands["x"]), _image(call.output)
+    numbers = (n, h, w, c, oh, ow, *window, *_pair(call, "strides"), *_pair(call, "dilations"), *_pads(call), kind)
     return f"tiled_windows({operands}, {', '.join(map(str, numbers))}, {ends})"
 
 
 def _depthwise_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         operands = ", ".join(_operands(call, bias, residual))
-        window = extents(call.operands["w"])[2:]
-        return _windows(call, operands, window, 0, _ends(call, bias, residual, act, 0))
+        return _windows(call, operands, _window(call), 0, _ends(call, bias, residual, act, 0))
 
     identify(code, f"c.depthwise_conv[{bias},{residual},{act}]")
     return code
@@ -280,7 +314,7 @@ def convolution_rows() -> list[LibraryKernel]:
             "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
             "version": VERSION, "reads_last": ("x",),
         }  # fmt: skip
-        fits = both(usable, SINGLE, planar, filled, channel_bias, kind.applies, few_elements)
+        fits = both(usable, SINGLE, _lines_or_images, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():
             code = kind.code(bias, False, act)
             full = f"c.{name}{suffix}{_ending(spelled)}"

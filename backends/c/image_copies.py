@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import prod
 
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified
@@ -38,7 +39,7 @@ def _fits(call: Call) -> bool:
     """Condition on calls: from a row-major to a channels-last image of float32."""
     x = call.operands["x"]
     return (
-        x.type.rank == 4
+        x.type.rank in (3, 4)
         and x.dense
         and is_channels_last(call.output)
         and SINGLE(call)
@@ -49,8 +50,8 @@ def _fits(call: Call) -> bool:
 
 @identified("c.tiled_to_last")
 def _code(call: Call) -> str:
-    n, c, h, w = extents(call.operands["x"])
-    return f"tiled_to_last({call.names['x']}, {call.names['out']}, {n}, {c}, {h * w})"
+    n, c, *space = extents(call.operands["x"])
+    return f"tiled_to_last({call.names['x']}, {call.names['out']}, {n}, {c}, {prod(space)})"
 
 
 def image_copy_rows() -> list[LibraryKernel]:

@@ -31,43 +31,145 @@ MICRO_KERNEL = """/* Sums of products of TILE_ROWS pixels and up to TILE_PANELS 
 typedef float tile_vec __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
 typedef int32_t tile_int __attribute__((vector_size(4 * TILE_LANES)));
 #define TILE_SPLAT(x) ((x) - (tile_vec){0})
-#define TILE_STEP(i) x = TILE_SPLAT(a##i[k]); for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += x * w[j]
+#if defined(__clang__)
+#define TILE_UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define TILE_UNROLLED _Pragma("GCC unroll 49")
+#endif
+/* `count` floats (at least one), or TILE_LANES if there are more; lanes behind them are 0. */
+static inline __attribute__((always_inline)) tile_vec tile_loaded(const float *p, int count)
+{
+    if (count >= TILE_LANES) return *(const tile_vec *)p;
+#if defined(__AVX512F__) && !defined(__clang__)
+    return __builtin_ia32_loadups512_mask(p, (tile_vec){0}, (uint16_t)((1u << count) - 1));
+#else
+    tile_vec v = {0};
+    __builtin_memcpy(&v, p, sizeof(float) * (unsigned long)count);
+    return v;
+#endif
+}
+static inline __attribute__((always_inline)) void tile_written(float *p, tile_vec v, int count)
+{
+    if (count >= TILE_LANES) *(tile_vec *)p = v;
+#if defined(__AVX512F__) && !defined(__clang__)
+    else __builtin_ia32_storeups512_mask(p, v, (uint16_t)((1u << count) - 1));
+#else
+    else __builtin_memcpy(p, &v, sizeof(float) * (unsigned long)count);
+#endif
+}
+/* What follows a convolution: 0 nothing, 1 relu, 2 clip between numbers (given by their bits), 3 hard_swish, 4 silu, 5 gelu,
+   6 gelu by tanh. */
+typedef struct { int act; float low, high; } tile_act;
+static inline tile_act tile_act_of(int act, int low, int high)
+{
+    if (act == 2) return (tile_act){act, of_bits((uint32_t)low), of_bits((uint32_t)high)};
+    return (tile_act){act, act == 1 ? 0.0f : -__builtin_inff(), __builtin_inff()};
+}
+static inline tile_vec tile_chosen(tile_int mask, tile_vec yes, tile_vec no)
+{
+    return (tile_vec)((mask & (tile_int)yes) | (~mask & (tile_int)no));
+}
+static inline tile_vec tile_clipped(tile_vec v, tile_vec low, tile_vec high) /* NaN stays */
+{
+    v = tile_chosen(v < low, low, v);
+    return tile_chosen(v > high, high, v);
+}
+/* Write `count` channels of a pixel: v, a residual (0: none), and limits. */
+static inline __attribute__((always_inline)) void tile_stored(tile_vec v, const float *r, float *y, int count, tile_act a)
+{
+    if (r) v += tile_loaded(r, count);
+    tile_written(y, tile_clipped(v, TILE_SPLAT(a.low), TILE_SPLAT(a.high)), count);
+}
+/* The activations that are more than limits, in place. */
+static void tile_activated(float *y, int64_t count, tile_act a)
+{
+    if (a.act == 3) {
+        #pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            float v = y[i] * (1.0f / 6.0f) + 0.5f;
+            v = v < 0.0f ? 0.0f : v;
+            y[i] *= v > 1.0f ? 1.0f : v;
+        }
+    } else if (a.act == 4) {
+        #pragma omp simd
+        for (int64_t i = 0; i < count; i++) y[i] = y[i] / (1.0f + exp_f(-y[i]));
+    } else if (a.act == 5) {
+        #pragma omp simd
+        for (int64_t i = 0; i < count; i++) y[i] = 0.5f * y[i] * (1.0f + erf_f(y[i] * 0.707106781f));
+    } else if (a.act == 6) {
+        #pragma omp simd
+        for (int64_t i = 0; i < count; i++) {
+            const float v = y[i];
+            y[i] = 0.5f * v * (1.0f + tanh_f(0.797884561f * (v + 0.044715f * v * v * v)));
+        }
+    }
+}
+/* Where the sums of a tile go: `there` pixels of `line` floats each, beginning at y. `left`: channels of the last panel.
+   bias, residual: what is added before the activation (0: nothing). */
+typedef struct { const float *bias, *residual; float *y; int64_t line; int left, there; tile_act a; } tile_end;
+/* The channels of a line of a tile that vector j of `vectors` has. */
+static inline __attribute__((always_inline)) int tile_count(int vectors, int j, int left)
+{
+    return j < vectors - TILE_PARTS ? TILE_LANES : left - (j - (vectors - TILE_PARTS)) * TILE_LANES;
+}
+/* Write pixel i of a tile: `vectors` vectors of sums, with bias, residual and activation. */
+static inline __attribute__((always_inline)) void tile_ended(int vectors, const tile_vec *sums, const tile_vec *bias, int i,
+                                                             const tile_end *e)
+{
+    float *const y = e->y + i * e->line;
+    const float *const r = e->residual ? e->residual + i * e->line : 0;
+    TILE_UNROLLED
+    for (int j = 0; j < vectors; j++) {
+        const int count = tile_count(vectors, j, e->left), at = j * TILE_LANES;
+        if (count > 0) tile_stored(sums[j] + bias[j], r ? r + at : 0, y + at, count, e->a);
+    }
+    if (e->a.act > 2) tile_activated(y, (vectors - TILE_PARTS) * TILE_LANES + e->left, e->a);
+}
 #define TILE_TERMS 256 /* terms of a partial sum, at which it is added to the whole one: rounding grows with their number */
-#define TILE_KERNEL(P) \\
-static __attribute__((noinline)) void tile_##P(const float *const *rows, int taps, int channels, const float *packed, \\
-                                               int64_t panel, float *sums) \\
+/* Sums of products of R pixels and P panels. rows: TILE_ROWS addresses for each tap. `panel`: floats from one panel of
+   weights to the next. */
+#define TILE_KERNEL(R, P) \\
+static __attribute__((noinline)) void tile_##R##_##P(const float *const *rows, int taps, int channels, const float *packed, \\
+                                                     int64_t panel, const tile_end *e) \\
 { \\
-    tile_vec c[TILE_ROWS][P * TILE_PARTS]; \\
+    tile_vec c[R][P * TILE_PARTS], kept[R][P * TILE_PARTS], bias[P * TILE_PARTS]; \\
     int terms = 0, whole = 1; \\
-    for (int i = 0; i < TILE_ROWS; i++) for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] = (tile_vec){0}; \\
+    TILE_UNROLLED for (int i = 0; i < R; i++) TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] = (tile_vec){0}; \\
     for (int t = 0; t < taps; t++, rows += TILE_ROWS) { \\
-        const float *a0 = rows[0], *a1 = rows[1], *a2 = rows[2], *a3 = rows[3], *a4 = rows[4], *a5 = rows[5]; \\
+        const float *a[R]; \\
+        TILE_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[i]; \\
         for (int64_t begin = 0; begin < channels; begin += TILE_TERMS) { \\
             const int64_t end = channels - begin < TILE_TERMS ? channels : begin + TILE_TERMS; \\
             if (terms + end - begin > TILE_TERMS) { \\
-                for (int i = 0; i < TILE_ROWS; i++) \\
-                    for (int j = 0; j < P * TILE_PARTS; j++) { \\
-                        tile_vec *const to = (tile_vec *)(sums + 16 * P * i + j * TILE_LANES); \\
-                        if (whole) *to = c[i][j]; else *to += c[i][j]; \\
+                TILE_UNROLLED for (int i = 0; i < R; i++) \\
+                    TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) { \\
+                        if (whole) kept[i][j] = c[i][j]; else kept[i][j] += c[i][j]; \\
                         c[i][j] = (tile_vec){0}; \\
                     } \\
                 terms = whole = 0; \\
             } \\
             terms += (int)(end - begin); \\
             for (int64_t k = begin; k < end; k++, packed += 16) { \\
-                tile_vec x, w[P * TILE_PARTS]; \\
-                for (int p = 0; p < P; p++) \\
-                    for (int j = 0; j < TILE_PARTS; j++) \\
+                tile_vec w[P * TILE_PARTS]; \\
+                TILE_UNROLLED for (int p = 0; p < P; p++) \\
+                    TILE_UNROLLED for (int j = 0; j < TILE_PARTS; j++) \\
                         w[p * TILE_PARTS + j] = *(const tile_vec *)(packed + p * panel + j * TILE_LANES); \\
-                TILE_STEP(0); TILE_STEP(1); TILE_STEP(2); TILE_STEP(3); TILE_STEP(4); TILE_STEP(5); \\
+                TILE_UNROLLED for (int i = 0; i < R; i++) { \\
+                    const tile_vec x = TILE_SPLAT(a[i][k]); \\
+                    TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += x * w[j]; \\
+                } \\
             } \\
         } \\
     } \\
-    for (int i = 0; i < TILE_ROWS; i++) \\
-        for (int j = 0; j < P * TILE_PARTS; j++) { \\
-            tile_vec *const to = (tile_vec *)(sums + 16 * P * i + j * TILE_LANES); \\
-            if (whole) *to = c[i][j]; else *to += c[i][j]; \\
-        } \\
+    TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) { \\
+        const int count = tile_count(P * TILE_PARTS, j, e->left); \\
+        bias[j] = e->bias && count > 0 ? tile_loaded(e->bias + j * TILE_LANES, count) : (tile_vec){0}; \\
+    } \\
+    TILE_UNROLLED for (int i = 0; i < R; i++) { \\
+        if (i >= e->there) break; \\
+        if (!whole) TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += kept[i][j]; \\
+        tile_ended(P * TILE_PARTS, c[i], bias, i, e); \\
+    } \\
 }
 #if defined(__clang__)
 #pragma clang fp contract(fast)
@@ -75,93 +177,36 @@ static __attribute__((noinline)) void tile_##P(const float *const *rows, int tap
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=fast")
 #endif
-#define P 1
-TILE_KERNEL(1)
-#undef P
+#define TILE_KERNELS(P) TILE_KERNEL(2, P) TILE_KERNEL(6, P)
+TILE_KERNELS(1)
 #if TILE_PANELS > 1
-#define P 2
-TILE_KERNEL(2)
-#undef P
-#define P 3
-TILE_KERNEL(3)
-#undef P
-#define P 4
-TILE_KERNEL(4)
-#undef P
+TILE_KERNELS(2)
+TILE_KERNELS(3)
+TILE_KERNELS(4)
 #endif
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #else
 #pragma GCC pop_options
 #endif
-/* `sums`: TILE_ROWS lines of 16 * panels. `panel`: floats from one panel of weights to the next. */
-static inline void tile_sums(const float *const *rows, int taps, int channels, const float *packed, int64_t panel,
-                             int panels, float *sums)
+typedef void tile_kernel(const float *const *rows, int taps, int channels, const float *packed, int64_t panel, const tile_end *e);
+/* The kernel for a number of pixels and of panels. */
+static inline tile_kernel *tile_kernel_of(int there, int panels)
 {
+#define TILE_ROW(P) {tile_2_##P, tile_6_##P}
+    static tile_kernel *const all[TILE_PANELS][2] = {
+        TILE_ROW(1),
 #if TILE_PANELS > 1
-    if (panels == 4) tile_4(rows, taps, channels, packed, panel, sums);
-    else if (panels == 3) tile_3(rows, taps, channels, packed, panel, sums);
-    else if (panels == 2) tile_2(rows, taps, channels, packed, panel, sums);
-    else
+        TILE_ROW(2), TILE_ROW(3), TILE_ROW(4),
 #endif
-    tile_1(rows, taps, channels, packed, panel, sums);
-}
-/* What follows a convolution: 0 nothing, 1 relu, 2 clip between numbers (given by their bits), 3 hard_swish, 4 silu. */
-typedef struct { int act; float low, high; } tile_act;
-static inline tile_act tile_act_of(int act, int low, int high)
-{
-    return (tile_act){act, of_bits((uint32_t)low), of_bits((uint32_t)high)};
-}
-static inline tile_vec tile_chosen(tile_int mask, tile_vec yes, tile_vec no)
-{
-    return (tile_vec)((mask & (tile_int)yes) | (~mask & (tile_int)no));
-}
-static inline tile_vec tile_clipped(tile_vec v, float low, float high) /* NaN stays */
-{
-    v = tile_chosen(v < low, TILE_SPLAT(low), v);
-    return tile_chosen(v > high, TILE_SPLAT(high), v);
-}
-static inline tile_vec tile_activated(tile_vec v, tile_act a)
-{
-    switch (a.act) {
-    case 1: return (tile_vec)((tile_int)v & ~(v <= 0.0f)); /* NaN stays */
-    case 2: return tile_clipped(v, a.low, a.high);
-    case 3: return v * tile_clipped(v * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f);
-    case 4: {
-        float f[TILE_LANES];
-        __builtin_memcpy(f, &v, sizeof f);
-        for (int i = 0; i < TILE_LANES; i++) f[i] = f[i] / (1.0f + exp_f(-f[i]));
-        __builtin_memcpy(&v, f, sizeof f);
-        return v;
-    }
-    default: return v;
-    }
-}
-/* Write `count` channels of a pixel: sums, bias and residual (0: none), activation. */
-static inline void tile_stored(const float *sums, const float *bias, const float *residual, float *y, int count, tile_act a)
-{
-    for (int j = 0; j < count; j += TILE_LANES) {
-        tile_vec v = *(const tile_vec *)(sums + j);
-        if (count - j >= TILE_LANES) {
-            if (bias) v += *(const tile_vec *)(bias + j);
-            if (residual) v += *(const tile_vec *)(residual + j);
-            *(tile_vec *)(y + j) = tile_activated(v, a);
-        } else { /* the end of a line of channels */
-            const unsigned long left = sizeof(float) * (unsigned long)(count - j);
-            tile_vec more = {0};
-            if (bias) { __builtin_memcpy(&more, bias + j, left); v += more; }
-            more = (tile_vec){0};
-            if (residual) { __builtin_memcpy(&more, residual + j, left); v += more; }
-            v = tile_activated(v, a);
-            __builtin_memcpy(y + j, &v, left);
-        }
-    }
+    };
+    return all[panels - 1][there > 2];
 }
 """
 
 DIRECT = """/* Convolution of x with packed weights; y and the residual r are channels-last. x has the strides sn, sc, sh, sw in elements.
    flags: 1 bias b, 2 residual r, 4 x is copied to `room` with its padding, in which the pixels of a line of a window are one
-   run. Without a copy x is channels-last, and room has a line of zeros, which padding reads. */
+   run. Without a copy the channels of x are neighbours (sc is 1), and room has a line of zeros, which padding reads (of 1 x 1 with stride 1: unused). */
 void tiled_conv(const float *x, const float *w, const float *b, const float *r, float *y, float *room,
                 int n, int h, int wide, int c, int sn, int sc, int sh, int sw, int oh, int ow, int k,
                 int groups, int kh, int kw, int step_h, int step_w, int dil_h, int dil_w, int top, int left,
@@ -170,6 +215,9 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
     const tile_act a = tile_act_of(act, low, high);
     const int own = c / groups, made = k / groups, panels = (made + 15) / 16, blocks = (panels + TILE_PANELS - 1) / TILE_PANELS;
     const int copied = flags & 4, ph = (oh - 1) * step_h + (kh - 1) * dil_h + 1, pw = (ow - 1) * step_w + kw;
+    const int taps = copied ? kh : kh * kw; /* runs of neighbouring values that a window reads */
+    const int flat = !copied && taps == 1 && step_h == 1 && step_w == 1 && !top && !left && oh == h && ow == wide
+        && (h == 1 || sh == wide * sw) && (n == 1 || sn == h * wide * sw); /* pixels follow each other at equal distances */
     const int64_t all = (int64_t)n * oh * ow, tiles = (all + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t panel = 16ll * kh * kw * own;
     /* weights that stay in a cache are read for each tile, whose pixels are then written whole; others once for all tiles */
@@ -186,7 +234,7 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
             for (int i = 0; i < c; i++)
                 for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc];
         }
-    } else {
+    } else if (!flat) {
         for (int i = 0; i < own; i++) room[i] = 0.0f;
     }
     #pragma omp parallel for schedule(static)
@@ -194,45 +242,46 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
         const int64_t tile = task % tiles;
         const int begin = (int)(task / tiles % outer) * inner, group = (int)(task / tiles / outer);
         const float *rows[64 * TILE_ROWS] /* MAX_TAPS */;
-        float sums[TILE_ROWS * TILE_PANELS * 16] __attribute__((aligned(64)));
-        int64_t pixel = tile * TILE_ROWS;
-        int image = (int)(pixel / ((int64_t)oh * ow)), at = (int)(pixel % ((int64_t)oh * ow)), row = at / ow, column = at % ow;
+        const int64_t pixel = tile * TILE_ROWS;
         const int there = all - pixel < TILE_ROWS ? (int)(all - pixel) : TILE_ROWS;
-        for (int i = 0; i < TILE_ROWS; i++) {
-            if (i >= there) { /* repeats the last pixel; not stored */
-                for (int t = 0; t < (copied ? kh : kh * kw); t++) rows[t * TILE_ROWS + i] = rows[t * TILE_ROWS + i - 1];
-                continue;
-            }
-            if (copied) {
-                const float *const from = room + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
-                for (int t = 0; t < kh; t++) rows[t * TILE_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
-            } else {
-                const float *const from = x + (int64_t)image * sn + (int64_t)group * own;
-                for (int t = 0; t < kh; t++) {
-                    const int v = row * step_h - top + t * dil_h;
-                    for (int u = 0; u < kw; u++) {
-                        const int s = column * step_w - left + u * dil_w;
-                        const int inside = v >= 0 && v < h && s >= 0 && s < wide;
-                        rows[(t * kw + u) * TILE_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : room;
+        if (flat) {
+            for (int i = 0; i < TILE_ROWS; i++) rows[i] = x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
+        } else {
+            int image = (int)(pixel / ((int64_t)oh * ow)), at = (int)(pixel % ((int64_t)oh * ow)), row = at / ow, column = at % ow;
+            for (int i = 0; i < TILE_ROWS; i++) {
+                if (i >= there) { /* repeats the last pixel; not stored */
+                    for (int t = 0; t < taps; t++) rows[t * TILE_ROWS + i] = rows[t * TILE_ROWS + i - 1];
+                    continue;
+                }
+                if (copied) {
+                    const float *const from = room + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
+                    for (int t = 0; t < kh; t++) rows[t * TILE_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
+                } else {
+                    const float *const from = x + (int64_t)image * sn + (int64_t)group * own;
+                    for (int t = 0; t < kh; t++) {
+                        const int v = row * step_h - top + t * dil_h;
+                        for (int u = 0; u < kw; u++) {
+                            const int s = column * step_w - left + u * dil_w;
+                            const int inside = v >= 0 && v < h && s >= 0 && s < wide;
+                            rows[(t * kw + u) * TILE_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : room;
+                        }
                     }
                 }
+                if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
             }
-            if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
         }
-        for (int first = begin * TILE_PANELS; first < panels && first < (begin + inner) * TILE_PANELS; first += TILE_PANELS) {
-            const int count = panels - first < TILE_PANELS ? panels - first : TILE_PANELS, width = 16 * count;
-            const int channel = group * made + first * 16, left_over = made - first * 16 < width ? made - first * 16 : width;
+        for (int block = begin; block < blocks && block < begin + inner; block++) { /* of panels, in equal parts */
+            const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
+            const int channel = group * made + first * 16, width = made - first * 16 < 16 * count ? made - first * 16 : 16 * count;
+            const int64_t to = pixel * k + channel;
             for (int i = TILE_ROWS; i < TILE_ROWS + there; i++) /* of the next tile */
-                for (int j = 0; j < left_over; j += 16) {
-                    __builtin_prefetch(y + (pixel + i) * k + channel + j, 1);
-                    if (flags & 2) __builtin_prefetch(r + (pixel + i) * k + channel + j);
+                for (int j = 0; j < width; j += 16) {
+                    __builtin_prefetch(y + to + (int64_t)i * k + j, 1);
+                    if (flags & 2) __builtin_prefetch(r + to + (int64_t)i * k + j);
                 }
-            tile_sums(rows, copied ? kh : kh * kw, copied ? kw * own : own, w + ((int64_t)group * panels + first) * panel,
-                      panel, count, sums);
-            for (int i = 0; i < there; i++) {
-                const int64_t to = (pixel + i) * k + channel;
-                tile_stored(sums + i * width, flags & 1 ? b + channel : 0, flags & 2 ? r + to : 0, y + to, left_over, a);
-            }
+            const tile_end e = {flags & 1 ? b + channel : 0, flags & 2 ? r + to : 0, y + to, k, width - 16 * (count - 1), there, a};
+            tile_kernel_of(there, count)(rows, taps, copied ? kw * own : own,
+                                         w + ((int64_t)group * panels + first) * panel, panel, &e);
         }
     }
 }

@@ -59,42 +59,40 @@ void tiled_winograd(const float *x, const float *w, const float *b, const float 
         }
         #pragma omp parallel for schedule(static)
         for (int task = 0; task < 16 * blocks * lines; task++) {
-            const int line = task % lines, place = task / lines / blocks, first = task / lines % blocks * TILE_PANELS;
-            const int some = panels - first < TILE_PANELS ? panels - first : TILE_PANELS;
+            const int line = task % lines, place = task / lines / blocks, at = task / lines % blocks;
+            const int first = at * panels / blocks, some = (at + 1) * panels / blocks - first, begun = line * TILE_ROWS;
+            const int there = count - begun < TILE_ROWS ? count - begun : TILE_ROWS;
             const float *rows[TILE_ROWS];
-            float sums[TILE_ROWS * TILE_PANELS * 16] __attribute__((aligned(64)));
             for (int i = 0; i < TILE_ROWS; i++) {
-                const int t = line * TILE_ROWS + i < count ? line * TILE_ROWS + i : count - 1;
+                const int t = begun + (i < there ? i : there - 1);
                 rows[i] = in + ((int64_t)place * block + t) * c;
             }
-            tile_sums(rows, 1, c, w + ((int64_t)place * panels + first) * panel, panel, some, sums);
-            for (int i = 0; i < TILE_ROWS && line * TILE_ROWS + i < count; i++)
-                __builtin_memcpy(out + ((int64_t)place * block + line * TILE_ROWS + i) * k + first * 16, sums + i * 16 * some,
-                                 sizeof(float) * 16 * (unsigned long)some);
+            float *const to = out + ((int64_t)place * block + begun) * k + first * 16;
+            const tile_end e = {0, 0, to, k, 16, there, tile_act_of(0, 0, 0)};
+            tile_kernel_of(there, some)(rows, 1, c, w + ((int64_t)place * panels + first) * panel, panel, &e);
         }
         #pragma omp parallel for schedule(static)
         for (int t = 0; t < count; t++) {
             const int64_t image = (begin + t) / (th * tw);
             const int at = (int)((begin + t) % (th * tw)), row = at / tw * 2, column = at % tw * 2;
-            for (int j = 0; j < k; j += 16) {
-                float made[4][16] __attribute__((aligned(64)));
-                for (int l = 0; l < 16; l += TILE_LANES) {
-                    tile_vec m[16], e[8];
-                    for (int i = 0; i < 16; i++) m[i] = *(const tile_vec *)(out + ((int64_t)i * block + t) * k + j + l);
-                    for (int i = 0; i < 4; i++) {
-                        e[i] = m[i] + m[4 + i] + m[8 + i];
-                        e[4 + i] = m[4 + i] - m[8 + i] - m[12 + i];
-                    }
-                    for (int i = 0; i < 2; i++) {
-                        *(tile_vec *)(made[2 * i] + l) = e[4 * i] + e[4 * i + 1] + e[4 * i + 2];
-                        *(tile_vec *)(made[2 * i + 1] + l) = e[4 * i + 1] - e[4 * i + 2] - e[4 * i + 3];
-                    }
+            for (int j = 0; j < k; j += TILE_LANES) {
+                tile_vec m[16], e[8], made[4];
+                for (int i = 0; i < 16; i++) m[i] = *(const tile_vec *)(out + ((int64_t)i * block + t) * k + j);
+                for (int i = 0; i < 4; i++) {
+                    e[i] = m[i] + m[4 + i] + m[8 + i];
+                    e[4 + i] = m[4 + i] - m[8 + i] - m[12 + i];
                 }
+                for (int i = 0; i < 2; i++) {
+                    made[2 * i] = e[4 * i] + e[4 * i + 1] + e[4 * i + 2];
+                    made[2 * i + 1] = e[4 * i + 1] - e[4 * i + 2] - e[4 * i + 3];
+                }
+                const tile_vec bias = flags & 1 ? *(const tile_vec *)(b + j) : (tile_vec){0};
                 for (int i = 0; i < 4; i++) {
                     const int v = row + i / 2, u = column + i % 2;
                     if (v >= oh || u >= ow) continue;
                     const int64_t to = ((image * oh + v) * ow + u) * k + j;
-                    tile_stored(made[i], flags & 1 ? b + j : 0, flags & 2 ? r + to : 0, y + to, 16, a);
+                    tile_stored(made[i] + bias, flags & 2 ? r + to : 0, y + to, TILE_LANES, a);
+                    if (a.act > 2) tile_activated(y + to, TILE_LANES, a);
                 }
             }
         }

@@ -193,20 +193,25 @@ def planar(call: Call) -> bool:
     return call.operands["x"].type.rank == 4
 
 
+def _last_strides(shape: tuple[int, ...]) -> Strides:
+    """Channels-last strides of an image [N, C, ...] with any number of spatial axes; axes of size 1 included."""
+    n, c, *space = shape
+    first, *inner, _ = contiguous((n, *space, c))
+    return (first, 1, *inner)
+
+
 def channels_last(call: Call) -> Strides:
     """Channels-last strides of the output."""
-    n, c, h, w = extents(call.output)
-    return tuple(
-        s if d != 1 else t for s, d, t in zip((h * w * c, 1, w * c, c), (n, c, h, w), contiguous((n, c, h, w)))
-    )
+    shape = extents(call.output)
+    return tuple(s if d != 1 else t for s, d, t in zip(_last_strides(shape), shape, contiguous(shape)))
 
 
 def is_channels_last(operand: Operand) -> bool:
-    """Whether an image is channels-last; axes of size 1 may have any stride."""
-    if operand.type.rank != 4:
+    """Whether an image of one or two spatial axes is channels-last; axes of size 1 may have any stride."""
+    if operand.type.rank not in (3, 4):
         return False
-    n, c, h, w = extents(operand)
-    return all(s == t or d == 1 for s, t, d in zip(operand.strides, (h * w * c, 1, w * c, c), (n, c, h, w)))
+    shape = extents(operand)
+    return all(s == t or d == 1 for s, t, d in zip(operand.strides, _last_strides(shape), shape))
 
 
 def one_block(call: Call) -> bool:

@@ -302,9 +302,10 @@ class _HypergraphBuilder:
             for operand in match.template.reads_last:
                 cls = match.operands[match.template.operands.index(operand)]
                 shape = self.layouts.shapes[cls]
-                if len(shape) == 4 and not self.layouts.weight[cls]:
-                    _, c, h, w = shape
-                    yield Vertex(cls, canonical_strides((h * w * c, 1, w * c, c), shape))
+                if len(shape) in (3, 4) and not self.layouts.weight[cls]:
+                    n, c, *space = shape
+                    first, *inner, _ = contiguous((n, *space, c))
+                    yield Vertex(cls, canonical_strides((first, 1, *inner), shape))
 
     def _copies(self, source: Vertex, made: Vertex) -> Iterator[Candidate]:
         """Copies of a value from one layout to another."""

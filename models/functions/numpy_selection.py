@@ -10,6 +10,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.asked import refuse_value
+from ...egraph.ir.axes import axis_of
 from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
@@ -66,7 +67,7 @@ def _append(arr: Any, values: Any, axis: int | None = None) -> Any:
 def _delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
     if arrays_in(obj):
         raise TraceError("np.delete at traced places: which elements are left depends on values", hint="np.where")
-    arr, axis = (np.ravel(arr), 0) if axis is None else (arr, t.axis_of(axis, arr.ndim))
+    arr, axis = (np.ravel(arr), 0) if axis is None else (arr, axis_of(axis, arr.ndim))
     return np.take(arr, np.delete(np.arange(arr.shape[axis]), obj), axis)
 
 
@@ -115,7 +116,7 @@ def _take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") ->
         raise TraceError(f"np.take with mode={mode!r} cannot be traced", hint="% or np.clip on the indices")
     if not is_traced(a):
         a = traced(t.as_tensor(np.asarray(a)))
-    a, axis = (np.ravel(a), 0) if axis is None else (a, t.axis_of(axis, a.ndim))
+    a, axis = (np.ravel(a), 0) if axis is None else (a, axis_of(axis, a.ndim))
     known = indices if is_traced(indices) else np.asarray(indices)
     if not is_traced(known) and mode == "clip":
         known = np.clip(known, 0, a.shape[axis] - 1)
@@ -234,7 +235,7 @@ def has_dtype(value: Any) -> bool:
 
 
 def _size(a: Any, axis: int | None = None) -> Any:
-    return a.size if axis is None else a.shape[t.axis_of(axis, a.ndim)]
+    return a.size if axis is None else a.shape[axis_of(axis, a.ndim)]
 
 
 def _result_type(*arrays_and_dtypes: Any) -> Any:

@@ -185,6 +185,9 @@ CONVOLUTIONS = table("convolution", "algebra", [
     Rule("pad-into-conv-columns", "conv(pad(x, axis=3, lo=l, hi=h), w, strides=s, pads=p, dilations=d, groups=g)",
          "conv(x, w, strides=s, pads=replace(replace(p, 1, p[1] + l), 3, p[3] + h), dilations=d, groups=g)",
          when=("rank(x) == 4",), growth="collects", doc="zero padding of the columns becomes the convolution's padding"),
+    Rule("pad-into-conv-line", "conv(pad(x, axis=2, lo=l, hi=h), w, strides=s, pads=p, dilations=d, groups=g)",
+         "conv(x, w, strides=s, pads=replace(replace(p, 0, p[0] + l), 1, p[1] + h), dilations=d, groups=g)",
+         when=("rank(x) == 3",), growth="collects", doc="zero padding of lines becomes the convolution's padding"),
     Rule("batch-norm-is-affine", "batch_norm(x, g, b, m, v, eps=e)",
          "x * reshape(g * rsqrt(v + full(value=e, shape=(1,), dtype=dtype(v))), shape=replace(ones(rank(x)), 1, size(x, 1)))"
          " + reshape(b - m * (g * rsqrt(v + full(value=e, shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))",

@@ -25,17 +25,18 @@ ROWS = {row.name: row for row in (*convolution_rows(), *pool_rows())}
 
 
 def last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    _, c, h, w = shape
-    return (h * w * c, 1, w * c, c)
+    n, c, *space = shape
+    first, *inner, _ = contiguous((n, *space, c))
+    return (first, 1, *inner)
 
 
 def call_of(
-    name: str, x: tuple[int, ...], k: int, window: tuple[int, int] = (3, 3), strides: tuple[int, int] = (1, 1),
-    pads: tuple[int, ...] = (1, 1, 1, 1), dilations: tuple[int, int] = (1, 1), groups: int = 1, rows: bool = False,
+    name: str, x: tuple[int, ...], k: int, window: tuple[int, ...] = (3, 3), strides: tuple[int, ...] = (1, 1),
+    pads: tuple[int, ...] = (1, 1, 1, 1), dilations: tuple[int, ...] = (1, 1), groups: int = 1, rows: bool = False,
 ) -> Call:  # fmt: skip
     """A call with channels-last operands; `rows`: x is row-major."""
     n, c, *size = x
-    out = (n, k, *((d + pads[i] + pads[2 + i] - (window[i] - 1) * dilations[i] - 1) // strides[i] + 1
+    out = (n, k, *((d + pads[i] + pads[len(size) + i] - (window[i] - 1) * dilations[i] - 1) // strides[i] + 1
                    for i, d in enumerate(size)))  # fmt: skip
     kind = lambda shape: Type(shape, "float32")
     weights = (k, c // groups, *window)
@@ -46,7 +47,7 @@ def call_of(
         "r": Operand(kind(out), last(out)),
     }
     attrs: dict[str, Any] = {"strides": strides, "pads": pads, "dilations": dilations, "groups": groups}
-    attrs |= {"s": (1, k, 1, 1)} if "bias" in name else {}
+    attrs |= {"s": (1, k) + (1,) * len(size)} if "bias" in name else {}
     attrs |= {"lo": -0.25, "hi": 1.5} if "clip" in name else {}
     attrs |= {"kernel": window} if "pool" in name else {}
     return Call({o: operands[o] for o in ROWS[name].operands}, Operand(kind(out), last(out)), attrs)
@@ -122,11 +123,56 @@ def test_direct_convolution(name: str, case: int) -> None:
     check(name, call_of(name, **DIRECT[case]))
 
 
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("x", [(2, 24, 5, 6), (1, 32, 1, 9), (3, 20, 7)])
+def test_direct_convolution_of_some_channels_of_an_image(x: tuple[int, ...], window: int) -> None:
+    """x is the second of three parts of a channels-last image's channels."""
+    n, c, *space = x
+    line = {"window": (window,) * len(space), "strides": (1,) * len(space), "dilations": (1,) * len(space)}
+    call = call_of("c.tiled_conv_bias", x, 40, pads=(window // 2,) * 2 * len(space), **line)
+    whole = np.random.default_rng(0).standard_normal((n, *space, 3 * c)).astype(np.float32)
+    part = np.moveaxis(whole[..., c : 2 * c], -1, 1)
+    operand = Operand(Type(x, "float32"), tuple(s // 4 for s in part.strides))
+    call = replace(call, operands={**call.operands, "x": operand})
+    row = ROWS["c.tiled_conv_bias"]
+    assert row.applies is not None and row.applies(call)
+    rng = np.random.default_rng(1)
+    others = {o: rng.standard_normal(call.operands[o].type.shape).astype(np.float32) for o in "wb"}
+    got = compiled(row, call)({"x": part, **others})()[0]
+    np.testing.assert_allclose(got, expected(row, call, {"x": part, **others}), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("x", [(1, 16, 1, 1), (2, 32, 5, 4), (1, 64, 33, 30), (3, 16, 2, 17)])
 @pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 0, 2, 2), (2, 1, 2, 1)])
 def test_winograd(x: tuple[int, ...], pads: tuple[int, ...]) -> None:
     for name in ("c.winograd_conv", "c.winograd_conv_bias_residual_relu"):
         check(name, call_of(name, x, 80, pads=pads))
+
+
+LINES = [
+    {"x": (1, 64, 100), "k": 128, "window": (3,), "pads": (16, 0), "dilations": (8,)},
+    {"x": (2, 20, 33), "k": 24, "window": (5,), "strides": (2,), "pads": (2, 1)},
+    {"x": (1, 1, 40), "k": 32, "window": (7,), "pads": (3, 3)},
+    {"x": (1, 3, 50), "k": 16, "window": (4,), "strides": (3,), "pads": (0, 5), "rows": True},
+    {"x": (1, 48, 9), "k": 40, "window": (1,), "pads": (0, 0)},
+    {"x": (2, 64, 12), "k": 96, "window": (3,), "groups": 2},
+]
+
+
+@pytest.mark.parametrize("case", range(len(LINES)))
+@pytest.mark.parametrize("name", ["c.tiled_conv", "c.tiled_conv_bias_silu", "c.tiled_conv_bias_residual_relu"])
+def test_convolution_of_lines(name: str, case: int) -> None:
+    check(name, call_of(name, **{"strides": (1,), "pads": (1, 1), "dilations": (1,), **LINES[case]}))
+
+
+@pytest.mark.parametrize("channels", [16, 70])
+@pytest.mark.parametrize(
+    "more", [{}, {"pads": (3, 0)}, {"strides": (2,)}, {"window": (3,), "dilations": (4,), "pads": (8, 0)}]
+)
+def test_depthwise_convolution_of_lines(channels: int, more: dict[str, Any]) -> None:
+    for name in ("c.depthwise_conv", "c.depthwise_conv_bias_silu"):
+        given = {"window": (4,), "strides": (1,), "pads": (2, 1), "dilations": (1,), **more}
+        check(name, call_of(name, (2, channels, 21), channels, groups=channels, **given))
 
 
 def test_long_sums_round_little() -> None:
@@ -195,7 +241,7 @@ def test_the_text_is_the_same_for_all_kernels() -> None:
     assert {row.version for row in ROWS.values()} == {VERSION}, "measurements belong to the text"
 
 
-@pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4)])
+@pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4), (2, 33, 40)])
 def test_a_copy_to_channels_last(shape: tuple[int, ...]) -> None:
     (row,) = image_copy_rows()
     kind, rng = Type(shape, "float32"), np.random.default_rng(0)
@@ -229,3 +275,30 @@ def test_row_major_values_reach_convolutions_in_c() -> None:
     reads = lambda c: c.call.operands["x"].type.shape[1]
     assert {reads(c) for c in candidates if c.template.name == "c.winograd_conv_bias"} == {64, 128}
     assert {reads(c) for c in candidates if c.template.name == "c.to_channels_last"} >= {64, 128}
+
+
+def test_pointwise_kernels_between_convolutions_stay_channels_last() -> None:
+    """Squeeze and excitation: generated kernels read and write channels-last images; each agrees with float64."""
+    torch = pytest.importorskip("torch")
+    f = torch.nn.functional
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Conv2d(32, 32, 3, padding=1), torch.nn.Conv2d(32, 32, 3, padding=1)
+            self.g = torch.nn.Conv2d(32, 32, 1)
+
+        def forward(self, x: Any) -> Any:
+            y = f.hardswish(self.a(x))
+            return self.b(y * torch.sigmoid(self.g(y.mean((2, 3), keepdim=True))) + torch.tanh(y))
+
+    explorer = tg.saturate(Module().eval().requires_grad_(False), (torch.randn(1, 32, 7, 9),), budget=10)
+    found = [c for c in explorer.choice.hypergraph.candidates if c.template.name == "c.pointwise_last"]
+    assert any("sigmoid" in c.template.pattern and "tanh" in c.template.pattern for c in found)
+    rng = np.random.default_rng(0)
+    for one in {c.template.identity: c for c in found}.values():
+        assert one.call.output.strides[1] == 1
+        draw = lambda o: rng.standard_normal(o.type.shape).astype(np.float32)
+        operands = {n: in_layout(draw(o), o) for n, o in one.call.operands.items()}
+        got = compiled(one.template, one.call)(operands)()[0]
+        np.testing.assert_allclose(got, expected(one.template, one.call, operands), rtol=1e-5, atol=1e-5)

@@ -46,8 +46,13 @@ def test_identities_and_helper_texts_are_those_of_recorded_stores() -> None:
         assert {row[0] for row in {*map(tuple, rows)} - now} <= REWRITTEN
 
 
-def test_a_recorded_store_still_prices_every_kernel(recorded_machine: None, tmp_path: Path) -> None:
+def test_a_recorded_store_still_prices_every_kernel(
+    recorded_machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = shutil.copytree(RECORDED / "store", tmp_path / "store")  # opening a store writes its cache
+    recorded = {row[0] for rows in json.loads((RECORDED / "kernels.json").read_text()).values() for row in rows}
+    c = backends()["c"]  # its kernels that are newer than the store have no prices there
+    monkeypatch.setitem(vars(c), "templates", tuple(t for t in c.templates if t.name in recorded))
     x = tg.input("x", (64, 128))
     w, v, g = tg.param("w", (128, 128)), tg.param("v", (128, 128)), tg.param("g", (128,))
     weight = np.linspace(-1, 1, 128 * 128, dtype=np.float32).reshape(128, 128)

@@ -178,6 +178,17 @@ class StripPart:
         return found[0]
 
 
+class WholeOutput(StripPart):
+    """The output `root` of a graph as a whole, as a graph of its own, on `values`: for one that has no strips."""
+
+    def __init__(self, graph: Graph, root: Tensor, values: Mapping[str, Array]) -> None:
+        super().__init__(replace(Graph.of(root), params=graph.params), values, axis=0, start=0, stop=1)
+
+    def of(self, value: Array) -> Array:
+        """`value` itself, the array of the output."""
+        return value
+
+
 @dataclass
 class _Root:
     """One output under comparison, and the errors of the strips so far. `number`: index of the input."""
@@ -227,4 +238,4 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["LEAST", "OutputStrips", "StripPart", "fingerprint", "strips_of", "verify_strips"]
+__all__ = ["LEAST", "OutputStrips", "StripPart", "WholeOutput", "fingerprint", "strips_of", "verify_strips"]
