@@ -202,7 +202,7 @@ def searched(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     with stage("unrewritten"):  # matched beside rewriting by overlapped tuning; here after it, in a state of its own
         other = Session(Options(backend="gpu", budget=math.inf, costdb=folder))
         other.lowerings.pool.begin()
-        hypergraph(other, as_written(task.work), backends)
+        hypergraph(other, as_written(rewritten.blocks), backends)
     print("\n".join(kernel_rows(choice)), flush=True)
     return {
         "stages": stage.seconds, "e_nodes": len(rewritten.view), "candidates": len(found.candidates),

@@ -19,7 +19,7 @@ mark = lambda: marks.append(time.monotonic())
 import tensor_graphs.backends.tuning.gpu_worker as worker
 mark()
 if "early" in sys.argv:
-    from tensor_graphs.backends.tuning.gpu_context import begin_context
+    from tensor_graphs.backends.gpu_context import begin_context
     begin_context()
 import torch
 mark()

@@ -88,21 +88,16 @@ def bounded(until: float, last: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def always() -> Iterator[None]:
-    """Context manager in which programs win every comparison of times, and whole calls run them."""
-
-    def won(calls: dict[str, Callable[[], Any]], device: str, first: Callable[[], None]) -> dict[str, list[float]]:
-        for call in calls.values():
-            first()
-            call()
-        return {"eager": [2.0] * 5, "program": [1.0] * 5}
-
-    timed, judge.timed = judge.timed, won
+    """Context manager in which programs run even where they are slower: they are timed, but win whatever the times, and
+    whole calls are not compared."""
+    decided = judge.faster
+    judge.faster = lambda *given: decided(*given)._replace(won=True, why="")
     begin = whole_calls.WholeCalls._begin
     whole_calls.WholeCalls._begin = lambda calls, key: calls._choose(key, calls.compiled, "")  # type: ignore[method-assign]
     try:
         yield
     finally:
-        judge.timed = timed
+        judge.faster = decided
         whole_calls.WholeCalls._begin = begin  # type: ignore[method-assign]
 
 
@@ -221,6 +216,7 @@ def trained(
         gradients(compiled, module, batches[0])  # programs are tried and come into use
         report = tg.torch_compile.last_report()
         assert report is not None
+        report.why = report.why.replace("programs are faster", "programs run in any case")
         row |= {
             "runs": report.runs, "report": report.to_json(), "operators": sum(x.nodes for x in report.traced),
             "in_programs": sum(p.nodes for x in report.traced for p in x.parts if p.state.startswith("program")),

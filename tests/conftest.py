@@ -7,6 +7,7 @@ and Triton the choice of its interpreter, when they are imported.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -23,8 +24,6 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2**4 cycles
 
-from tensor_graphs.backends.library.torch_cuda import BACKEND
-
 gc.disable()  # until the tests are collected: millions of objects are made meanwhile, and none is garbage
 
 with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
@@ -35,8 +34,17 @@ with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     hypothesis_settings.load_profile("suite")
 
-if BACKEND.unavailable():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose Triton's interpreter where there is no GPU, before test modules import Triton. The process that only
+    distributes tests over others (pytest-xdist) does not look for a GPU: it need not import PyTorch.
+    """
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return
+    from tensor_graphs.backends.library.torch_cuda import BACKEND
+
+    if BACKEND.unavailable():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_finish() -> None:
@@ -45,6 +53,24 @@ def pytest_collection_finish() -> None:
     """
     gc.set_threshold(50_000, 20, 20)
     gc.enable()
+
+
+def pytest_sessionfinish() -> None:
+    """Exclude all objects from the garbage collections with which pytest ends, until the interpreter exits: they would
+    take seconds.
+    """
+    gc.freeze()
+    atexit.register(gc.unfreeze)
+
+
+@pytest.fixture
+def new_garbage_only() -> Iterator[None]:
+    """Exclude the objects that exist before a test from its garbage collections, which would take seconds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -257,7 +257,7 @@ def test_random_numbers_in_large_functions_are_found(monkeypatch):
         np.random.shuffle(a)
         return a
 
-    np.random.seed(1)  # the graph of a swap mixes all indices, and is not compared in strips
+    np.random.seed(1)  # the graph of a swap mixes all indices, and has no strips
     with pytest.raises(TraceError):
         compared(shuffled, X[:2].copy())
     random.seed(0)
@@ -351,6 +351,26 @@ def test_an_infinity_is_no_rounding_of_another_value():
             compared(wrong, X)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, narrow: x + 1 if narrow else x - 1,
+        lambda x, narrow: np.floor(x).astype(int) + (1 if narrow else 0),
+        lambda x, narrow: (x > 0) ^ (not narrow),
+        lambda x, narrow: x[0] + 1 if narrow else x[0],
+        lambda x, narrow: np.where(np.arange(4) == 3, 9, x) if narrow else x,
+    ],
+)
+def test_agreement_in_float64_excuses_no_other_value_in_the_function_s_own_dtype(function, dtype):
+    """Decided by the type of an element, which is float64 in the comparison in float64, and another one in a trace."""
+    with pytest.raises(TraceError, match="differs from that of its graph"):
+        compared(
+            lambda x: function(x, type(x.flat[0] if type(x) is np.ndarray else x) is np.dtype(dtype).type),
+            X.astype(dtype),
+        )
+
+
 @pytest.mark.parametrize("function", [lambda x: x.stride(0) + x, lambda x: x * 2 if x.is_contiguous() else x * 3])
 def test_torch_functions_that_depend_on_the_memory_layout_are_refused(function):
     """torch.export has the strides of the examples; a program takes tensors of every layout."""
@@ -366,3 +386,22 @@ def test_functions_that_accept_one_layout_only_are_compared_in_that():
 def test_torch_functions_that_raise_for_their_examples_are_refused():
     with pytest.raises(TraceError, match="with the example inputs it raises RuntimeError"):
         tg.optimize(lambda x: torch.pow(x, -1), (torch.ones(3, 4, dtype=torch.int32),), budget=0, measure=False)
+
+
+@pytest.mark.parametrize("function", [
+    lambda a: a.reshape(2, 3, 4, 2)[::-1].transpose(2, 0, 3, 1).reshape(a.shape), lambda a: np.cumsum(a) / a.size,
+    lambda a: torch.flip(a.reshape(2, 3, 4, 2), (0,)).permute(2, 0, 3, 1).reshape(a.shape),
+], ids=["shuffle", "running sum", "torch"])  # fmt: skip
+def test_large_outputs_that_mix_all_indices_are_compared_as_a_whole(function, monkeypatch):
+    """They have no strips; shuffles are compared bit by bit, others in float64, if the time suffices."""
+    monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 8)
+    x = torch.arange(48.0).reshape(6, 8) if "torch" in function.__code__.co_names else np.arange(48.0).reshape(6, 8)
+    graph = as_graph(function, (x,))
+    assert "itself, on one input, 100 %" in caller_reference.compare(function, (x,), graph)
+    other = as_graph(lambda a: function(a) * 1.01, (x,))
+    with pytest.raises(TraceError, match="differs from that of its graph"):
+        caller_reference.compare(function, (x,), other)
+    monkeypatch.setattr(trace_randomness, "LEAST_S", 0)
+    if isinstance(x, np.ndarray):
+        said = caller_reference.compare(function, (x,), graph, spare=lambda: 0.0)
+        assert said.startswith("compared with its graph only") and said.endswith("lack of time: the comparison")

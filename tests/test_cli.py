@@ -1,6 +1,7 @@
 """The command line: every command, one JSON document whatever happens, exit codes, Ctrl-C."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -18,6 +19,8 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import errors
 from tensor_graphs.cli import app as cli
+from tensor_graphs.cli.console import Console
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.models.files.native import load_graph, save_graph
 from tensor_graphs.pipeline import optimize as pipeline
@@ -412,6 +415,48 @@ def test_a_closed_pipe_is_no_error() -> None:
         shell=True, executable="/bin/bash", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.split()[-1] == "0" and "Error" not in run.stderr
+
+
+def test_names_in_files_do_not_control_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    x = tg.input("\x1b]0;owned\x07\r\u202e[/x]", (2, 3))
+    save_graph(Graph.of({"o": tg.exp(x)}, name="\x1b[2J"), tmp_path / "m.safetensors")
+    codes = [cli.run(["explain", str(tmp_path / name)]) for name in ("m.safetensors", "no\x9b.onnx")]
+    out, err = capsys.readouterr()
+    assert codes == [0, 3] and r"\x1b]0;owned\x07\r\u202e[/x]" in out and r"no\x9b.onnx" in err
+    assert not {"\x1b", "\x07", "\r", "\u202e", "\x9b"} & {*out, *err}
+
+
+class _Gone(io.StringIO):
+    """A pipe whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_an_error_keeps_its_code_where_nobody_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", _Gone())
+    Console(verbose=True).say("stage", "progress that nobody reads ends no command")
+    assert cli.run(["explain", "missing.onnx"]) == 3
+    monkeypatch.setattr(sys, "stdout", _Gone())
+    assert cli.run(["explain", "missing.onnx", "--json"]) == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes descriptors with a shell")
+def test_closed_standard_streams_are_the_null_device() -> None:
+    for closed in ("1>&- 2>&-", "0<&- 1>&-"):
+        run = subprocess.run(f"{sys.executable} -c '{MAIN}' generate missing --prompt-tokens 1 {closed}", shell=True)
+        assert run.returncode == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="removes the current folder")
+def test_a_removed_current_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    with contextlib.chdir(tmp_path):
+        os.chdir("gone")
+        (tmp_path / "gone").rmdir()
+        assert document(capsys, "db", "stats", "--costdb", str(tmp_path / "store"))["ok"]
+        relative = document(capsys, "db", "export", "all.parquet", "--costdb", str(tmp_path / "store"), code=2)
+    assert "current folder" in relative["error"]["message"] or relative["error"]["where"]
 
 
 # ---------------------------------------------------------------- terminal and signals

@@ -191,7 +191,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
     a, b, c = (tg.input(n, (4,)) for n in "abc")
     graph = Graph.of(((a + b) + c) * (a + c))
     start = time.monotonic()
-    made = optimize_graph(Session(Options(**FAST, limits=limits), rules=(exploding(), *ALL)), graph)
+    made = optimize_graph(Session(Options(**FAST, limits=limits), own_rules=(exploding(), *ALL)), graph)
     assert reason in made.report.stopped
     assert time.monotonic() - start < 30.0
     right(made, graph.outputs[0], {n: normal(4, seed=i) for i, n in enumerate("abc")})
@@ -200,7 +200,7 @@ def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None
 def test_memory_limits_are_kept() -> None:
     a, b = tg.input("a", (4,)), tg.input("b", (4,))
     limits = tg.Limits(nodes=10**8, iterations=10**6, seconds=60.0, bytes=1, beam=0)
-    made = optimize_graph(Session(Options(**FAST, limits=limits), rules=(exploding(),)), Graph.of((a + b) * a))
+    made = optimize_graph(Session(Options(**FAST, limits=limits), own_rules=(exploding(),)), Graph.of((a + b) * a))
     assert "bytes" in made.report.stopped
     right(made, (a + b) * a, {"a": normal(4), "b": normal(4, seed=1)})
 

@@ -3,6 +3,7 @@ command."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import sys
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs import settings
 from tensor_graphs.backends.program.weights import bytes_of
-from tensor_graphs.cli import app
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Timing
+from tensor_graphs.cli import app, outcome
 from tensor_graphs.cli.generate import _Shown
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
@@ -33,6 +36,7 @@ from tensor_graphs.errors import (
     UsageError,
 )
 from tensor_graphs.generation import Generator, Piece, cached_model
+from tensor_graphs.generation import settings as settings_module
 from tensor_graphs.generation.results import Row
 from tensor_graphs.generation.sampling import WORD, sampler, threefry
 from tensor_graphs.generation.text import TextStream, Tokenizer
@@ -41,6 +45,8 @@ from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.huggingface.step import Folder
 from tensor_graphs.models.random_checkpoints import random_checkpoint, write_checkpoint
+from tensor_graphs.pipeline import plan_cache, verify_program
+from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.processes import forks
 
 VOCAB, LENGTH, LONG = 24, 48, 23
@@ -295,6 +301,9 @@ def test_numbers_of_numpy_and_large_ones_are_taken(made: Generator) -> None:
         ([1], {"stop": 1.5}, "stop=1.5"),
         ([1], {"stop": [""]}, "empty text in stop"),
         ([1], {"stop": b"w"}, "stop=b'w'"),
+        ([1], {"show": "print"}, "show='print'"),
+        (range(1 << 40), {}, "a prompt of more than 48 tokens"),
+        ([[1], range(1 << 70)], {}, "a prompt of more than 48 tokens"),
     ],
 )
 def test_bad_arguments_are_named_and_change_nothing(
@@ -538,6 +547,96 @@ def test_text_in_and_out(folder: Path, tmp_path: Path) -> None:
     (other / "tokenizer.json").write_text("{")
     with pytest.raises(BadModelError, match=r"tokenizer\.json cannot be read"):
         Generator(other).tokenizer  # noqa: B018
+
+
+# ---------------------------------------------------------------- inspection
+def test_memory_is_known_before_programs_are_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantized_graph, "SMALLEST", 100)
+    small, large = (Generator(folder, max_length=n, batch=2, **FAST) for n in (16, 32))
+    found = small.memory()
+    layers = [
+        leaf for leaf in small._programs.step(1).leaves("state") if leaf.attr("name").startswith(("keys.", "values."))
+    ]
+    assert found["caches"] == sum(leaf.type.nbytes for leaf in layers) > 0 and len(layers) == 4
+    assert found["weights"] == sum(a.nbytes for a in read_folder(folder).values()) and found["workspace"] == 0
+    assert large.memory()["caches"] > found["caches"] and not small.seconds, "nothing was made"
+    small.generate([1, 2], 2)
+    made = [program.memory_by_kind() for program in small._programs._made.values()]
+    assert small.memory() == {**found, "workspace": sum(m["workspace"] for m in made)}
+    held = {name: array.nbytes for name, array in small._programs.states.items()}
+    assert sum(held.values()) >= found["caches"] + found["states"]
+    packed = Generator(folder, max_length=16, batch=2, quantize="int8", **FAST)
+    assert packed.memory()["weights"] < found["weights"] and packed.memory()["caches"] == found["caches"]
+    both = Generator(folder, max_length=16, batch=2, draft=folder, **FAST)
+    assert both.memory()["weights"] == 2 * found["weights"]
+
+
+def test_a_generator_says_what_it_is(folder: Path) -> None:
+    made = Generator(folder, max_length=16, **FAST)
+    assert repr(made) == "<Generator of gemma3_text: 1 row of 16 tokens; programs made: none>"
+    made.generate([1], 1)
+    assert "prefill" in repr(made) and "sample-greedy" in repr(made)
+
+
+def test_misspelt_options_are_named_with_what_they_are_close_to(folder: Path, made: Generator) -> None:
+    own = [name for name in inspect.signature(Generator).parameters if name != "options"]
+    assert set(own) == set(settings_module.OWN)
+    for given, close in (("max_lenght", "max_length"), ("effrt", "effort"), ("xyzzy", "tg.optimize")):
+        with pytest.raises(UsageError, match=close):
+            Generator(folder, **{given: 3})
+    with pytest.raises(TypeError, match=r"stream\(\).*'top_q'"):
+        made.stream([1], 1, top_q=1)  # type: ignore[call-arg]
+    both = [inspect.signature(f).parameters for f in (Generator.generate, Generator.stream)]
+    assert [p for p in both[0].values() if p.name != "show"] == list(both[1].values())
+
+
+# ---------------------------------------------------------------- checks that searches had no time for
+SEARCHED: dict[str, Any] = {"budget": 30.0, "effort": 0, "backend": "numpy", "max_length": 16}
+
+
+@pytest.fixture
+def cut_short(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A plan cache with programs of a generator, verified on one input as if there had been no time for more."""
+    took = lambda self, template, call: Timing((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    with settings.override(home=str(tmp_path)):
+        Generator(folder, **SEARCHED).generate([3, 7, 1], 2)
+        for path in (tmp_path / plan_cache.FOLDER).glob("*.json"):
+            data = json.loads(read_sealed(path, name=path.name))
+            data["report"]["omitted"] = ["verification on 2 of 3 inputs"]
+            path.write_bytes(sealed(json.dumps(data).encode(), path.name))
+        yield tmp_path
+
+
+@pytest.mark.usefixtures("cut_short")
+def test_checks_are_completed_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, verified, verify = Generator(folder, **SEARCHED), list[Any](), verify_program.verify
+    monkeypatch.setattr(verify_program, "verify", lambda *a, **k: verified.append(a) or verify(*a, **k))
+    tokens = made.generate([3, 7, 1], 4).tokens
+    assert made.unchecked == {name: ["verification on 2 of 3 inputs"] for name in made.seconds} and not verified
+    stream = made.stream([3, 7, 1], 4)
+    first = next(stream)
+    made.complete_checks()
+    assert made.unchecked == {} and len(verified) == 3
+    assert [first.token, *(piece.token for piece in stream)] == tokens[0], "a generation goes on meanwhile"
+    assert all(report.verification["seeds"] == 3 for report in made.report.values())
+    again = Generator(folder, **SEARCHED)
+    assert again.generate([3, 7, 1], 4).tokens == tokens and again.unchecked == {} and len(verified) == 3
+
+
+@pytest.mark.usefixtures("cut_short")
+def test_the_command_completes_checks_after_its_answer(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(outcome, "discard", lambda stream: order.append(capsys.readouterr().out))
+    complete = Generator.complete_checks
+    monkeypatch.setattr(Generator, "complete_checks", lambda self: order.append("checks") or complete(self))
+    monkeypatch.setattr("tensor_graphs.generation.Generator", partial(Generator, effort=0))
+    command = ["generate", str(folder), "--prompt-tokens", "3,7,1", "--max-new-tokens", "2", "--budget", "30",
+               "--max-length", "16", "--backend", "numpy"]  # fmt: skip
+    assert app.run(command) == 0 and len(order) == 2 and order[0].count(",") == 1 and order[1] == "checks"
+    assert app.run(command) == 0 and len(order) == 2, "they are done"
 
 
 # ---------------------------------------------------------------- the command

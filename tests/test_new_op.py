@@ -69,7 +69,11 @@ TAKE = Op(
     "toy_take", 2, "gather", "index", {"axis": "int"}, {}, "slices at the indices", fused_as="cheap", index_operand=1,
     work=lambda node: 3.0, numpy=lambda a, x, i: np.take(x, i, axis=a["axis"], mode="clip"),
 )  # fmt: skip
-TOYS = (ASINH, TURN, PEAK, BOTH, TAKE)
+SHRUNK = Op(
+    "toy_shrunk", 1, "pointwise", "composite", {"limit": "float"}, {"limit": 0.5}, "0 where |x| is at most a limit",
+    decompose=lambda x, limit: t.where(t.le(t.abs(x), limit), 0.0, x), symmetry="odd", floats_only=True, rounding="never",
+)  # fmt: skip
+TOYS = (ASINH, TURN, PEAK, BOTH, TAKE, SHRUNK)
 SHAPE = (6, 5)
 
 
@@ -117,6 +121,17 @@ def test_the_interpreter_and_the_torch_reference_compute_them() -> None:
     np.testing.assert_allclose(evaluate([_term()], {"x": x})[0], _want(x), rtol=1e-6)
     for root, want in ((_plain(), _want(x)), (_peak(), _peaks(x))):
         np.testing.assert_allclose(evaluate_graph(Graph.of(root), {"x": x}, device="cpu")[0], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("explored", [False, True])
+def test_an_elementwise_composite_without_library_kernels_runs_decomposed(explored: bool) -> None:
+    term = make("toy_shrunk", (t.input("x", SHAPE) * 2.0,), {"limit": 1.0})
+    if explored:
+        assert tg.saturate(term, backend="numpy").plan().steps
+        return
+    program = tg.optimize(term, backend="numpy", budget=1, costdb=None)
+    x = _data()
+    np.testing.assert_array_equal(program(x), np.where(np.abs(2 * x) <= 1, 0, 2 * x))
 
 
 def _collect_kernels() -> None:

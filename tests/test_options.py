@@ -22,7 +22,7 @@ COMMON = {"params": None, "dims": None, "backend": None, "limits": None, "budget
           "memory_limit": None, "error_budget": None, "effort": 1, "quantize": None, "rules": (), "kernels": ()}  # fmt: skip
 SATURATE = COMMON | {"tolerance": "eager", "progress": None, "example_kwargs": None, "trust": False}
 OPTIMIZE = SATURATE | {"fixed": False, "dynamic_shapes": None, "verify": True, "measure": True, "deterministic": False,
-                       "seed": 0, "again": False, "allow_caller": True, "size_buckets": None}  # fmt: skip
+                       "seed": 0, "again": False, "complete_checks": True, "allow_caller": True, "size_buckets": None}  # fmt: skip
 PATHS = COMMON | {"count": 10, "max_gap": 0.5, "diversity": 0.0}
 
 

@@ -26,6 +26,7 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import make
+from tensor_graphs.egraph.view.glue import glue
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted
@@ -33,11 +34,13 @@ from tensor_graphs.options import Options
 from tensor_graphs.pipeline import measuring, overlapped_tuning, recall, search, time_program
 from tensor_graphs.pipeline import short_search as search_stage
 from tensor_graphs.pipeline import verify_or_retry as accept
-from tensor_graphs.pipeline.match import match_all
+from tensor_graphs.pipeline.choose import choose
+from tensor_graphs.pipeline.match import SOME_LEFT_OUT, match_all
 from tensor_graphs.pipeline.overlapped_tuning import OverlappedTuning, start_tuning
 from tensor_graphs.pipeline.prepare import Task, prepare
 from tensor_graphs.pipeline.rewrite import Rewritten, rewrite
 from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.short_search import match_short_form
 
 WAIT_S = 60.0  # for what must happen
 
@@ -223,13 +226,15 @@ def test_generated_kernels_have_their_least_time_from_when_libraries_were_matche
     monkeypatch.setattr(overlapped_tuning, "match_kernels", matched)
     session, store = Session(Options(backend="gpu", budget=10.0), now=lambda: clock.time), Store(tmp_path)
     task = Task(small(), prepare(session, small(), None), select("gpu"))
-    early = start_tuning(session, task, store, measuring.GpuMeasurer(store))
+    blocks = find_blocks(task.work)
+    early = start_tuning(session, task, blocks, store, measuring.GpuMeasurer(store))
     early.matched()
     early.end()
     assert asked == [(False, True), (False, True)]
     asked.clear()
     clock.time = 0.0
-    early = start_tuning(session, replace(task, backends=select("triton-only")), store, measuring.GpuMeasurer(store))
+    alone = replace(task, backends=select("triton-only"))
+    early = start_tuning(session, alone, blocks, store, measuring.GpuMeasurer(store))
     early.matched()
     early.end()
     assert asked == [(False, False)], "all that is generated is needed where nothing else computes"
@@ -267,3 +272,24 @@ def test_a_deep_model_is_searched_by_its_short_form(
         h = h @ params[f"a{i}"]
         want = want + h / (1 + np.exp(-h)) @ params[f"b{i}"]
     assert np.allclose(program(X), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_kernels_left_out_of_a_short_form_are_reported(
+    left_out: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The clock ends matching on the short form; the whole model's hypergraph, of kernels carried over, is complete."""
+    x = tg.input("x", (8, 16))
+    for i in range(12):
+        x = x + tg.silu(tg.rms_norm(x, tg.param(f"g{i}", (16,)), eps=1e-6) @ tg.param(f"w{i}", (16, 16)))
+    session, model = Session(Options(backend="numpy", budget=60.0)), Graph.of(x)
+    task = Task(model, prepare(session, model, None), select("numpy"))
+    blocks = find_blocks(task.work)
+    views = [view_of(b.graph) for b in blocks.unique]
+    rewritten = Rewritten(glue(blocks, views), blocks, views, [])
+    short = match_short_form(session, task, rewritten)
+    assert short is not None and not short.stats["left_out"]
+    short = replace(short, stats={**short.stats, "left_out": left_out})
+    monkeypatch.setattr(search_stage, "choose", lambda s, g, pricer, _, **more: choose(s, g, pricer, None, **more))
+    found = search_stage.search_short_form(session, task, rewritten, short, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
+    assert found is not None and session.omitted == [SOME_LEFT_OUT] * left_out

@@ -228,6 +228,17 @@ def test_more_rows_that_change_nothing_do_no_harm_but_lost_ones_do(home: Path) -
 
 
 @pytest.mark.usefixtures("quick")
+def test_prices_are_compared_once_for_a_state_of_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized()
+    tg.optimize(t.exp(t.input("x", (9,))), backend="numpy", budget=30.0, effort=0)  # adds rows of other kernels
+    compared: list[Any] = []
+    monkeypatch.setattr(recall, "refuse_higher_prices", lambda *a: compared.append(a))
+    assert all(optimized().report.from_plan_cache for _ in range(3)) and len(compared) == 1
+    tg.optimize(t.sin(t.input("x", (9,))), backend="numpy", budget=30.0, effort=0)
+    assert all(optimized().report.from_plan_cache for _ in range(3)) and len(compared) == 2
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_cut_search_goes_on_with_a_larger_budget_only(home: Path) -> None:
     optimized()
     (path,) = kept(home)
@@ -258,6 +269,23 @@ def test_what_an_earlier_search_had_no_time_for_is_made_up_for(home: Path, monke
 
 
 @pytest.mark.usefixtures("quick")
+def test_checks_that_a_search_had_no_time_for_can_be_left(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimized()
+    (path,) = kept(home)
+    data = json.loads(read_sealed(path, name=path.name))
+    data["report"]["omitted"] = omitted = ["verification on 2 of 3 inputs", UNTIMED]
+    data["report"]["verification"]["seeds"] = 1
+    path.write_bytes(sealed(json.dumps(data).encode(), path.name))
+    verified, verify = [], verify_program.verify
+    monkeypatch.setattr(verify_program, "verify", lambda *a, **k: verified.append(a) or verify(*a, **k))
+    report = optimized(complete_checks=False).report
+    assert report.from_plan_cache and report.omitted == omitted and report.verification["seeds"] == 1
+    assert not verified and recall.unchecked(report.omitted) == omitted
+    optimized(complete_checks=False, params={"w": 2 * W, "g": G})
+    assert len(verified) == 1, "other weights are always verified"
+
+
+@pytest.mark.usefixtures("quick")
 def test_timing_that_was_made_up_for_is_not_made_up_for_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     optimized()
     (path,) = kept(home)
@@ -279,24 +307,6 @@ def test_a_plan_slower_than_the_graph_as_written_is_searched_again(home: Path, m
     monkeypatch.setattr(recall, "time_program", lambda session, task, program, report: program)
     found = optimized().report
     assert not found.from_plan_cache and "as it is written is faster" in str(found.plan_cache_notes)
-
-
-def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also across the pieces that they are hashed in, and where more pieces wait than may."""
-    monkeypatch.setattr(remember, "PIECE", 64)
-    monkeypatch.setattr(remember, "AHEAD", 2)
-    a, b = np.arange(100, dtype=np.float32), np.zeros((0, 3), np.float32)
-    base = {"a": a, "b": b, "c": np.full((), 3.0)}
-    changed = [{**base, "a": a + (np.arange(100) == n)} for n in (0, 15, 16, 99)]
-    others = [
-        {**base, "a": a.reshape(10, 10)},
-        {"x": a, "b": b, "c": base["c"]},
-        {**base, "b": b.reshape(3, 0)},
-        {**base, "a": a.view(np.int32)},
-    ]
-    digests = [remember.content_digest(p) for p in (base, *changed, *others)]
-    assert len(set(digests)) == len(digests)
-    assert remember.content_digest({n: base[n].copy() for n in ("c", "b", "a")}) == digests[0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -465,7 +475,10 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     spent = first.report.measuring
     assert spent["kernels"] >= first.report.measured_now and 0 < spent["timed"] <= spent["schedules"]
     assert spent["rounds"] >= 2 and spent["try_s"] > 0, "the last round finds nothing to measure"
+    begun: list[str] = []
+    monkeypatch.setattr(recall, "begin_context", lambda: begun.append("context"))
     second = tg.optimize(source, backend="triton-only", budget=60)
+    assert begun == ["context"]
     assert second.report.from_plan_cache and second.source == first.source and second.report.measured_now == 0
     assert second.manifest.device == "cuda" and taken == [stored]  # compiled kernels are stored beside the plan
     (file,) = (home / "plans").glob("*.kernels")

@@ -75,6 +75,7 @@ def test_reports_of_earlier_versions_are_read(report: Report, tmp_path: Path) ->
 def test_names_are_escaped(report: Report) -> None:
     page = report.html()
     assert "<script" not in page and "<img" not in page and "&lt;script&gt;" in page
+    assert "unicode-bidi: isolate" in page
     assert "default-src 'none'" in page and not re.search(r"<[a-z][^>]*(src|href)=|https?://|@import|url\(", page)
     page.encode("utf-8")
 

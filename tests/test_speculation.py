@@ -15,11 +15,12 @@ import pytest
 from tensor_graphs.cli import app
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.errors import BadWeightsError, TooLargeError, UsageError
+from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UsageError
 from tensor_graphs.generation import Generator, speculation
 from tensor_graphs.generation.settings import Sampling
 from tensor_graphs.generation.speculation_graphs import acceptor, proposer
 from tensor_graphs.models.common import quantized_graph
+from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.load import load_folder
 
 from .models.decoder_cases import CASES, VOCAB, prompt, unfused_programs, write
@@ -83,6 +84,31 @@ def test_a_draft_that_is_the_model_is_always_right(llama: tuple[Path, Path], pla
     assert same.generate(prompts, 17, temperature=0.9, top_k=9, top_p=0.9, seed=3).acceptance > 0.95
     rounds = len(set(same.seconds))
     assert rounds == len(same.seconds) and {"draft-prefill-8", "draft-follow", "verify-3"} <= {*same.report}
+
+
+def test_nan_logits_of_a_later_token_are_named(llama: tuple[Path, Path], plain: Generator, tmp_path: Path) -> None:
+    """A NaN row of the embedding table takes effect once its token was chosen. A draft's NaN changes no token."""
+    wanted = plain.generate(prompt(3), 20).tokens[0]
+    first = next(k for k, token in enumerate(wanted) if k and token not in [*prompt(3), *wanted[:k]])
+    arrays = {n: a.load().copy() for n, a in read_folder(llama[0]).items()}
+    arrays["model.embed_tokens.weight"][wanted[first]] = np.nan
+    write_arrays(write(tmp_path, "llama") / "model.safetensors", arrays)
+    for draft in (None, llama[1]):
+        bad = Generator(tmp_path, max_length=LENGTH, draft=draft, draft_tokens=2)
+        for temperature in (0, 0.001):
+            with pytest.raises(BadModelError, match="during the generation are NaN"):
+                bad.generate(prompt(3), 20, temperature=temperature)
+            count = 1 if draft else first + 1  # a step that verifies proposals computes NaN if one of them is the token
+            assert bad.generate(prompt(3), count).tokens[0] == wanted[:count]
+    drafted = Generator(llama[0], max_length=LENGTH, draft=tmp_path, draft_tokens=2)
+    assert drafted.generate(prompt(3), 20).tokens[0] == wanted
+
+
+def test_the_smallest_top_p_is_greedy(made: Generator, plain: Generator) -> None:
+    """In float32 it would be 0, and no token would be left."""
+    for generator in (plain, made):
+        wanted = plain.generate(prompt(3), 20).tokens
+        assert generator.generate(prompt(3), 20, temperature=1.0, top_p=1e-300).tokens == wanted
 
 
 def test_quantized_weights_are_those_of_all_steps(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:

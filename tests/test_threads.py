@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -332,16 +332,6 @@ def test_programs_are_saved_not_pickled(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"program\.save"):
             way(program)
     assert np.array_equal(copy.copy(program)(x), program(x))
-
-
-@pytest.fixture
-def new_garbage_only() -> Iterator[None]:
-    """What earlier tests have left is not collected: looking through all of it takes seconds."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @pytest.mark.usefixtures("new_garbage_only")

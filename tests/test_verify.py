@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest import mock
 
@@ -27,7 +28,7 @@ from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.kernel import Template
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline import exclusions, measuring
+from tensor_graphs.pipeline import exclusions, measuring, run_program
 from tensor_graphs.pipeline import verify_or_retry as accept
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.prices import CostPricer
@@ -53,7 +54,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def run(expression: Any, rules: tuple[Rule, ...] = (), **options: Any) -> Any:
     graph = expression if isinstance(expression, Graph) else Graph.of(expression)
     chosen = Options(backend="numpy", measure=False, **options)
-    return optimize_graph(Session(chosen, rules=(*rules, *ALL)), graph)
+    return optimize_graph(Session(chosen, own_rules=(*rules, *ALL)), graph)
 
 
 @pytest.fixture
@@ -557,6 +558,31 @@ def test_a_row_written_into_a_cache_is_compared_with_the_error_of_that_row(dtype
         copied = found.copy()
         copied[0, 0, 3, 5] += 20 * allowed
         assert all(compare.worst(y, exact, own, dtype, allowed).ratio > 1 for y in (wrong, copied))
+
+
+# ---------------------------------------------------------------- calls
+@pytest.mark.parametrize("device", ["", "cpu"])
+def test_a_program_that_writes_to_its_inputs_is_refused(device: str) -> None:
+    def writes(values: Any) -> list[Any]:
+        found = [values["x"] * 2.0]
+        values["x"][7] = 0.0
+        return found
+
+    with pytest.raises(VerificationError, match="writes to its inputs"):
+        verify.verify(Graph.of(tg.input("x", (10,)) * 2.0), writes, device=device)
+
+
+def test_a_program_that_is_verified_on_one_input_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong from the second call on, as a kernel that reads memory which only the first call finds empty."""
+    calls, run_flat = count(), run_program.run_flat
+    monkeypatch.setattr(verify, "planned_inputs", lambda graph, flops: 1)
+    assert run(tg.tanh(tg.input("x", (8,)))).report.verification["passed"]
+    monkeypatch.setattr(
+        run_program, "run_flat", lambda *given: [y if next(calls) == 0 else y + 1 for y in run_flat(*given)]
+    )
+    with pytest.raises(VerificationError):
+        run(tg.exp(tg.input("x", (8,))), again=True)
+    assert next(calls) > 2, "the first call was right"
 
 
 # ---------------------------------------------------------------- cost of a failure

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tensor_graphs.costdb.store import shards
 from tensor_graphs.errors import UnwritableError
 from tensor_graphs.writing import files, folders
 from tensor_graphs.writing.hidden_files import clean
@@ -42,6 +44,22 @@ def test_links_are_followed(tmp_path: Path) -> None:
     for text in ("made", "replaced"):
         files.write_text(tmp_path / "link", text)
         assert (tmp_path / "a" / "f").read_text() == text and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="makes a pipe")
+def test_a_pipe_or_link_in_place_of_a_cache_s_file_is_replaced(tmp_path: Path) -> None:
+    """Writing to a pipe would wait for a reader."""
+    (tmp_path / "other").write_text("mine")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    for name in ("pipe", "link"):
+        with files.replacing_raw(tmp_path / name, own=True) as file:
+            file.write(b"new")
+        assert (tmp_path / name).read_bytes() == b"new" and not (tmp_path / name).is_symlink()
+    assert (tmp_path / "other").read_text() == "mine"
+    name = hashlib.sha256(b"rows").hexdigest() + ".parquet"
+    os.mkfifo(tmp_path / name)
+    assert shards.write_by_content(tmp_path, b"rows").read_bytes() == b"rows"
 
 
 def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:

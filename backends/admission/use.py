@@ -154,7 +154,7 @@ def _keep(key: str, found: Sequence[AdmissionVerdict]) -> None:
     folder = code_folder("kernels")
     with suppress(OSError):
         if folder is not None:
-            with replacing_raw(folder / f"{key}.json") as file:
+            with replacing_raw(folder / f"{key}.json", own=True) as file:
                 file.write(sealed(json.dumps([v.to_json() for v in found]).encode(), key))
 
 

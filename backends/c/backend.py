@@ -178,8 +178,8 @@ class C(KernelGenerator):
         return sized(template, call, numbers, searched, probes)
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """What fusion groups (terms that one kernel computes) of `view` may contain: the policies with which they are
-        grown.
+        """The policies by which fusion groups (terms that one kernel computes) of the e-graph `view` are grown: which
+        ops a group may contain, and how many.
 
         Policies with matrix products are included only if the view has products of few rows, those with two products
         only if it has attention of few rows. Policies in which statistics of rows (means, variances) are read from

@@ -7,7 +7,6 @@ overhead than one of oneDNN through Torch (20 µs), and writes to memory that th
 
 from __future__ import annotations
 
-import inspect
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 
 from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
+from ..ir.definitions import source_of
 from ..library.torch_calls import (
     CONVOLUTIONS,
     SINGLE,
@@ -79,9 +79,7 @@ def depthwise_packed(w: Any) -> Any:
     return np.ascontiguousarray(np.asarray(w).reshape(w.shape[0], -1).T)
 
 
-HELPERS: dict[str, str] = {
-    f.__name__: inspect.getsource(f).rstrip() for f in (conv_packed, winograd_packed, depthwise_packed)
-}
+HELPERS: dict[str, str] = {f.__name__: source_of(f) for f in (conv_packed, winograd_packed, depthwise_packed)}
 """Helper functions of emitted programs that pack weights: name -> source."""
 
 

@@ -8,6 +8,7 @@ over the threads.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from hashlib import blake2b
@@ -19,8 +20,10 @@ from ..library.torch_calls import SINGLE, both, channels_last, extents, filled, 
 from .convolutions import channels_last_x, few_elements
 
 BLOCK = 64  # pixels of a partial sum: rounding grows with their number
+MOST_GROUPS = 1024  # whose means are on the stack
+CONSTANTS = {"@BLOCK@": BLOCK, "@BLOCK-1@": BLOCK - 1, "@MOST_GROUPS@": MOST_GROUPS}  # placeholder in C -> value
 
-GROUP_NORM = """/* Group norm of n channels-last images of s pixels and c channels. room: (s / 64 rounded up + 2) * c floats. */
+_TEXT = """/* Group norm of n channels-last images of s pixels and c channels. room: (s / @BLOCK@ rounded up + 2) * c floats. */
 static inline __attribute__((always_inline)) void group_norm_sums(const float *restrict from, const float *restrict centre,
     float *restrict part, int pixels, int c, int squared)
 {
@@ -63,17 +66,17 @@ void tiled_group_norm(const float *restrict x, const float *restrict gain, const
 {
     float epsilon;
     __builtin_memcpy(&epsilon, &eps, sizeof epsilon);
-    const int blocks = (s + 63) / 64, each = c / groups;
+    const int blocks = (s + @BLOCK-1@) / @BLOCK@, each = c / groups;
     float *const centre = room, *const scale = room + c, *const part = room + 2 * (int64_t)c;
-    double mean[1024]; /* MOST_GROUPS */
+    double mean[@MOST_GROUPS@]; /* MOST_GROUPS */
     for (int image = 0; image < n; image++) {
         const float *const from = x + (int64_t)image * s * c;
         float *const to = y + (int64_t)image * s * c;
         for (int squared = 0; squared < 2; squared++) {
             #pragma omp parallel for schedule(static)
             for (int64_t block = 0; block < blocks; block++) {
-                const int pixels = s - block * 64 < 64 ? (int)(s - block * 64) : 64;
-                group_norm_sums(from + block * 64 * c, centre, part + block * c, pixels, c, squared);
+                const int pixels = s - block * @BLOCK@ < @BLOCK@ ? (int)(s - block * @BLOCK@) : @BLOCK@;
+                group_norm_sums(from + block * @BLOCK@ * c, centre, part + block * c, pixels, c, squared);
             }
             group_norm_means(part, blocks, c, groups, mean, s);
             for (int k = 0; k < c; k++) {
@@ -97,7 +100,7 @@ void tiled_group_norm(const float *restrict x, const float *restrict gain, const
     }
 }
 """
-MOST_GROUPS = 1024
+GROUP_NORM = re.sub("@.*?@", lambda found: str(CONSTANTS[found[0]]), _TEXT)
 ACTIVATIONS = ((0, "", "{}"), (1, "_relu", "relu({})"), (2, "_silu", "silu({})"))
 """(number in C, suffix of the kernel's name, pattern) of each activation."""
 SIDES = {"": "{}", "_residual": "{} + r", "_residual_left": "r + {}"}

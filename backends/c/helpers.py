@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import inspect
 import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Any
 
 from ... import private
 from ...private import code_folder, read_sealed, sealed, temporary_place
+from ..ir.definitions import sources_of
 
 
 def c_flags() -> list[str]:
@@ -175,10 +174,8 @@ def address(x: Any) -> Any:
 
 #: helper name -> source
 HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for module in (private, sys.modules[__name__])
-    for name, value in vars(module).items()
-    if inspect.isfunction(value) and value.__module__ == module.__name__
+    **sources_of(private.__name__),
+    **sources_of(__name__),
 }
 
 __all__ = [

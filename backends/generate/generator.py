@@ -54,8 +54,8 @@ class KernelGenerator(BackendBase):
         return missing_module(self.emitter.needs) or super().unavailable()
 
     def fusion_policies(self, view: EGraphView) -> tuple[FusionPolicy, ...]:
-        """What fusion groups (terms that one kernel computes) of the e-graph `view` may contain: the policies with
-        which they are grown, one after the other."""
+        """The policies by which fusion groups (terms that one kernel computes) of the e-graph `view` are grown, one
+        after the other: which ops a group may contain, and how many."""
         return FUSION_POLICIES
 
     def opened(self, lowerings: Lowerings | None = None) -> Lowering:

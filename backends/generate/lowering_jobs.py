@@ -27,9 +27,9 @@ class Job:
     """Message to a lowering worker: terms that it is to lower to kernels.
 
     Without `form`: a fusion group's terms and its call, to be lowered by each of the generators (backends) `names`.
-    With `form`: calls of one template (a kernel's pattern and code) of a kernel. `limit`: relative error that kernels
-    may add by rounding operands. `weights`, `images`: names of operands, and of results, that are weights or images.
-    `machine`: the GPU for which schedules are ranked; None for kernels of the CPU.
+    With `form`: calls of one template (a kernel's pattern and code) at several operand types. `limit`: relative error
+    that kernels may add by rounding operands. `weights`, `images`: names of operands, and of results, that are weights
+    or images. `machine`: the GPU for which schedules are ranked; None for kernels of the CPU.
     """
 
     names: tuple[str, ...]

@@ -73,11 +73,12 @@ class Parameter:
 
     `kind`: "number"; "flag" (stored as 1 or not at all); "depths", one number per reduction axis (`k0`, `k1`, …); or
     "sides", one number for any of rows, columns and reduction axes (`tm`, `tn`, `t0`, …). `drops`: a move (one change
-    that the schedule search tries) to 1 removes the parameter and the flags `companions`. `starts`: the value that a
-    move gives a schedule without the parameter; the move also sets the flags `companions`. None: no move adds the
-    parameter. `form`: whether the parameter selects another structure of the kernel's code (such as loads by TMA),
-    which kernels with equal loops may not support. `common`: whether price predictions ignore the parameter, because it
-    hardly changes a kernel's time.
+    that the schedule search tries) to 1 removes the parameter and the flags `companions`; the domain then begins at 2.
+    `starts`: the value that a move gives a schedule without the parameter; the move also sets the flags `companions`.
+    None: no move adds the parameter. `form`: whether the parameter selects another structure of the kernel's code (such
+    as loads by TMA), which kernels with equal loops may not support. `common`: whether kernels with and without the
+    parameter are about as fast, so that prices of one are predicted from measurements of the other
+    (`COMMON` of costdb/price/related_kernels.py lists the same names).
     """
 
     meaning: str

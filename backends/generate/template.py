@@ -310,7 +310,7 @@ class GeneratedKernel(KernelBase):
 
 
 def layout_key(call: Call) -> Hashable:
-    """Key under which what depends on the layouts of a call is cached: strides and dtypes of operands and outputs."""
+    """Cache key of results that depend on the layouts of a call only: strides and dtypes of operands and outputs."""
     operands = (*call.operands.values(), *call.outputs)
     return len(call.outputs), tuple([(o.strides, o.type.dtype) for o in operands])
 

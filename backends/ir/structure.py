@@ -10,8 +10,8 @@ from .kernel import Kernel
 
 
 def structure(kernel: Kernel) -> tuple[Any, ...]:
-    """A value that stands for what `kernel` does without its numbers: operations, index divisions and decided
-    conditions, but no sizes or strides. It is equal for kernels that differ in numbers only.
+    """The structure of `kernel`, a hashable value: operations, index divisions and decided conditions, but no sizes or
+    strides. Kernels that differ in numbers only have equal structures.
 
     Lowering simplifies index arithmetic and decides comparisons by the ranges of axes. If the structures at two choices
     of sizes differ, neither kernel is correct at the other sizes.

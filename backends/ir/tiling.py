@@ -24,7 +24,8 @@ VECTOR = 8  # maximum elements of a vector load
 @dataclass(frozen=True)
 class Dot:
     """A matrix product: a sum of products that tensor cores can compute. `left`, `right`: the factors of its operands
-    (sides); they are contracted along the reduction's axis. `rows`, `cols` and `batch` are the axes of the result."""
+    (sides), the one with the result's rows and the one with its columns; they are contracted along the reduction's
+    axis. `rows`, `cols` and `batch` are the axes of the result."""
 
     left: tuple[Expr, ...]
     right: tuple[Expr, ...]

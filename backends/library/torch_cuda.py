@@ -19,6 +19,7 @@ from ...egraph.ir.ops import OPS
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend
+from ..gpu_context import begin_driver
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy_rows import spell
 from .torch import BACKEND as CPU
@@ -31,9 +32,10 @@ from .torch_cuda_rows import FLOAT, floats, promotes, row, single, uniform
 from .torch_helpers import HELPERS as SHARED
 
 # ---------------------------------------------------------------- templates of torch.py
-#: Not taken over: packed for the CPU, or replaced here.
+#: Not taken over, with what has one of these names and a suffix after "_": packed for the CPU, or replaced here.
 _CPU_ONLY = (
-    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argm", "last_concat", "linear",
+    "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argmax", "argmin", "last_concat",
+    "last_concat3", "linear",
     "matmul", "mm", "bmm", "addmm", "cast", "sum", "mean", "square", "updated",
 )  # fmt: skip
 
@@ -50,7 +52,11 @@ def _moved(t: LibraryKernel) -> LibraryKernel:
 
 
 def _from_cpu() -> list[LibraryKernel]:
-    return [_moved(t) for t in CPU.templates if not t.name.partition(".")[2].startswith(_CPU_ONLY)]
+    return [_moved(t) for t in CPU.templates if not _cpu_only(t.name.partition(".")[2])]
+
+
+def _cpu_only(name: str) -> bool:
+    return any(name == own or name.startswith(f"{own}_") for own in _CPU_ONLY)
 
 
 _OUT = "__OUT__"
@@ -333,6 +339,7 @@ def _unavailable() -> str:
         return "PyTorch is not installed (pip install 'tensor-graphs[gpu]')"
     if not any(_loads(CDLL, name) for name in ("libcuda.so.1", "nvcuda.dll")):
         return "there is no NVIDIA driver (libcuda cannot be loaded)"
+    begin_driver()  # while PyTorch is imported
     import torch
 
     if torch.version.cuda is None:

@@ -6,9 +6,9 @@ only. No helper synchronizes with the GPU.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from ..ir.definitions import sources_of
 from .torch_helpers import four_axes
 
 if TYPE_CHECKING:
@@ -213,8 +213,4 @@ def dequantized(q: Any, s: Any, z: Any) -> Any:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ == __name__
-}
+HELPERS: dict[str, str] = dict(sources_of(__name__))

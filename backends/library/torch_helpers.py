@@ -6,10 +6,10 @@ egraph/ir/recurrence.py.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from ...egraph.ir.recurrence import scan
+from ..ir.definitions import source_of, sources_of
 
 if TYPE_CHECKING:
     import torch
@@ -205,8 +205,4 @@ def rope_out(x: Any, cos: Any, sin: Any, out: Any) -> None:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if inspect.isfunction(value) and value.__module__ in (__name__, scan.__module__)
-}
+HELPERS: dict[str, str] = {**sources_of(__name__), "scan": source_of(scan)}

@@ -31,7 +31,8 @@ class DimensionSlice:
 
 
 def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
-    """What an access at the flat index `at` uses of a row-major buffer, as one `DimensionSlice` per dimension.
+    """The part of a row-major buffer that an access at the flat index `at` reads or writes over all iterations, as one
+    `DimensionSlice` per dimension.
 
     None if the accessed elements do not form a box of the buffer.
     """

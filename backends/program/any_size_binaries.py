@@ -9,10 +9,10 @@ The source is copied into emitted programs: it may use `ctypes`, `torch` and the
 from __future__ import annotations
 
 import ctypes
-import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from ..ir.definitions import sources_of
 from .cuda_driver import Driver, DriverAttribute, DriverConfig
 
 if TYPE_CHECKING:
@@ -94,10 +94,6 @@ class Variants:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if inspect.isclass(value) and value.__module__ == __name__
-}
+HELPERS: dict[str, str] = dict(sources_of(__name__))
 
 __all__ = ["HELPERS", "NotStored", "Variants"]

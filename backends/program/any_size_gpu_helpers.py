@@ -6,10 +6,10 @@ Their source is copied into emitted programs: each may use `torch` and the other
 
 from __future__ import annotations
 
-import inspect
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..ir.definitions import sources_of
 from .any_size_binaries import HELPERS as BINARIES
 from .any_size_binaries import NotStored
 from .any_size_launches import HELPERS as LAUNCHES
@@ -72,6 +72,9 @@ class CallsBySize:
         self.last: Any = None  # the calls that ran last
         self.known, self.break_even = KnownLaunches(), self.BREAK_EVEN
         self.streams: set[int] = set()
+        self.bound: Any = (
+            torch.cuda.current_stream(self.index) if self.gpu else None
+        )  # the stream that made the weights
         self.grown = 0
         self.lock = Lock()
         if self.gpu and not torch.cuda.is_current_stream_capturing():
@@ -129,6 +132,10 @@ class CallsBySize:
         While a CUDA graph is captured, values of weights that `at` computes become part of that graph, so that
         the calls can be used in this graph only.
         """
+        if self.gpu and not capturing:
+            before = self.bound if self.last is None else self.last.stream_object
+            if before is not None:
+                torch.cuda.current_stream(self.index).wait_stream(before)
         elsewhere = self.gpu and torch._C._cuda_getDevice() != self.index
         if elsewhere or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
             with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
@@ -244,12 +251,10 @@ HELPERS: dict[str, str] = {
     **BINARIES,
     **LAUNCHES,
     **{
-        name: inspect.getsource(value)
-        .rstrip()
-        .replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]")
-        .replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]")
-        for name, value in list(globals().items())
-        if inspect.isclass(value) and value.__module__ == __name__
+        name: source.replace("ClassVar[dict[int, bytes]]", "dict[int, bytes]").replace(
+            "ClassVar[dict[Any, Any]]", "dict[Any, Any]"
+        )
+        for name, source in sources_of(__name__).items()
     },
 }
 

@@ -14,10 +14,10 @@ and gpu_launches.py, `Struct`, and the others only.
 from __future__ import annotations
 
 import ctypes
-import inspect
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from ..ir.definitions import sources_of
 from .cuda_driver import DriverConfig
 from .gpu_launches import DirectLaunch
 
@@ -265,10 +265,6 @@ class KnownLaunches:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if inspect.isclass(value) and value.__module__ == __name__
-}
+HELPERS: dict[str, str] = dict(sources_of(__name__))
 
 __all__ = ["HELPERS", "KnownLaunches", "LaunchTemplate", "SizedLaunch"]

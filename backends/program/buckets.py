@@ -81,7 +81,7 @@ class Buckets:
 
 
 class BucketForm(Protocol):
-    """Protocol of what makes the calls at the sizes of a bucket (range of sizes): a program, or the caller's own
+    """Protocol of the callables that run at the sizes of a bucket (range of sizes): a program, or the caller's own
     function."""
 
     def quick(self, specs: Sequence[Spec]) -> Quick | None:

@@ -6,8 +6,9 @@ The source of the classes is copied into emitted programs: each may use `ctypes`
 from __future__ import annotations
 
 import ctypes
-import inspect
 from typing import TYPE_CHECKING, Any
+
+from ..ir.definitions import sources_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,8 +87,4 @@ def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == __name__
-}
+HELPERS: dict[str, str] = dict(sources_of(__name__))

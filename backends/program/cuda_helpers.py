@@ -6,13 +6,13 @@ The source text of `CudaKernel` is copied into emitted programs, so the class ma
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...private import code_folder, private_folder, unsafe_folder
+from ..ir.definitions import source_of
 from ..ir.short_erf import COARSE, FINE, ShortErf
 
 if TYPE_CHECKING:
@@ -193,13 +193,13 @@ def cuda_text(source: str) -> str:
     """All CUDA C++ in the emitted Python `source`, as one file for readers and compilers; "" if it has no
     CUDA kernels."""
     kernels = re.findall(r'= (?:Sized)?CudaKernel\(.*?text=r"""\n(.*?)"""\)', source, flags=re.DOTALL)
-    beside = re.findall(r'^CUDA_(?:ROLES|TILES|CLUSTERS)\w* = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
+    beside = re.findall(r'^CUDA_(?!LIBRARY\b)\w+ = r"""(.*?)"""$', source, flags=re.DOTALL | re.MULTILINE)
     return "\n".join((CUDA_LIBRARY, *beside, *kernels)) if kernels else ""
 
 
 #: helper name -> source text
 HELPERS = {
-    "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{inspect.getsource(CudaKernel).rstrip()}'.replace(
+    "CudaKernel": f'CUDA_LIBRARY = r"""{CUDA_LIBRARY}"""\n\n\n{source_of(CudaKernel)}'.replace(
         "ClassVar[dict[str, Any]]", "dict[str, Any]").replace("ClassVar[dict[Any, Any]]", "dict[Any, Any]"),
-    **{f.__name__: inspect.getsource(f).rstrip() for f in (code_folder, private_folder, unsafe_folder)},
+    **{f.__name__: source_of(f) for f in (code_folder, private_folder, unsafe_folder)},
 }  # fmt: skip

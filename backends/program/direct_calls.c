@@ -93,8 +93,18 @@ static int current(Call *c, PyObject *calls, uint64_t *stream) {
     return PyErr_Occurred() ? -1 : there;
 }
 
+// Have all launches use the stream, and tell the program's own code so (`Launches.on`), which otherwise leaves the launches as they
+// are for the stream that it set last. -1 on an error.
+static int use(Call *c, PyObject *calls, uint64_t stream) {
+    PyObject *kernels = PyObject_GetAttr(calls, kernels_name), *number = PyLong_FromUnsignedLongLong(stream);
+    int failed = !kernels || !number || PyObject_SetAttr(kernels, stream_name, number);
+    Py_XDECREF(kernels), Py_XDECREF(number);
+    for (Py_ssize_t i = 0; !failed && i < c->launch_count; i++) ((Config *)c->launches[i].config)->stream = (void *)stream;
+    return -failed;
+}
+
 // Launch kernel by kernel: 0, or the driver's code; `made`: number of launches that were made.
-static int flat(Call *c, const uint64_t *at, void *stream, Py_ssize_t *made) {
+static int flat(Call *c, const uint64_t *at, Py_ssize_t *made) {
     int code = 0;
     for (Py_ssize_t i = 0; i < c->slot_count; i++) {
         Slot *s = c->slots + i;
@@ -104,7 +114,6 @@ static int flat(Call *c, const uint64_t *at, void *stream, Py_ssize_t *made) {
     }
     for (*made = 0; *made < c->launch_count; ++*made) {
         Launch *one = c->launches + *made;
-        ((Config *)one->config)->stream = stream;
         if ((code = c->launch((void *)one->config, (void *)one->function, (void **)one->parameters, NULL))) return code;
     }
     return 0;
@@ -206,8 +215,9 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     }
     int code, known = c->executable && is(calls, last_name, c->mark);
     if (c->executable && !known && PyObject_SetAttr(calls, last_name, c->mark)) goto end;
+    if (!c->executable && use(c, calls, stream)) goto end;
     PyThreadState *state = PyEval_SaveThread();
-    code = c->executable ? replayed(c, at, (void *)stream, known) : flat(c, at, (void *)stream, &launched);
+    code = c->executable ? replayed(c, at, (void *)stream, known) : flat(c, at, &launched);
     PyEval_RestoreThread(state);
     if (code && c->executable) PyObject_SetAttr(calls, last_name, Py_None);
     if (!code) found = results_of(c, calls, tensors);

@@ -8,7 +8,6 @@ gpu_launches.py only.
 from __future__ import annotations
 
 import ctypes
-import inspect
 import warnings
 from functools import partial
 from threading import Lock
@@ -16,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from ..ir.definitions import source_of
 from .cuda_driver import Driver
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class Calls:
         self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
         self.recording_s = 0.0
         self.stream = -1
-        self.stream_object: Any = None
+        #: Stream of the last call; at first the one on which the program's weights were made.
+        self.stream_object: Any = torch.cuda.current_stream(self.index) if self.gpu else None
         self.lock = Lock()
 
     def __call__(self, *given: Any) -> Any:
@@ -392,4 +393,4 @@ class Calls:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {"Calls": inspect.getsource(Calls).rstrip()}
+HELPERS: dict[str, str] = {"Calls": source_of(Calls)}

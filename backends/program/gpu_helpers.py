@@ -6,9 +6,9 @@ Their source is copied into emitted programs: each may use `np`, `torch` and the
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
+from ..ir.definitions import sources_of
 from .cuda_driver import HELPERS as DRIVER
 from .gpu_calls import HELPERS as CALLS
 from .gpu_launches import HELPERS as LAUNCHES
@@ -62,9 +62,5 @@ HELPERS: dict[str, str] = {
     **CALLS,
     **DRIVER,
     **LAUNCHES,
-    **{
-        name: inspect.getsource(value).rstrip()
-        for name, value in list(globals().items())
-        if inspect.isfunction(value) and value.__module__ == __name__
-    },
+    **sources_of(__name__),
 }

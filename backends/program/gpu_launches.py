@@ -12,11 +12,11 @@ and the others only.
 from __future__ import annotations
 
 import ctypes
-import inspect
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from ..ir.definitions import sources_of
 from .cuda_driver import Driver, DriverAttribute, DriverConfig, KernelNode, parameter_memory
 
 if TYPE_CHECKING:
@@ -335,8 +335,4 @@ class OwnKernel:
 
 
 #: helper name -> source
-HELPERS: dict[str, str] = {
-    name: inspect.getsource(value).rstrip()
-    for name, value in list(globals().items())
-    if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == __name__
-}
+HELPERS: dict[str, str] = dict(sources_of(__name__))

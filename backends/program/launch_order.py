@@ -43,8 +43,10 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class KernelAccesses:
-    """What the text of a generated kernel says: its parameters, those that it writes, and those that it reads before it
-    waits for its predecessor (`early`: with programmatic dependent launch); None: it never waits."""
+    """Memory accesses of a generated kernel, found in its text: names of its parameters and of its TMA descriptors
+    (`boxes`), of those that it writes, and of those that it reads before it waits for the kernel launched before
+    (`ahead`; None if it never waits). `early`: it may start before that kernel has ended (programmatic dependent
+    launch)."""
 
     parameters: tuple[str, ...]
     boxes: tuple[str, ...]

@@ -20,12 +20,12 @@ from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
 from ...extract.model.work import is_read, written_into
 from ..generate.kernel_text import KernelText, module_of
+from ..gpu_context import compiler_loaded
 from ..verification import compare
 from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
 from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .gpu_accuracy import LEAST_SIZE, LOST, NORMS, TOLERANCE, accuracy
-from .gpu_context import compiler_loaded
 from .gpu_device import MeasuringDevice, Run
 from .result_check import Wrong
 

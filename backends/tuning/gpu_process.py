@@ -6,7 +6,6 @@ A process that ended is replaced; kernels and trials are sent again.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 from ...errors import WorkerError
 from ...extract.model.clock import Clock
+from ...processes.ending import at_end
 from ...processes.forks import Lock
 from ...processes.memory_limits import limited_environment
 from ..generate.kernel_text import KernelText
@@ -148,10 +148,9 @@ def own_lock() -> str:
         if owner not in _own:
             file, _own[owner] = tempfile.mkstemp(prefix="tensor-graphs-gpu-", suffix=".lock")
             os.close(file)
-            atexit.register(_removed, _own[owner], owner)
+            at_end(_removed, _own[owner])
         return _own[owner]
 
 
-def _removed(path: str, owner: int) -> None:
-    if os.getpid() == owner:
-        Path(path).unlink(missing_ok=True)
+def _removed(path: str) -> None:
+    Path(path).unlink(missing_ok=True)

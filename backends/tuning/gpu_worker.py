@@ -23,11 +23,11 @@ from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
 from ..generate.kernel_text import KernelText, call_of_json
+from ..gpu_context import begin_compiler, begin_context
 from .cpu_worker import main, waiting
 from .gpu_accuracy import accuracy
 from .gpu_bench import Bench, reference
 from .gpu_calibrate import calibrate
-from .gpu_context import begin_compiler, begin_context
 from .gpu_device import MeasuringDevice, device_of, facts
 from .result_check import Wrong
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ...egraph.ir import dtypes
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.strips import StripAxes, axes_of, interval_view
-from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.tensor import Tensor, topological
 from ..verification.rounding_noise import RoundingSensitivity
 
 Array = np.ndarray[Any, Any]
@@ -29,8 +30,9 @@ READ = 1 << 22  # elements of the largest operand that the strips of an output r
 class KernelStrip:
     """A slice to be compared: indices `start` to `stop` of an axis of output number `output`.
 
-    `axes`: that axis, and those of the operands that it corresponds to. `params`: all operands by name, in the dtypes
-    of the terms' leaves.
+    `axes`: that axis, and those of the operands that it corresponds to. `params`: all operands by name, as they are
+    stored; slices of them are converted to the dtypes of the terms' leaves. `whole`: operands that every strip reads as
+    a whole, converted.
     """
 
     output: int
@@ -38,6 +40,7 @@ class KernelStrip:
     start: int
     stop: int
     params: Mapping[str, Array]
+    whole: Mapping[str, Array]
 
     def of(self, value: Array) -> Array:
         """The part of a whole output that the strip selects."""
@@ -48,10 +51,10 @@ class KernelStrip:
         """Compute the strip in float64; returns (its values, its sensitivity to rounding)."""
         strip = self.axes.strip(self.stop - self.start)
         values = {
-            name: interval_view(self.params[str(leaf.attr("name"))], axis, self.start, self.stop)
+            name: _declared(interval_view(self.params[str(leaf.attr("name"))], axis, self.start, self.stop), leaf)
             for name, (leaf, axis) in strip.reads.items()
         }
-        graph = Graph.of([strip.term], params=self.params)
+        graph = Graph.of([strip.term], params=self.whole)
         return evaluate(graph, values, float64=True)[0], RoundingSensitivity(graph, values)
 
 
@@ -59,7 +62,8 @@ def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[Kern
     """Choose strips of each output to compare; None if no operand is large (whole outputs are then compared), or some
     output cannot be divided.
 
-    `roots`: the terms that the kernel computes. `params`: operands by name, in the dtypes of the terms' leaves.
+    `roots`: the terms that the kernel computes. `params`: operands by name, in any float dtypes; a large one is never
+    converted as a whole.
     """
     largest = max((a.size for a in params.values()), default=0)
     cuts = [axes_of(root) for root in roots] if largest >= LARGE else [None]
@@ -76,9 +80,17 @@ def _sliced(axes: StripAxes, params: Mapping[str, Array]) -> list[int]:
 def _strips(output: int, axes: StripAxes, largest: int, params: Mapping[str, Array]) -> Iterator[KernelStrip]:
     count = max(1, axes.size * READ // (largest * STRIPS))
     last = axes.size - count
+    whole = {str(n.attr("name")): n for n in topological([axes.strip(1).term]) if n.op == "param"}
+    converted = {name: _declared(params[name], leaf) for name, leaf in whole.items()}
     starts = [0, last, *np.random.default_rng(0).integers(0, last + 1, STRIPS - 2).tolist()]
     for start in dict.fromkeys(starts):
-        yield KernelStrip(output, axes, start, start + count, params)
+        yield KernelStrip(output, axes, start, start + count, params, converted)
+
+
+def _declared(array: Array, leaf: Tensor) -> Array:
+    """An operand, or a slice of it, in the dtype of the terms' leaf, which differs from that in memory where storage
+    dtypes are mixed."""
+    return array.astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
 
 
 __all__ = ["KernelStrip", "strips_of"]

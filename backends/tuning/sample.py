@@ -6,6 +6,7 @@ Tests and `doctor`, which run every kernel of every backend, draw their calls he
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ...extract.model.kernel import Call, Operand, Template, contiguous
 
 Shape = tuple[int, ...]
 _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scale": 0.3, "value": 1.5}
+"""Values of float attributes by their variable in a pattern; others have the op's default, or 0.5 without one."""
 
 
 class Retry(Exception):
@@ -407,11 +409,25 @@ def _layout(s: _Draw, template: Template, name: str, kind: Type) -> tuple[int, .
     return tuple(w if d == 1 else f for f, w, d in zip(found, row_major, _ints(kind)))
 
 
+def _float_values(term: pattern.Term) -> dict[str, float]:
+    """A value for each variable of a pattern that stands for a float attribute."""
+    found: dict[str, float] = {}
+    for call in pattern.subterms(term):
+        if not isinstance(call, pattern.PatternCall):
+            continue
+        for name, spelled in call.attrs:
+            if isinstance(spelled, Name) and OPS[call.op].attrs[name] == "float":
+                default = OPS[call.op].defaults.get(name, 0.5)
+                found[spelled.name] = _FLOATS.get(spelled.name, default if math.isfinite(default) else 0.5)
+    return found
+
+
 def _attempt(template: Template, s: _Draw) -> Call | None:
     term = template.term
     s.want(term, Type(_root_shape(s), _root_dtype(s)))
+    floats = _float_values(term)
     for name in pattern.attr_variables(term):
-        s.attrs.setdefault(name, _FLOATS.get(name))
+        s.attrs.setdefault(name, floats.get(name))
     if any(v is None for v in s.attrs.values()):
         return None
     env = {**s.attrs, **{n: Fact(k, n in template.prep) for n, k in s.types.items()}}

@@ -2,5 +2,5 @@
 
 In: Python files of the user, which are executed.
 Out: kernel templates.
-Imports: egraph.ir, errors, extract.model, plain.
+Imports: backends.ir, egraph.ir, errors, extract.model, plain.
 """

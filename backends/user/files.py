@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from ...errors import KernelError, KernelMissingError
 from ...plain import Malformed, read_bytes
+from ..ir.definitions import source_of
 from .declare import Kernel
 
 LARGEST = 1 << 24  # bytes of a file
@@ -113,7 +113,7 @@ def require_file(path: str, digest: str, where: str) -> None:
 
 
 #: Helper name -> source, for emitted programs.
-HELPERS = {f.__name__: inspect.getsource(f).rstrip() for f in (user_module, user_kernel)}
+HELPERS = {f.__name__: source_of(f) for f in (user_module, user_kernel)}
 
 __all__ = [
     "HELPERS",

@@ -201,7 +201,7 @@ class ElementLimits:
         return self.xp.minimum(self.rows[rows][:, None], self.columns[None, :])
 
     def least(self, rows: slice) -> float:
-        """The smallest limit in some rows."""
+        """The smallest error limit of an element in the rows `rows`."""
         return min(float(self.rows[rows].min()), float(self.columns.min()))
 
 

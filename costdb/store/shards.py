@@ -82,7 +82,7 @@ def write(root: Path, device: str, table: pa.Table) -> Path:
 def write_by_content(folder: Path, content: bytes) -> Path:
     """Write `content` durably into `folder` under the name of its sha256, unless the file exists; returns its path."""
     target = folder / f"{sha256(content).hexdigest()}.parquet"
-    if target.is_file() and target.read_bytes() == content:
+    if target.is_file() and target.stat().st_size == len(content) and target.read_bytes() == content:
         return target
     for last in (False, True):
         _make_durable_folder(folder)
@@ -97,7 +97,7 @@ def write_by_content(folder: Path, content: bytes) -> Path:
 
 def write_atomically(target: Path, content: bytes) -> None:
     """Replace `target` by `content` atomically and durably. Raises OSError if it cannot be written."""
-    with replacing_raw(target, tidy=False) as file:
+    with replacing_raw(target, tidy=False, own=True) as file:
         file.write(content)
 
 

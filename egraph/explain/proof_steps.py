@@ -224,8 +224,8 @@ def _assembled(root: Pair, inner: Mapping[Pair, list[Pair]], now: Mapping[Pair, 
 
 
 def unfold(proofs: ShortProofs, rules: Mapping[str, Rule], a: Tensor, b: Tensor) -> Chain:
-    """The shorter of the strict and the lazy chain from `a` to `b`; `rules`: by name. Raises TooDeep if both are too
-    long."""
+    """The chain of rewrite steps from `a` to `b`: the lazy or the strict one (`Unfolding`), whichever is shorter.
+    `rules`: by name. Raises TooDeep if both are too long."""
     found = []
     for known in (rules, {}):
         try:

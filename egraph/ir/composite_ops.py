@@ -7,6 +7,7 @@ It receives the operands as tensors and the attributes by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from inspect import Signature, signature
 from math import pi, sqrt
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import builders as t
 from . import op_flops
 from .dims import Dim, DimExpr, volume
 from .ops import Op, OutFunction, register
+from .reduction_builders import count
 from .tensor import Tensor, make
 
 
@@ -36,13 +38,21 @@ def composite(
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip
 
-        def build(*operands: Tensor, **values: Any) -> Tensor:
-            return make(name, operands, values)
+        def build(*operands: Any, **values: Any) -> Tensor:
+            return make(name, operands[:arity], {**dict(zip(attrs or (), operands[arity:])), **values})
 
-        build.__name__, build.__doc__ = name, decompose.__doc__
+        build.__name__ = build.__qualname__ = name
+        build.__doc__, build.__signature__ = decompose.__doc__, _signature(decompose, defaults or {})  # type: ignore[attr-defined]
         return build
 
     return install
+
+
+def _signature(decompose: Callable[..., Tensor], defaults: Mapping[str, Any]) -> Signature:
+    """The signature of a decomposition, with the defaults of its attributes."""
+    own = signature(decompose)
+    given = [p.replace(default=defaults.get(name, p.default)) for name, p in own.parameters.items()]
+    return own.replace(parameters=given)
 
 
 def expand(node: Tensor) -> Tensor:
@@ -156,10 +166,10 @@ def clip(x: Tensor, lo: float, hi: float) -> Tensor:
 
 
 # ---------------------------------------------------------------- reductions and normalisations
-@composite("mean", 1, "reduce", {"axes": "dims"}, fused_as="rows", linear=(0,), onnx=("ReduceMean",), aten=("mean",))
+@composite("mean", 1, "reduce", {"axes": "dims"}, linear=(0,), onnx=("ReduceMean",), aten=("mean",))
 def mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Mean over axes."""
-    return t.sum(x, axes, True) * _inverse(t.count(x.shape, axes))
+    return t.sum(x, axes, True) * _inverse(count(x.shape, axes))
 
 
 _SOFTMAX_IS = "x", "exp(x - max(x, axes=(axis,))) / sum(exp(x - max(x, axes=(axis,))), axes=(axis,))"

@@ -98,7 +98,7 @@ def name_of(dtype: Any) -> str:
         return text
     try:
         return check(np.dtype(dtype).name)
-    except TypeError:
+    except (TypeError, ValueError):
         return check(text)
 
 

@@ -8,7 +8,7 @@ a second copy of any weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,13 +29,20 @@ Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 
 
-def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Tensor]:
-    """The roots with every composite op replaced by its decomposition into atomic ops (those without a decomposition).
+def expand_all(
+    roots: Sequence[Tensor], *, wide_means: bool = False, only: Collection[str] | None = None
+) -> list[Tensor]:
+    """The roots with every composite op replaced by its decomposition into atomic ops (those without a decomposition);
+    `only`: names of the ops to replace, if not all composites.
 
     `wide_means`: compute means of 16-bit floats and norms of float16 in float32, as libraries do, because sums of many
     elements and squares overflow in float16.
     """
-    if not any(node.entry.composite for node in topological(roots)):
+
+    def replaced(node: Tensor) -> bool:
+        return node.entry.composite and (only is None or node.op in only)
+
+    if not any(map(replaced, topological(roots))):
         return list(roots)
     # memo; an expanded node maps to itself, so decompositions are traversed only down to their operands
     done: dict[int, Tensor] = {}
@@ -48,7 +55,7 @@ def expand_all(roots: Sequence[Tensor], *, wide_means: bool = False) -> list[Ten
             args = tuple([done[id(a)] for a in node.args])
             same = all(a is b for a, b in zip(args, node.args))
             fresh = node if same else make(node.op, args, dict(node.attrs), data=node.data)
-            if fresh.entry.composite:
+            if replaced(fresh):
                 inner = _in_float32(fresh) if wide_means else expand(fresh)
                 walk([inner])
                 fresh = done[id(inner)]

@@ -99,7 +99,7 @@ def rope(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """
     if broadcast(*(t.shape for t in types)) != types[0].shape:
         raise ShapeError("cos and sin must broadcast to x")
-    if isinstance(types[0].shape[-1], int) and types[0].shape[-1] % 2:
+    if not types[0].rank or (isinstance(types[0].shape[-1], int) and types[0].shape[-1] % 2):
         raise ShapeError("rope needs an even last axis")
     return Type(types[0].shape, same_dtype(types))
 

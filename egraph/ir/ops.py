@@ -1,8 +1,8 @@
 """Holds the op table: the `Op` entry type, the registry `OPS`, attribute canonicalization and type inference.
 
 Entries are in `ir/atomic_ops.py` (ops with NumPy semantics) and `ir/composite_ops.py` (ops defined by a decomposition
-into simpler ops). Egglog sorts, interpreter, importers, per-op tests and docs are all derived from this table, so
-adding an op changes one place.
+into simpler ops). Egglog sorts, interpreter, fusion, generated kernels, docs and many per-op tests are derived from
+this table; CONTRIBUTING.md names what else a new op may need (library kernels, an importer's row, a rule).
 
 Conventions that keep the algebra small:
 - Every node has exactly one value. An operation with several results is several nodes (a split is a set of slices).
@@ -238,7 +238,8 @@ class Op:
         product: a contraction. written: writes elements into a tensor in memory, so that it can only be the last op of
         a kernel. opaque: is never fused.
         """
-        derived = "rows" if self.monoid in FUSED_MONOIDS else "cheap" if self.pointwise or self.moves else "opaque"
+        reduces = self.monoid in FUSED_MONOIDS or (self.composite and self.law == "reduce")
+        derived = "rows" if reduces else "cheap" if self.pointwise or self.moves else "opaque"
         return self.fused_as or derived
 
     @property
@@ -295,7 +296,10 @@ def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
             value = op.defaults[name]
         else:
             raise ShapeError(f"{op.name} needs the attribute {name!r}")
-        found.append((name, _CANONICAL[kind](value)))
+        try:
+            found.append((name, _CANONICAL[kind](value)))
+        except (TypeError, ValueError):
+            raise ShapeError(f"{name}={value!r} of {op.name} is no {kind}") from None
     return tuple(found)
 
 
@@ -310,7 +314,8 @@ def _canonical_dim(value: Any) -> Dim:
         raise ShapeError(f"{value!r} is no size, axis or count", hint="give an int or a tg.dim") from None
 
 
-def _dims(values: Any) -> tuple[Dim, ...]:
+def dims_of(values: Any) -> tuple[Dim, ...]:
+    """Sizes or axes as ints and dimension expressions. Raises ShapeError for anything else."""
     if isinstance(values, str) or not hasattr(values, "__iter__"):
         raise ShapeError(f"{values!r} is no shape", hint="give a tuple of sizes")
     return tuple([_canonical_dim(d) for d in values])
@@ -329,7 +334,7 @@ def _canonical_number(value: Any) -> Any:
 
 _CANONICAL: dict[str, Callable[[Any], Any]] = {
     "int": _canonical_dim,
-    "dims": _dims,
+    "dims": dims_of,
     "float": lambda v: _canonical_number(v),
     "bool": bool,
     "str": str,

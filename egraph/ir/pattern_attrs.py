@@ -45,7 +45,7 @@ Attr = Name | AttrConstant | Apply
 
 @dataclass(frozen=True)
 class Fact:
-    """What guards may ask about a matched tensor: its type, and whether it depends on weights only."""
+    """The properties of a matched tensor that guards can test: its type, and whether it depends on weights only."""
 
     type: Type
     weight: bool

@@ -25,7 +25,8 @@ class Rule:
     A rule with several left sides (a merge) has as many right sides: all left sides must match at once, and each left
     side equals its right side. `both` adds the right-to-left rule. `exact` promises bitwise equality for all floats,
     including NaN, infinities and -0.0; other rules hold over the reals, and their rounding error is checked against the
-    plan's tolerance. `growth` classifies how the rule changes the number of operations. `keep` exempts the e-nodes that
+    plan's tolerance. `growth` classifies how the rule changes the number of operations; only rules that are "collects"
+    (fewer operations) are applied to terms of weights, which are computed once at load. `keep` exempts the e-nodes that
     the left-to-right direction creates from pruning (for terms that are cheaper only when shared or rewritten further).
     `family` and `phase` name the rule's table and what it is for; rules of the phase "proof" are not applied to models.
     """

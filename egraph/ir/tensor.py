@@ -20,6 +20,7 @@ import numpy as np
 from ...errors import UsageError
 from ...processes.forks import Lock
 from . import dtypes
+from .asked import refuse_value
 from .dims import Dim, Shape
 from .ops import OPS, Attrs, Op, Type, check_attrs
 from .type_laws import infer
@@ -79,7 +80,7 @@ class Tensor:
         return self.op in LEAVES
 
     def __bool__(self) -> bool:
-        raise UsageError("the truth value of a tensor expression is not known yet", hint="use tg.where")
+        refuse_value(UsageError("the truth value of a tensor expression is not known yet", hint="use tg.where"))
 
     def __copy__(self) -> Tensor:
         return self

@@ -18,9 +18,12 @@ import numpy as np
 from ...errors import UsageError
 from . import builders as t
 from . import dtypes
+from .asked import refuse_value
 from .dims import Dim, volume
+from .elementwise_builders import elementwise
 from .graph import Graph
 from .numpy_indexing import getitem
+from .operand_alignment import Operand, align, as_operand
 from .tensor import Tensor, make
 
 
@@ -86,7 +89,7 @@ def _checked_compare(build: Callable[..., Tensor], answer: Callable[[int, int], 
 
 def _bitwise(name: str) -> Callable[..., Tensor]:
     """`&`, `|` or `^`: bitwise for integers, logical for bools. Raises UsageError for floats."""
-    build = _checked(t.elementwise(name))
+    build = _checked(elementwise(name))
 
     def checked(x: Any, y: Any) -> Tensor:
         if _is_kind(x, "float") or _is_kind(y, "float"):
@@ -101,7 +104,7 @@ def _logical(name: str) -> Callable[..., Tensor]:
 
     def build(x: Any, y: Any) -> Tensor:
         return make(
-            name, t.align(*(t.cast(o, "bool") if isinstance(o, Tensor) else bool(o) for o in map(t.as_operand, (x, y))))
+            name, align(*(t.cast(o, "bool") if isinstance(o, Tensor) else bool(o) for o in map(as_operand, (x, y))))
         )
 
     build.__name__, build.__doc__ = f"logical_{name}", f"Logical {name}; every nonzero number counts as true."
@@ -145,7 +148,7 @@ def _formatted(x: Tensor, spec: str) -> str:
     return repr(x) if not spec else str(_as_values(x))
 
 
-def _swapped(f: Callable[[t.Operand, t.Operand], Tensor]) -> Callable[[Tensor, t.Operand], Tensor]:
+def _swapped(f: Callable[[Operand, Operand], Tensor]) -> Callable[[Tensor, Operand], Tensor]:
     return lambda x, y: f(y, x)
 
 
@@ -156,7 +159,9 @@ def _length(x: Tensor) -> int:
 
 
 def _as_values(x: Tensor, *_: Any, **__: Any) -> Any:
-    raise UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+    refuse_value(
+        UsageError("a tensor expression has no values yet", hint="tg.optimize makes a program that computes them")
+    )
 
 
 def _immutable(x: Tensor, *_: Any) -> None:

@@ -72,6 +72,11 @@ class Hypergraph:
         """Storage type (dtype and shape in memory) of an e-class."""
         return self.types[cls] if self.types else self.view.types[cls]
 
+    @property
+    def stores_other_types(self) -> bool:
+        """Whether some value is stored in another dtype than the e-graph's, as float32 values in 16 bits."""
+        return bool(self.types) and list(self.types) != list(self.view.types)
+
     @cached_property
     def numbered(self) -> NumberedHypergraph:
         """The hypergraph as integer ids, assigned in the order of the candidates, of each its inputs before its

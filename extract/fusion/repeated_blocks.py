@@ -180,11 +180,13 @@ def _by_value(values: Iterable[int]) -> dict[int, list[int]]:
 
 @dataclass(frozen=True)
 class Correspondence:
-    """E-classes of one view and those of another one that is glued from copies of the same blocks.
+    """Maps e-classes of one e-graph (`source`) to those of another one (`target`), which is joined from copies of the
+    same blocks (repeated subgraphs).
 
-    An instance corresponds to every instance of its block, and what makes its inputs to what makes the other's at the
-    same places of the same blocks. A kernel at corresponding e-classes need not hold: its terms are to be looked up
-    (egraph/view/term_lookup.py). `same`: e-classes of values of the model that have one in both views: of leaves, say.
+    E-classes of one copy of a block correspond to the same e-classes of every other copy; inputs of a copy correspond
+    to the inputs of the other copy if they are computed at the same place of the same block. A kernel need not match at
+    corresponding e-classes: its terms are to be looked up there (egraph/view/term_lookup.py). `same`: e-class of
+    `source` -> of `target`, for values outside of blocks that are in both, such as leaves.
     """
 
     source: RepeatedBlocks

@@ -73,8 +73,8 @@ class Call:
         return (self.output, *self.more)
 
     def packed_for(self, operand: str) -> tuple[int, ...]:
-        """Shape of an operand for which weights are packed: the one in `tuned` if it is there (sizes are free), else
-        the operand's shape."""
+        """Shape of an operand for which the kernel's weights are packed: the operand's shape, or with free sizes the
+        shape at which the kernel was tuned (`tuned`)."""
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property

@@ -24,8 +24,9 @@ LIBRARY_SOLVE_S = 0.25  # seconds of a solve for a plan of library kernels
 
 
 def kernels_to_carry(choice: Choice) -> list[int]:
-    """Candidates of a short form, views left out, that the whole model is searched with: those of its plan, all that
-    were measured, and those of a plan without generated kernels, which are matched wherever their patterns are."""
+    """Indices of the candidate kernels of a short form (the model with few of its repeated layers) with which the whole
+    model is searched: those of the chosen plan, all measured ones, and those of the cheapest plan of library kernels.
+    Views are left out."""
     short, prices = choice.hypergraph, choice.prices
     chosen = [*choice.chosen, *(i for i, p in enumerate(prices) if p.source == "measured" and p.us < math.inf)]
     costs = [p.us if c.template.space is None else math.inf for c, p in zip(short.candidates, prices)]

@@ -54,8 +54,9 @@ class PlanSolver:
     """Solver of the plans of one search, each warm-started from the plan before and limited by the remaining time.
 
     `seconds`: time limit of the whole search. `limits`: time limits in seconds of a solve: of the first attempt, and of
-    the next. `chosen`: the optimistic plan, in the end the plan to return. `pessimistic`: the plan to return if nothing
-    more were measured. Plans are candidate indices in execution order.
+    the next. `chosen`: the cheapest plan if unmeasured kernels take as little as predicted, in the end the plan to
+    return. `pessimistic`: the cheapest plan if unmeasured kernels take as long as predicted at most: the plan to return
+    if nothing more were measured. Plans are candidate indices in execution order.
     """
 
     hypergraph: Hypergraph

@@ -9,6 +9,7 @@ measured for a short time."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +47,7 @@ class Choice:
     rounds: int = 1
     measured: int = 0  # number of calls measured by this search
     optimism_us: float = 0.0  # µs by which the unmeasured chosen kernels' optimistic prices are below their predictions
-    stopped: str = "measured"  # measured | budget | prices only
+    stopped: str = "measured"  # measured | budget | beaten | prices only
     seconds: dict[str, float] = field(default_factory=dict)
     budgets: tuple[Budget, ...] = ()
     # the best plan over time: (monotonic seconds, µs at optimistic prices, µs at current prices) after each solve
@@ -89,6 +90,7 @@ def search(
     stop: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
     carried: Collection[int] = (),
+    beaten: float = math.inf,
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
@@ -99,7 +101,7 @@ def search(
     begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
     incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
     intervals. `clock`: records the seconds per phase. `carried`: candidates of a good plan, from which the first solves
-    start.
+    start. `beaten`: the search ends once its plan costs more than these µs at optimistic times.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -111,10 +113,14 @@ def search(
     plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     if measurer is not None and least:
         plans.least, plans.starting = least, lambda: not measurer.ready
-    run = _SearchRun(hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress, carried)
+    run = _SearchRun(
+        hypergraph, pricer, MeasurementState(hypergraph, measurer), plans, clock, progress, carried, beaten
+    )
     while run.round():
         pass
-    if measurer is not None or doubt:
+    if run.is_beaten:
+        run.pricing.end()
+    elif measurer is not None or doubt:
         run.close(limits[-1])
     return run.choice()
 
@@ -152,8 +158,10 @@ class _SearchRun:
     clock: Clock
     progress: Callable[[str], None] | None
     carried: Collection[int] = ()  # see `search`
+    beaten: float = math.inf  # see `search`
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
+    is_beaten: bool = False  # whether `beaten` ended the search
     solve_s: float = 0.0  # seconds of the last round's optimistic solve
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
@@ -189,6 +197,9 @@ class _SearchRun:
             raise
         self.solve_s = time.monotonic() - began
         self.note_cost(optimistic_us)
+        if state.measurer is not None and sum(optimistic_us[i] for i in plans.chosen) > self.beaten:
+            self.is_beaten = True
+            return False
         if state.measurer is None or not (request.now or state.in_flight):
             more = self.pricing.wait(plans.ended)
             self.over = self.pricing.incomplete
@@ -256,7 +267,7 @@ class _SearchRun:
     def choice(self) -> Choice:
         """The result of the search."""
         prices, chosen, measurer = self.prices, self.plans.chosen, self.state.measurer
-        stopped = "budget" if self.over else "measured" if measurer else "prices only"
+        stopped = "beaten" if self.is_beaten else "budget" if self.over else "measured" if measurer else "prices only"
         optimism = sum(prices[i].us - prices[i].low for i in chosen if prices[i].source != "measured")
         self.note_cost([p.us for p in prices])
         return Choice(

@@ -15,9 +15,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ...backends.runtime.cpu_tensors import is_torch, tensor_of
-from ...egraph.ir import dtypes
 from ...egraph.ir import quantized_ops as q
-from ...egraph.ir.builders import full, param
+from ...egraph.ir.builders import full
 from ...egraph.ir.tensor import Tensor, make
 from ...errors import UnsupportedError, UsageError
 from .array_library import NumPyLibrary, TorchLibrary
@@ -193,13 +192,6 @@ def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
     return q.unpack(codes, bits=4, form="unsigned" if form == "int4" else "e2m1", axis=axis, block=block)
 
 
-def weight_params(name: str, parts: dict[str, Any], form: str) -> Tensor:
-    """The expression of a weight in the encoding `form` over the params `NAME.q` and `NAME.scale`, whose types are
-    those of `parts`."""
-    leaves = [param(f"{name}.{p}", parts[p].shape, dtypes.name_of(parts[p].dtype)) for p in ("q", "scale")]
-    return dequantized(form, *leaves)
-
-
 __all__ = [
     "FORMS",
     "GROUP",
@@ -211,5 +203,4 @@ __all__ = [
     "group_of",
     "numbers",
     "packed",
-    "weight_params",
 ]

@@ -14,6 +14,11 @@ MAX_RANK = 32
 #: Seconds of tracing or exporting a model: at least LEAST, EACH for each second of the budget, UNBUDGETED for calls
 #: without a budget.
 LEAST, EACH, UNBUDGETED = 60.0, 4.0, 600.0
+#: Seconds without a new operation after which an export counts as stalled, whatever LEAST is: IDLE, and IDLE_EACH for
+#: each operation traced so far. A first export imports PyTorch's exporter before its first operation (1.2 s, 8 s on two
+#: cores at load 14); afterwards the longest pause is 4 ms, and 0.3 ms for each operation once all are traced. (LEAST is
+#: as long because a legitimate module of 10,000 operations takes 12 s, and a minute at that load.)
+IDLE, IDLE_EACH = 20.0, 1e-3
 
 
 def seconds_of(budget: float | None) -> float:
@@ -22,6 +27,15 @@ def seconds_of(budget: float | None) -> float:
     if (chosen := settings.current().export_seconds) > 0:
         return float(chosen)
     return UNBUDGETED if budget is None else max(LEAST, EACH * budget)
+
+
+def idle_seconds_of(budget: float | None, operations: int) -> float:
+    """Return the seconds without a new operation after which an export of a model, of which so many `operations` are
+    traced, is ended: at most those of `seconds_of`."""
+    longest = seconds_of(budget)
+    if budget is None or settings.current().export_seconds > 0:
+        return longest
+    return min(longest, max(IDLE, EACH * budget) + IDLE_EACH * operations)
 
 
 def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:

@@ -17,10 +17,12 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
 from . import trace_bounds
+from .float_errors import refuse_changed
 from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
 
@@ -213,9 +215,11 @@ class TracedArray:
         if name.startswith("__array"):
             _no_value(self)
         if name in _NDARRAY:
-            raise TraceError(
-                f"the array's {name!r} is not known while a function is traced",
-                hint="write it with functions of NumPy, or compute it outside and pass the result",
+            refuse_value(
+                TraceError(
+                    f"the array's {name!r} is not known while a function is traced",
+                    hint="write it with functions of NumPy, or compute it outside and pass the result",
+                )
             )
         raise TraceAttributeError(f"an array of NumPy has no attribute {name!r}")
 
@@ -293,6 +297,7 @@ def traced(
     `scalar`: NumPy would return a scalar if the rank is 0. `base` and `key`: the array is the view `base[key]`.
     """
     trace_bounds.count()
+    refuse_changed()
     made = object.__new__(TracedArray)
     for name, value in (
         ("_node", node), ("_memory", memory or Memory()), ("_base", base), ("_key", key),
@@ -361,9 +366,12 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
 
 # ---------------------------------------------------------------- Python and torch protocols
 def _no_value(x: Any, *_: Any, **__: Any) -> NoReturn:
-    raise TraceError(
-        "a traced array has no values yet: Python asks for a truth value, a number or an array of them",
-        hint="np.where, np.any and the like decide elementwise; compute values that Python needs outside the function",
+    refuse_value(
+        TraceError(
+            "a traced array has no values yet: Python asks for a truth value, a number or an array of them",
+            hint="np.where, np.any and the like decide elementwise; compute values that Python needs outside the"
+            " function",
+        )
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as api
 from ...egraph.ir import dtypes
+from ...egraph.ir.operand_alignment import align
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.tensor_operators import refuse_outside
 from ...errors import TraceError, UsageError
@@ -144,7 +144,7 @@ for _name, _build in (("lshift", UFUNCS["left_shift"]), ("rshift", UFUNCS["right
 def _shifted(x: Any, y: Any) -> Sequence[Tensor]:
     """Operands of a shift as tensors of one integer dtype. Raises UsageError for floats and ints outside the dtype."""
     refuse_outside((x, y))
-    found = api.align(x, y)
+    found = align(x, y)
     if dtypes.is_float(found[0].dtype):
         raise UsageError("a shift of floats", hint="multiply by a power of 2, or cast to an integer dtype")
     return found

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import builders as t
+from ...egraph.ir.axes import axis_of
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.numpy_indexing import from_end, getitem
 from ...egraph.ir.tensor import Tensor
@@ -46,7 +47,7 @@ def _transpose(a: Tensor, axes: Any = None) -> Tensor:
 
 
 def _moveaxis(a: Tensor, source: Any, destination: Any) -> Tensor:
-    from_, to = ([t.axis_of(v, a.rank) for v in ints(vs)] for vs in (source, destination))
+    from_, to = ([axis_of(v, a.rank) for v in ints(vs)] for vs in (source, destination))
     order = [i for i in range(a.rank) if i not in from_]
     for place, axis in sorted(zip(to, from_, strict=True)):
         order.insert(place, axis)
@@ -54,7 +55,7 @@ def _moveaxis(a: Tensor, source: Any, destination: Any) -> Tensor:
 
 
 def _rollaxis(a: Tensor, axis: int, start: int = 0) -> Tensor:
-    axis, start = t.axis_of(axis, a.rank), start + a.rank if start < 0 else start
+    axis, start = axis_of(axis, a.rank), start + a.rank if start < 0 else start
     order = [i for i in range(a.rank) if i != axis]
     order.insert(start - 1 if axis < start else start, axis)
     return t.permute(a, order)
@@ -62,17 +63,17 @@ def _rollaxis(a: Tensor, axis: int, start: int = 0) -> Tensor:
 
 def _expand_dims(a: Tensor, axis: Any) -> Tensor:
     axes = ints(axis)
-    for place in sorted(t.axis_of(v, a.rank + len(axes)) for v in axes):
+    for place in sorted(axis_of(v, a.rank + len(axes)) for v in axes):
         a = t.expand_dims(a, place)
     return a
 
 
 def _flip(m: Tensor, axis: Axes = None) -> Tensor:
-    return layout.flip(m, range(m.rank) if axis is None else [t.axis_of(v, m.rank) for v in ints(axis)])
+    return layout.flip(m, range(m.rank) if axis is None else [axis_of(v, m.rank) for v in ints(axis)])
 
 
 def _rot90(m: Tensor, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
-    a, b = (t.axis_of(v, m.rank) for v in axes)
+    a, b = (axis_of(v, m.rank) for v in axes)
     turned = {0: lambda: m, 1: lambda: t.swapaxes(t.flip(m, b), a, b), 2: lambda: t.flip(t.flip(m, a), b),
               3: lambda: t.flip(t.swapaxes(m, a, b), b)}  # fmt: skip
     return turned[k % 4]()
@@ -82,7 +83,7 @@ def _roll(a: Tensor, shift: Any, axis: Any = None) -> Tensor:
     if axis is None:
         return layout.roll(a, int(np.sum(shift)), ())
     moves, axes = np.broadcast_arrays(ints(shift), ints(axis))
-    return layout.roll(a, moves.tolist(), [t.axis_of(v, a.rank) for v in axes.tolist()])
+    return layout.roll(a, moves.tolist(), [axis_of(v, a.rank) for v in axes.tolist()])
 
 
 def _tile(A: Tensor, reps: Any) -> Tensor:
@@ -107,7 +108,7 @@ def _pieces(size: Dim, count: int, even: bool) -> list[Dim]:
 
 def _split(even: bool, along: Callable[[int], int] | None = None) -> Build:
     def build(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> list[Tensor]:
-        axis = t.axis_of(axis, ary.rank) if along is None else along(ary.rank)
+        axis = axis_of(axis, ary.rank) if along is None else along(ary.rank)
         size = ary.shape[axis]
         if isinstance(indices_or_sections, int | np.integer):
             return t.split(ary, _pieces(size, int(indices_or_sections), even), axis)
@@ -135,7 +136,7 @@ def _take_along(arr: Tensor, indices: Any, axis: int | None = -1) -> Tensor:
     x, index = arr, t.as_tensor(indices)
     if axis is None:
         x, axis = t.reshape(x, (volume(x.shape),)), 0
-    along = t.axis_of(axis, x.rank)
+    along = axis_of(axis, x.rank)
     index = from_end(index, x.shape[along])
     if index.rank != x.rank:
         raise TraceError(f"np.take_along_axis of rank {x.rank} with indices of rank {index.rank}")
@@ -150,7 +151,7 @@ def _extreme_place(build: Build) -> Build:
 
     def run(a: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
         if axis is not None:
-            axis = t.axis_of(axis, a.rank)
+            axis = axis_of(axis, a.rank)
         if 0 in (a.shape if axis is None else a.shape[axis : axis + 1]):
             raise TraceError("argmax or argmin of no elements")
         return find(_comparable(a), axis, keepdims)
@@ -167,7 +168,7 @@ def _sort(position: int) -> Build:
         if position and not stable and kind not in ("stable", "mergesort"):
             kind = "stable"  # NumPy's default order of equal elements is undefined
         x, axis = (t.reshape(a, (volume(a.shape),)), 0) if axis is None else (a, axis)
-        return sort(x, t.axis_of(axis, x.rank))[position]
+        return sort(x, axis_of(axis, x.rank))[position]
 
     return build
 
@@ -207,7 +208,7 @@ def _broadcast_arrays(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _unstack(x: Tensor, axis: int = 0) -> tuple[Tensor, ...]:
-    return tuple(aten_views.unbind(x, t.axis_of(axis, x.rank)))
+    return tuple(aten_views.unbind(x, axis_of(axis, x.rank)))
 
 
 #: Builders over expressions. The results have the operand's dtype or are indices.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import builders as t
+from ...egraph.ir.axes import axis_of
 from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
@@ -23,7 +24,7 @@ def _norm(x: Any, ord: Any = None, axis: Axes = None, keepdims: bool = False) ->
     if ord in (None, "fro") or (ord == 2 and vector):
         return np.sqrt(np.sum(x * x, axis, keepdims=keepdims))
     if not vector:
-        rows, columns = (x.ndim - 2, x.ndim - 1) if axis is None else (t.axis_of(a, x.ndim) for a in axis)
+        rows, columns = (x.ndim - 2, x.ndim - 1) if axis is None else (axis_of(a, x.ndim) for a in axis)
         along = {1: rows, -1: rows, np.inf: columns, -np.inf: columns}.get(ord)
         if along is None:
             raise TraceError(
@@ -78,7 +79,7 @@ def _tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
     letters = iter("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
     left, right = [next(letters) for _ in range(a.rank)], [next(letters) for _ in range(b.rank)]
     for i, j in zip(ours, theirs, strict=True):
-        right[t.axis_of(j, b.rank)] = left[t.axis_of(i, a.rank)]
+        right[axis_of(j, b.rank)] = left[axis_of(i, a.rank)]
     kept = [v for v in left if v not in right] + [v for v in right if v not in left]
     return einsum(f"{''.join(left)},{''.join(right)}->{''.join(kept)}", [a, b])
 

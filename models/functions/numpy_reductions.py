@@ -9,6 +9,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import TracedArray, is_traced, traced
 from .numpy_builders import Axes, Build, as_dtype, ints
@@ -153,7 +154,7 @@ def _integral(value: Any) -> bool:
 
 
 def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append: Any = np._NoValue) -> Any:
-    axis = t.axis_of(axis, a.ndim)
+    axis = axis_of(axis, a.ndim)
     ends = [v for v in (prepend, append) if v is not np._NoValue]
     if ends:
         shape = tuple(1 if i == axis else d for i, d in enumerate(a.shape))

@@ -9,11 +9,12 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.axes import axis_of
 from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..torch_export import aten_pointwise as pointwise
-from ..torch_export.aten_reduce import bucketize
+from ..torch_export.aten_search import bucketize, is_member
 from .numpy_array import arrays_in, is_traced, traced
 from .numpy_builders import Build, as_dtype, ints, promoted, refuse_many_pairs
 from .numpy_ufuncs import common_dtype, operand, written
@@ -65,7 +66,7 @@ def _append(arr: Any, values: Any, axis: int | None = None) -> Any:
 def _delete(arr: Any, obj: Any, axis: int | None = None) -> Any:
     if arrays_in(obj):
         raise TraceError("np.delete at traced places: which elements are left depends on values", hint="np.where")
-    arr, axis = (np.ravel(arr), 0) if axis is None else (arr, t.axis_of(axis, arr.ndim))
+    arr, axis = (np.ravel(arr), 0) if axis is None else (arr, axis_of(axis, arr.ndim))
     return np.take(arr, np.delete(np.arange(arr.shape[axis]), obj), axis)
 
 
@@ -112,7 +113,7 @@ def _take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") ->
         raise TraceError(f"np.take with mode={mode!r} cannot be traced", hint="% or np.clip on the indices")
     if not is_traced(a):
         a = traced(t.as_tensor(np.asarray(a)))
-    a, axis = (np.ravel(a), 0) if axis is None else (a, t.axis_of(axis, a.ndim))
+    a, axis = (np.ravel(a), 0) if axis is None else (a, axis_of(axis, a.ndim))
     known = indices if is_traced(indices) else np.asarray(indices)
     if not is_traced(known) and mode == "clip":
         known = np.clip(known, 0, a.shape[axis] - 1)
@@ -178,9 +179,16 @@ def _array_equal(a1: Any, a2: Any) -> Any:
 
 
 def _isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-    if is_traced(element) and not is_traced(test_elements):
-        test_elements = np.asarray(test_elements)
-    found = np.any(np.expand_dims(element, -1) == np.ravel(test_elements), -1)
+    values = np.ravel(test_elements) if is_traced(test_elements) else np.unique(np.asarray(test_elements))
+    (x, among), dtype = promoted(element, values)
+    if dtypes.is_float(dtype) and not any(dtypes.is_float(common_dtype(v)) for v in (element, values)):
+        refuse_many_pairs(  # int64 and uint64 have no common integer dtype
+            f"np.isin of {np.size(element)} elements in {np.size(values)} of another integer dtype",
+            np.size(element), np.size(values), "one dtype",
+        )  # fmt: skip
+        found = np.any(np.expand_dims(element, -1) == values, -1)
+    else:
+        found = traced(is_member(x, among))
     return ~found if invert else found
 
 
@@ -189,9 +197,6 @@ def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any
         raise TraceError(
             "np.searchsorted in an array that is not known to be sorted", hint="sum the comparisons with its elements"
         )
-    refuse_many_pairs(
-        f"a search in {np.size(a)} elements", np.size(a), np.size(v), "search outside of the function, or in fewer"
-    )
     if side == "left":  # NaN borders are the last ones, and below nothing
         a = np.asarray(a)[np.equal(a, a)]
     (borders, x), _ = promoted(a, v)
@@ -227,7 +232,7 @@ def has_dtype(value: Any) -> bool:
 
 
 def _size(a: Any, axis: int | None = None) -> Any:
-    return a.size if axis is None else a.shape[t.axis_of(axis, a.ndim)]
+    return a.size if axis is None else a.shape[axis_of(axis, a.ndim)]
 
 
 def _result_type(*arrays_and_dtypes: Any) -> Any:

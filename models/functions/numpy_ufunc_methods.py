@@ -10,6 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.axes import axis_of
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.sampling import running
@@ -29,7 +30,7 @@ def _axes(axis: Any, rank: int) -> tuple[int, ...]:
 def _axis(axis: Any, rank: int) -> int:
     if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or is_traced(axis):
         raise TraceError(f"{axis!r} is no axis")
-    return t.axis_of(int(axis), rank)
+    return axis_of(int(axis), rank)
 
 
 def reduce(

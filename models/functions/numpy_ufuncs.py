@@ -14,6 +14,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.elementwise_builders import elementwise, float_functions
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.identities import keep_zero_sign
@@ -118,7 +119,7 @@ _FLOATS = {
 }  # fmt: skip
 #: Builders: ufunc name -> function of operands in a loop's dtypes; returns the result or a tuple of results.
 UFUNCS: dict[str, Build] = {
-    **{op.numpy_function.name: t.elementwise(op.name) for op in t.float_functions() if op.numpy_function},
+    **{op.numpy_function.name: elementwise(op.name) for op in float_functions() if op.numpy_function},
     "add": _of_bools(t.logical_or, t.add), "subtract": t.sub, "multiply": _of_bools(t.logical_and, t.mul), "divide": t.div,
     "floor_divide": t.floordiv, "remainder": t.mod, "fmod": _fmod, "divmod": lambda x, y: (t.floordiv(x, y), t.mod(x, y)),
     "power": _power, "float_power": _power, "negative": t.neg, "positive": lambda x: x, "conjugate": lambda x: x,

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import uncaught
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import tuple_like
@@ -18,6 +19,7 @@ from ...errors import ShapeError, TooLargeError, TraceError, UsageError
 from ...wording import with_article
 from ..files.limits import seconds_of
 from . import numpy_calls
+from .float_errors import as_before
 from .numpy_array import Memory, expression, is_traced, traced
 from .trace_bounds import bounded
 
@@ -61,7 +63,7 @@ def trace(
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
     _refuse_missing(function, args, kwargs)
     try:
-        with bounded(_title(function), seconds_of(budget)):
+        with bounded(_title(function), seconds_of(budget)), as_before(), uncaught():
             returned = function(*args, **kwargs)
     except MemoryError as error:
         raise TooLargeError(

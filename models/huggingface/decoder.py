@@ -17,7 +17,7 @@ from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
 from .experts import routed
-from .families import FAMILIES, Family, Sizes, layer_windows, ropes_of, sizes_of, softcap
+from .families import FAMILIES, Family, Sizes, layer_windows, read_by, ropes_of, sizes_of, softcap
 from .layers import ACTIVATIONS, MAX_LAYERS, conv1d, dense, layer_norm, rms_norm
 from .rotary import rotated, tables
 from .sequences import Scoring, TokenAccess, WholeSequence
@@ -75,7 +75,7 @@ def _head(config: Config, w: Weights, x: Tensor, table: Tensor, *, tied: bool) -
 # ---------------------------------------------------------------- rotary decoders
 def build_rotary(kind: str, config: Config, w: Weights) -> tuple[Outputs, list[Tensor]]:
     """Return (outputs by name, inputs) of a rotary decoder over whole sequences; `kind` is a key of FAMILIES."""
-    access = WholeSequence.of_any_length(config.size("max_position_embeddings", 131_072))
+    access = WholeSequence.of_any_length(config.size("max_position_embeddings", FAMILIES[kind].positions))
     return rotary(kind, config, w, access), [access.ids]
 
 
@@ -83,6 +83,7 @@ def rotary(kind: str, config: Config, w: Weights, access: TokenAccess) -> Output
     """Return the outputs of a rotary decoder by name, for the tokens that `access` gives (whole sequences, or the next
     tokens of cached ones); `kind` is a key of FAMILIES."""
     family = FAMILIES[kind]
+    config = read_by(family, config)
     config.refuse(use_bidirectional_attention=False, pretraining_tp=1)
     s = sizes_of(config, family, MAX_LAYERS)
     activation = ACTIVATIONS[config.choice(family.activation_field, family.activation, list(ACTIVATIONS))]

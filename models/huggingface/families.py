@@ -46,14 +46,24 @@ class Experts:
     scores: str = "all"
 
 
+#: Config fields that the model classes of some families read; in the config of another family they change nothing.
+OPTIONAL = {
+    "attention_bias", "mlp_bias", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window_pattern",
+    "_sliding_window_pattern", "mlp_only_layers", "decoder_sparse_step",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Family:
     """Options in which rotary decoders of one `model_type` differ from others.
 
-    `qk_norm`: queries and keys are normalized. `tied`, `activation`, `rope_theta`: defaults of the config's fields, the
-    activation's being `activation_field`. `windows`: which layers see only the latest positions. `experts`: options of
-    routed experts (None: a plain MLP).
+    `reads`: the fields of OPTIONAL that its model classes read. `qk_norm`: queries and keys are normalized. `tied`,
+    `activation`, `rope_theta`, `eps`, `positions` and `original`: defaults of the config's fields, the activation's
+    being `activation_field`, that of the longest sequence `max_position_embeddings`. `windows`: which layers see only
+    the latest positions. `experts`: options of routed experts (None: a plain MLP).
     """
+
+    reads: tuple[str, ...] = ()
 
     gain: str = "narrow"  # of RMS norms, see `rms_norm`
     qk_norm: bool = False
@@ -70,6 +80,9 @@ class Family:
     softcaps: tuple[float, float] = (0.0, 0.0)  # defaults of the caps on scores and on logits
     activation: str = "silu"
     activation_field: str = "hidden_act"
+    eps: float = 1e-6
+    positions: int = 131_072
+    original: int | None = None  # `original_max_position_embeddings`
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict)  # default if the config has none
     head_dim: int | None = None  # default head size; None: hidden / heads
@@ -77,6 +90,7 @@ class Family:
     experts: Experts | None = None
 
 
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _GEMMA: dict[str, Any] = {
     "gain": "plus one", "post_norms": True, "scaled_embedding": True, "tied": True, "query_scalar": True,
     "activation": "gelu_pytorch_tanh", "activation_field": "hidden_activation", "head_dim": 256,
@@ -84,28 +98,41 @@ _GEMMA: dict[str, Any] = {
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}  # fmt: skip
 FAMILIES = {
-    "llama": Family(),
+    "llama": Family(reads=("attention_bias", "mlp_bias"), positions=2048),
     "mistral": Family(windows=Windows("all")),
-    "qwen2": Family(qkv_bias=True, windows=Windows("upper")),
-    "qwen3": Family(qk_norm=True, head_dim=128, windows=Windows("upper")),
-    "gemma2": Family(**_GEMMA, softcaps=(50.0, 30.0), windows=Windows("alternating")),
-    "gemma3_text": Family(
-        **_GEMMA, qk_norm=True, local_rope=True, rope_theta=1_000_000.0, windows=Windows("alternating", period=6)
+    "qwen2": Family(qkv_bias=True, positions=32_768, windows=Windows("upper")),
+    "qwen3": Family(
+        reads=("attention_bias",), qk_norm=True, head_dim=128, positions=32_768, windows=Windows("upper")
     ),
-    "phi3": Family(fused=True, partial=True, windows=Windows("all", size=0)),
+    "gemma2": Family(
+        **_GEMMA, reads=("attention_bias", *_CAPS), softcaps=(50.0, 30.0), positions=8192, windows=Windows("alternating")
+    ),
+    "gemma3_text": Family(
+        **_GEMMA, reads=("attention_bias", *_CAPS, "sliding_window_pattern", "_sliding_window_pattern"), qk_norm=True,
+        local_rope=True, rope_theta=1_000_000.0, windows=Windows("alternating", period=6),
+    ),
+    "phi3": Family(fused=True, partial=True, eps=1e-5, positions=4096, original=4096, windows=Windows("all", size=0)),
     "mixtral": Family(
-        rope_theta=1_000_000.0, windows=Windows("all", size=0),
+        eps=1e-5, rope_theta=1_000_000.0, windows=Windows("all", size=0),
         experts=Experts("block_sparse_moe", "gate", "num_local_experts", parts=("w1", "w3", "w2")),
     ),
     "qwen3_moe": Family(
-        qk_norm=True, windows=Windows("flagged"),
+        reads=("attention_bias", "mlp_only_layers", "decoder_sparse_step"), qk_norm=True, positions=32_768,
+        windows=Windows("flagged"),
         experts=Experts("mlp", "gate", "num_experts", "moe_intermediate_size", ("gate_proj", "up_proj", "down_proj"), "flagged"),
     ),
     "gpt_oss": Family(
-        gain="wide", attention_bias=True, sinks=True, rope_theta=150_000.0, rope_scaling=_YARN, head_dim=64,
-        windows=Windows("alternating", size=128), experts=Experts("mlp", "router", "num_local_experts", scores="chosen"),
+        reads=("attention_bias",), gain="wide", attention_bias=True, sinks=True, eps=1e-5, rope_theta=150_000.0,
+        rope_scaling=_YARN, head_dim=64, windows=Windows("alternating", size=128),
+        experts=Experts("mlp", "router", "num_local_experts", scores="chosen"),
     ),
 }  # fmt: skip
+
+
+def read_by(family: Family, config: Config) -> Config:
+    """The config without the fields of OPTIONAL that the family's model classes do not read."""
+    ignored = OPTIONAL.difference(family.reads)
+    return Config({name: value for name, value in config.fields.items() if name not in ignored}, config.where)
 
 
 @dataclass(frozen=True)
@@ -157,8 +184,8 @@ def sizes_of(config: Config, family: Family, most_layers: int) -> Sizes:
     bias = config.flag("attention_bias", family.attention_bias)
     return Sizes(
         hidden, n_heads, kv, head, config.size("intermediate_size"), config.size("vocab_size"),
-        config.size("num_hidden_layers", most=most_layers), config.size("max_position_embeddings", 131_072),
-        config.number("rms_norm_eps", 1e-6), query**-0.5, softcap(config, "attn_logit_softcapping", family.softcaps[0]),
+        config.size("num_hidden_layers", most=most_layers), config.size("max_position_embeddings", family.positions),
+        config.number("rms_norm_eps", family.eps), query**-0.5, softcap(config, "attn_logit_softcapping", family.softcaps[0]),
         bias or family.qkv_bias, bias, config.flag("mlp_bias", False),
     )  # fmt: skip
 
@@ -172,21 +199,28 @@ def softcap(config: Config, name: str, default: float) -> float:
 def ropes_of(config: Config, family: Family, s: Sizes) -> tuple[Rope, Rope]:
     """Rotary embeddings of a decoder, as (that of full attention layers, that of sliding-window layers).
 
-    Newer configs have a section for each kind of layer in `rope_parameters`. Raises UnsupportedError for other values
-    of `partial_rotary_factor` than the family has.
+    Newer configs have `rope_parameters` in place of `rope_scaling`, with a section for each kind of layer if these
+    differ. Raises UnsupportedError where they contradict each other or the family, and for other values of
+    `partial_rotary_factor` than it has.
     """
-    nested = config.section("rope_parameters")
-    full = nested.section("full_attention") if "full_attention" in nested.fields else nested
-    local = nested.section("sliding_attention")
-    theta = full.number("rope_theta", config.number("rope_theta", family.rope_theta))
-    found = full if full.fields else config.section("rope_scaling")
+    given, older = config.section("rope_parameters"), config.section("rope_scaling")
+    sections = {"full_attention", "sliding_attention"} & given.fields.keys()
+    full = given.section("full_attention") if family.local_rope else given
+    local = given.section("sliding_attention")
+    if bool(sections) is not family.local_rope and given.fields:
+        raise UnsupportedError("rope_parameters with sections of layers that the model has not, or without them",
+                               where=config.where)  # fmt: skip
+    if full.fields and older.fields and full.fields != older.fields:
+        raise UnsupportedError("rope_parameters and rope_scaling differ", where=config.where)
+    found = full if full.fields else older
+    theta = found.number("rope_theta", config.number("rope_theta", family.rope_theta))
     if not found.fields and config.fields.get("rope_scaling", family) is not None:
         found = Config(family.rope_scaling, config.where)
     part = found.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if part != 1.0 and (not family.partial or not 0 < part <= 1 or int(s.head * part) % 2 or int(s.head * part) < 2):
         raise UnsupportedError(f"partial_rotary_factor={part} is not supported", where=found.where)
-    if (original := config.fields.get("original_max_position_embeddings")) is not None:
-        found = Config({"original_max_position_embeddings": original, **found.fields}, found.where)
+    if (original := config.fields.get("original_max_position_embeddings", family.original)) is not None:
+        found = Config({**found.fields, "original_max_position_embeddings": original}, found.where)
     table = rope_of(theta, int(s.head * part), found, s.positions)
     if not family.local_rope:
         return table, table
@@ -201,7 +235,7 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     A null `sliding_window` disables all windows. Raises BadModelError or UnsupportedError for other lists of
     `layer_types`, and BadModelError for a missing window.
     """
-    windows = FAMILIES[kind].windows
+    config, windows = read_by(FAMILIES[kind], config), FAMILIES[kind].windows
     off = "sliding_window" in config.fields and config.fields["sliding_window"] is None
     window = (
         0 if off else config.size("sliding_window", windows.size, least=0 if windows.layers != "alternating" else 1)

@@ -84,9 +84,10 @@ def build_step(
 
 def positions_of(config: Config) -> int:
     """Largest number of tokens in a sequence that a model's config allows."""
-    field, default = ("n_positions", 1024) if config.text("model_type", "") == "gpt2" else (
-        "max_position_embeddings", 131_072)  # fmt: skip
-    return config.size(field, default)
+    kind = config.text("model_type", "")
+    if kind in FAMILIES:
+        return config.size("max_position_embeddings", FAMILIES[kind].positions)
+    return config.size("n_positions", 1024)
 
 
 def eos_of(folder: Folder) -> tuple[int, ...]:
@@ -110,13 +111,6 @@ def refuse_wrong_weights(folder: Folder, caches: Caches) -> None:
     Raises BadWeightsError, BadModelError or UnsupportedError where building a step would.
     """
     build_step(folder.config, folder.weights(), caches, 1)
-
-
-def widest_window(config: Config) -> int:
-    """The largest sliding window of a model's layers; 0 if some layer sees all positions."""
-    kind = config.text("model_type", "")
-    windows = [0] if kind not in FAMILIES else layer_windows(config, kind, config.size("num_hidden_layers"))
-    return 0 if 0 in windows else max(windows)
 
 
 def ring_slack(config: Config, caches: Caches) -> int | None:
@@ -161,5 +155,4 @@ __all__ = [
     "positions_of",
     "refuse_wrong_weights",
     "ring_slack",
-    "widest_window",
 ]

@@ -8,6 +8,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, DimExpr, volume
+from ...egraph.ir.operand_alignment import align_dtypes
 from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
@@ -66,7 +67,7 @@ def _rms_norm(n: Node) -> Result:
 @operator("BatchNormalization")
 def _batch_norm(n: Node) -> Result:
     x, eps = n.x(), n.attr("epsilon", 1e-5)
-    parts = t.align_dtypes(x, *(n.x(i) for i in range(1, 5)))
+    parts = align_dtypes(x, *(n.x(i) for i in range(1, 5)))
     if not n.attr("training_mode", 0):
         if n.wanted(1) or n.wanted(2):  # before opset 14, training mode is requested by the number of results
             raise n.unsupported("training mode before opset 14")

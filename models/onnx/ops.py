@@ -4,7 +4,7 @@ elementwise ops of the op table by their ONNX names."""
 from __future__ import annotations
 
 from ...egraph.ir import composite_ops
-from ...egraph.ir.builders import elementwise
+from ...egraph.ir.elementwise_builders import elementwise
 from ...egraph.ir.ops import OPS, Op
 from . import contract as onnx_contract
 from . import control as onnx_control

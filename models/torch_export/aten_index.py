@@ -11,6 +11,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import Dim, volume
+from ...egraph.ir.operand_alignment import align
 from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from .aten_create import fill, neutral
@@ -147,7 +148,7 @@ def _one_index(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Tensor, Ten
     parts = [_plain_index(v, d) for v, d in zip(given, sizes)]
     index = parts[0]
     for part, size in zip(parts[1:], sizes[1:]):
-        index = t.add(*t.align(index * number(size), part))
+        index = t.add(*align(index * number(size), part))
     x = t.reshape(x, (*x.shape[:start], volume(sizes), *x.shape[start + len(axes) :]))
     return x, index, start, len(axes)
 

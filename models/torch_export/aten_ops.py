@@ -14,10 +14,12 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
+from ...egraph.ir.elementwise_builders import elementwise, float_functions
 from . import aten_attention, aten_conv, aten_create, aten_index, aten_norm, aten_pool, aten_resample, aten_views
 from . import aten_layout as layout
 from . import aten_pointwise as p
 from . import aten_reduce as r
+from . import aten_search as search
 from .aten_backward import BACKWARD
 from .aten_recurrent import RECURRENT
 from .aten_training import TRAINING
@@ -91,7 +93,7 @@ _FUNCTIONS: dict[str, Builder] = {
     **dict.fromkeys(("sign", "sgn"), p.sign),
     "signbit": p.signbit,
     "square": t.square,
-    **{name: p.floating(t.elementwise(op.name)) for op in t.float_functions() for name in op.aten},
+    **{name: p.floating(elementwise(op.name)) for op in float_functions() for name in op.aten},
     "log2": p.scaled_log(2.0),
     "log10": p.scaled_log(10.0),
     **{name: p.floating(build) for name, build in p.IDENTITIES.items()},
@@ -255,8 +257,8 @@ _REDUCTIONS: dict[str, Builder] = {
     "cummin": r.running_extreme(t.minimum),
     "median.default dim": r.median,
     "kthvalue": r.kthvalue,
-    "bucketize.Tensor": r.bucketize,
-    "searchsorted.Tensor Scalar": r.searchsorted,
+    "bucketize.Tensor": search.bucketize,
+    "searchsorted.Tensor Scalar": search.searchsorted,
     "sort": r.sort,
     "sort.stable": r.sort_stable,
     "argsort": r.argsort,

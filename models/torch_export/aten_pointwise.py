@@ -17,6 +17,7 @@ from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import DimExpr
+from ...egraph.ir.operand_alignment import align
 from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common import identities as of
@@ -57,7 +58,7 @@ def number(value: Value) -> Value:
 
 def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
     """Operands converted to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`)."""
-    return t.align(*map(number, operands), dtype=dtype or result_dtype(*operands))
+    return align(*map(number, operands), dtype=dtype or result_dtype(*operands))
 
 
 def as_float(x: Tensor) -> Tensor:

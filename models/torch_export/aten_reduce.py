@@ -188,35 +188,6 @@ def running_extreme(build: Callable[[Any, Any], Tensor]) -> Callable[..., list[T
     return run
 
 
-def bucketize(x: Tensor, borders: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
-    """Return for each element the number of sorted borders below it (`right`: below or equal). All borders are below a
-    NaN. `out_int32`: the result's dtype is int32, not int64."""
-    a, b = lift(t.expand_dims(x, -1), borders)
-    below = t.le(b, a) if right else t.lt(b, a)
-    if dtypes.is_float(a.dtype):
-        below = t.logical_or(below, t.is_nan(a))
-    return t.cast(t.sum(t.cast(below, "int64"), -1), "int32" if out_int32 else "int64")
-
-
-def searchsorted(
-    borders: Tensor,
-    x: Any,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Any = None,
-) -> Tensor:
-    """Return for each element of x the number of borders below it, in the corresponding row of `borders` (sorted).
-    `right` (or `side` "right"): the number of borders below or equal. `out_int32`: the result's dtype is int32, not
-    int64."""
-    if sorter is not None:
-        borders = t.gather_elements(borders, sorter, -1)
-    (x,) = lift(x, dtype=borders.dtype) if not isinstance(x, Tensor) else (x,)
-    right = right or side == "right"
-    return bucketize(x, borders if borders.rank == 1 else t.expand_dims(borders, -2), out_int32, right)
-
-
 def _softmax(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         x = t.cast(x, dtype) if isinstance(dtype, str) else as_float(x)

@@ -235,8 +235,8 @@ def overrideable(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0, causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Return [attention, placeholders ...], the results of the fused attention of another device, of which only the
-    first is computed."""
+    """Return the results of `_scaled_dot_product_fused_attention_overrideable`, PyTorch's fused attention of devices
+    outside of PyTorch: the attention, then placeholders for statistics, which are not computed."""
     out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
     return [out, *[Missing(_STATISTICS)] * 8]
 

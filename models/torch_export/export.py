@@ -17,10 +17,10 @@ from ...egraph.ir.graph import Graph
 from ...errors import ExportError, UnsupportedError, UsageError
 from ...extract.model.gc_pause import gc_paused
 from ...processes.forks import Lock
-from ..files.limits import seconds_of
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
+from .caught import uncaught
 from .divisible_sizes import read_exported
 from .export_bounds import bounded
 from .graph import MODES, overload_of
@@ -54,9 +54,12 @@ def load_module(
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
     _refuse_autocast(title)
     # (pausing garbage collection makes imports alone a third faster)
-    with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, seconds_of(budget)):
+    with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, budget):
         try:
-            program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+            with uncaught(title):
+                program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+        except ExportError:
+            raise
         except Exception as error:
             raise _export_error(error, title) from error
     graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes), budget=budget)
@@ -76,7 +79,7 @@ def from_exported(
     _refuse_autocast(name)
     writes = writes_of(program) if _is_ready(program) else None
     if writes is None:
-        with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(name, seconds_of(budget)):
+        with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(name, budget):
             try:
                 program = program.run_decompositions(_decompositions(program))
             except Exception as error:

@@ -23,9 +23,12 @@ from .sample_parts import result_dtype
 from .sampler import FAILURES, Instance, NotYet, Reject, Sampler, Want
 
 
-def attempt(rule: Rule, guards: Sequence[Attr], rng: random.Random) -> Instance | None:
-    """One sampling attempt for a one-way rule under these guards; None if it fails."""
-    s = Sampler(rule, guards, rng, HANDLERS)
+def attempt(
+    rule: Rule, guards: Sequence[Attr], rng: random.Random, dtype: str = "", empty: bool = False
+) -> Instance | None:
+    """One sampling attempt for a one-way rule under these guards; None if it fails. `dtype` and `empty` as in
+    `instances`."""
+    s = Sampler(rule, guards, rng, HANDLERS, dtype, empty)
     try:
         for left in rule.lefts:
             s.term(left, Want(None, result_dtype(s, left)))
@@ -46,11 +49,14 @@ def instances(
     guards: Sequence[Attr] | None = None,
     accept: Callable[[Instance], bool] | None = None,
     attempts: int = 4000,
+    dtype: str = "",
+    empty: bool = False,
 ) -> Iterator[Instance]:
     """Yields `count` random instances of a one-way rule (of `rule.directions`); fewer if `attempts` draws find none.
 
     `guards` replaces the rule's own guards and `accept` filters instances (both to test whether a guard is needed).
-    Raises RuleError for a two-way or malformed rule.
+    `dtype`: of the operands that need not be floats ("": any); at least one has it. `empty`: whether at least one
+    operand has no elements. Raises RuleError for a two-way or malformed rule.
     """
     if rule.both:
         raise RuleError("instances are drawn of one direction at a time", where=rule.name, hint="use rule.directions")
@@ -58,8 +64,12 @@ def instances(
     wanted = rule.guards if guards is None else guards
     for _ in range(count):
         for _ in range(attempts):
-            found = attempt(rule, wanted, rng)
-            if found is not None and (accept is None or accept(found)):
+            found = attempt(rule, wanted, rng, dtype, empty)
+            if found is None or (dtype and all(t.dtype != dtype for t in found.types.values())):
+                continue
+            if empty and all(0 not in t.shape for t in found.types.values()):
+                continue
+            if accept is None or accept(found):
                 yield found
                 break
         else:

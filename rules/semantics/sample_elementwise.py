@@ -21,7 +21,7 @@ def _kid_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:
     if OPS[call.op].floats_only:
         return s.float
     if call.op == "not" and s.known(call.args[0]) is None and isinstance(call.args[0], Var):
-        return "bool" if s.rng.random() < 0.7 else s.rng.choice(INTS)
+        return s.dtype or ("bool" if s.rng.random() < 0.7 else s.rng.choice(INTS))
     return s.dtype_for(*call.args) if not all(map(has_bool, call.args)) else "bool"
 
 

@@ -22,7 +22,7 @@ def result_dtype(s: Sampler, term: Term) -> str:
     if law in ("arg_reduce", "along_index"):
         return "int64"
     if OPS[term.op].logic is not None:
-        return s.rng.choice(("bool", "bool", *INTS)) if not has_bool(term) else "bool"
+        return "bool" if has_bool(term) else s.dtype or s.rng.choice(("bool", "bool", *INTS))
     if law in ("from_float8", "unpack"):
         return s.float
     if law == "cast":

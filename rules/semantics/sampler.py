@@ -105,7 +105,8 @@ class Sampler:
     """One attempt at sampling an instance of a rule under some guards.
 
     `handlers`: type law (rule for an op's result type) -> function that draws types of a call's operands such that its
-    result has the shape and dtype that a `Want` requires.
+    result has the shape and dtype that a `Want` requires. `dtype`: of the operands that need not be floats ("": any).
+    `empty`: whether axes of no elements are among the choices in any case.
     """
 
     def __init__(
@@ -114,13 +115,15 @@ class Sampler:
         guards: Sequence[Attr],
         rng: random.Random,
         handlers: Mapping[str, Callable[[Sampler, PatternCall, Want], object]],
+        dtype: str = "",
+        empty: bool = False,
     ) -> None:
-        self.rule, self.guards, self.rng, self.handlers = rule, list(guards), rng, handlers
+        self.rule, self.guards, self.rng, self.handlers, self.dtype = rule, list(guards), rng, handlers, dtype
         self.reads = [frozenset(attr_names(g)) for g in self.guards]
         self.attrs: dict[str, Any] = {}
         self.types: dict[str, Type] = {}
         self.bounds: dict[str, int] = {}
-        self.pool = rng.sample(SIZES, rng.randint(1, 4)) + ([0] if rng.random() < 0.07 else [])
+        self.pool = rng.sample(SIZES, rng.randint(1, 4)) + ([0] if empty or rng.random() < 0.07 else [])
         self.floating = {
             n for g in self.guards if isinstance(g, Apply) and g.function == "floating" for n in attr_names(g)
         }
@@ -375,7 +378,11 @@ class Sampler:
                 return str(self.dtypes[t.name])
             if isinstance(t, PatternCall) and isinstance(given := dict(t.attrs).get("dtype"), AttrConstant):
                 return str(given.value)
-        if any(_needs_float(t, self.floating) for t in terms) or self.rng.random() < 0.7:
+        if any(_needs_float(t, self.floating) for t in terms):
+            return self.float
+        if self.dtype:
+            return self.dtype
+        if self.rng.random() < 0.7:
             return self.float
         return self.rng.choice(INTS) if self.rng.random() < 0.8 else "bool"
 

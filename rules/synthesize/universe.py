@@ -50,8 +50,8 @@ class World:
 
     @property
     def home(self) -> int:
-        """Rank of the variables if random instances rarely have it, so that rules are tested at that rank,
-        too; else 0."""
+        """A rank at which rules over these variables have to be tested in addition: the largest rank of a variable if
+        it exceeds 2, because random instances rarely have such ranks; else 0."""
         rank = max(t.rank for t in self.types.values())
         return rank if rank > 2 else 0
 

@@ -33,7 +33,7 @@ class Partial:
 
     `rule` is the corrected rule, which holds everywhere. `mutants` are its right sides before the correction. `regions`
     holds, per mutant, the (start, stop) of the wrong rows along `axis`, as attribute expressions. A mutant may be ill
-    typed where the region is longer than what it replaces; then there is nothing to compare.
+    typed where the region is longer than the axis; such instances are not compared.
     """
 
     rule: Rule

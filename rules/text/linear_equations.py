@@ -112,7 +112,7 @@ class System:
         return Affine.unknown(number)
 
     def reduce(self, expr: Affine) -> Affine:
-        """The expression with eliminated unknowns replaced by what the equations say about them."""
+        """The expression with each eliminated unknown replaced by its solution in terms of the others."""
         given = self.given
         if given.keys().isdisjoint([u for u, _ in expr.terms]):
             return expr

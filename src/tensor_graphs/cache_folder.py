@@ -10,6 +10,7 @@ from pathlib import Path
 from . import settings
 from .errors import UsageError, warned
 from .private import private_folder, temporary_place
+from .processes.ending import at_end
 from .processes.forks import Lock, in_forked_child
 
 _temporary: list[Path] = []  # the temporary folder of this process, if one was made
@@ -72,11 +73,10 @@ def _temporary_folder() -> Path:
     """A private temporary folder, removed at process exit."""
     with _making:
         if not _temporary:
-            import atexit
             import tempfile
 
             _temporary.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=_place())))
-            atexit.register(_removed, _temporary[0], os.getpid())
+            at_end(_removed, _temporary[0])
     return _temporary[0]
 
 
@@ -95,9 +95,7 @@ def _place() -> str:
         raise UsageError(str(error), where="environment") from None
 
 
-def _removed(folder: Path, owner: int) -> None:
-    """Remove the folder when its creating process exits, but not when a fork of that process does."""
-    if os.getpid() == owner:
-        import shutil
+def _removed(folder: Path) -> None:
+    import shutil
 
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -6,15 +6,17 @@ All raise ShapeError for operands and axes that do not fit.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from .egraph.ir import builders as api
 from .egraph.ir import composite_ops as composite
+from .egraph.ir.axes import axis_of
 from .egraph.ir.builders import *  # noqa: F403
 from .egraph.ir.tensor import Tensor, constant
 from .egraph.ir.tensor_operators import PUBLIC
-from .errors import UsageError
+from .errors import ShapeError, UsageError
 from .models.common.einsum import einsum as _einsum
 from .models.functions import numpy_calls
 from .models.functions.numpy_array import arrays_in, deep, expression, refuse_arrays, traced
@@ -44,11 +46,15 @@ def einsum(equation: str, *operands: Tensor) -> Tensor:
 
     Raises ShapeError if labels and shapes do not match.
     """
-    return _einsum(equation, [api.as_tensor(x) for x in operands])
+    if not isinstance(equation, str):
+        raise UsageError(f"einsum takes an equation such as 'ij,jk->ik' first, not a {type(equation).__name__}")
+    return _einsum(equation, operands)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """Gaussian error linear unit. `approximate`: "none" (erf) or "tanh"."""
+    """Gaussian error linear unit. `approximate`: "none" (erf) or "tanh"; raises UsageError for anything else."""
+    if not isinstance(approximate, str) or approximate not in ("none", "tanh"):
+        raise UsageError(f"gelu has no approximation {approximate!r}", hint='"none" or "tanh"')
     return composite.gelu_tanh(x) if approximate == "tanh" else composite.gelu(x)
 
 
@@ -59,17 +65,17 @@ def clip(x: Tensor, lo: float = float("-inf"), hi: float = float("inf")) -> Tens
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Softmax along an axis."""
-    return composite.softmax(x, axis=api.axis_of(axis, x.rank))
+    return composite.softmax(x, axis=axis_of(axis, x.rank))
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Logarithm of the softmax along an axis."""
-    return composite.log_softmax(x, axis=api.axis_of(axis, x.rank))
+    return composite.log_softmax(x, axis=axis_of(axis, x.rank))
 
 
 def logsumexp(x: Tensor, axis: int | Sequence[int] = -1, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over one or more axes."""
-    axes = tuple(sorted(api.axis_of(a, x.rank) for a in ((axis,) if isinstance(axis, int) else axis)))
+    axes = tuple(sorted(axis_of(a, x.rank) for a in ((axis,) if isinstance(axis, int) else axis)))
     out = composite.logsumexp(x, axes=axes)
     return out if keepdims else api.squeeze(out, axes)
 
@@ -96,6 +102,8 @@ def attention(
     and `scale` is None. `mask` is additive. A row that the mask hides completely (by -inf) is NaN, as its softmax is;
     `scaled_dot_product_attention` in a Torch module gives 0, as in PyTorch.
     """
+    if q.rank < 2:
+        raise ShapeError(f"attention needs q[..., T, D], not rank {q.rank}")
     width = q.shape[-1]
     if scale is None and not isinstance(width, int):
         raise UsageError("the head size is free, so attention has no default scale", hint="give scale=")
@@ -115,23 +123,42 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _on_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function of expressions to also take traced arrays, and then return traced arrays.
+#: How a parameter's value becomes tensors, by the parameter's annotation.
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "Tensor": api.as_tensor,
+    "Tensor | None": lambda value: None if value is None else api.as_tensor(value),
+    "Sequence[Tensor]": lambda values: [api.as_tensor(v) for v in values],
+    "*Tensor": lambda values: tuple(map(api.as_tensor, values)),
+}
 
-    Raises OwnFunction if a caller's function runs on plain arrays for comparison.
+
+def _public(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function of expressions to also take arrays and numbers in place of tensors, and traced arrays, for which
+    it returns traced arrays.
+
+    Raises OwnFunction if a caller's function runs on plain arrays for comparison; TypeError for arguments that the
+    function does not have.
     """
+    signature = inspect.signature(function)
+    kinds = {n: "*" * (p.kind is p.VAR_POSITIONAL) + str(p.annotation) for n, p in signature.parameters.items()}
+    conversions = {name: _CONVERSIONS[kind] for name, kind in kinds.items() if kind in _CONVERSIONS}
+
+    def converted(args: Any, named: Any) -> Any:
+        given = signature.bind(*args, **named)
+        for name in conversions.keys() & given.arguments.keys():
+            given.arguments[name] = conversions[name](given.arguments[name])
+        return function(*given.args, **given.kwargs)
 
     @functools.wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         refuse_arrays(function.__name__)
-        arrays = arrays_in(list(args), named)
-        if not arrays:
-            return function(*args, **named)
-        found = function(*deep(args, expression), **deep(named, expression))
+        if not arrays_in(list(args), named):
+            return converted(args, named)
+        found = converted(deep(args, expression), deep(named, expression))
         return deep(found, lambda v: traced(v) if isinstance(v, Tensor) else v)
 
     return call
 
 
 for _name in __all__:
-    globals()[_name] = _on_traced(PUBLIC.get(_name, globals()[_name]))
+    globals()[_name] = _public(PUBLIC.get(_name, globals()[_name]))

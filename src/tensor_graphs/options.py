@@ -210,6 +210,12 @@ class Options(SaturateOptions):
         " reused only if no price has become worse (pipeline/plan_cache.py).",
         is_flag, decides=False,
     )  # fmt: skip
+    complete_checks: bool = option(
+        True,
+        "Complete the checks that the search of a cached plan had no time for: verification on further inputs, timing of"
+        " the whole program. False: leave them; `report.omitted` names them.",
+        is_flag, decides=False,
+    )  # fmt: skip
     allow_caller: bool = option(
         True,
         "Allow the caller's own function to run instead of the program: on the CPU both are timed on the examples, and"
@@ -222,6 +228,12 @@ class Options(SaturateOptions):
     def of(options: SaturateOptions, **more: Any) -> Options:
         """Options of `optimize` with the values of other options, and fields from `more`."""
         return Options(**{f.name: getattr(options, f.name) for f in fields(options)}, **more)
+
+    @property
+    def keeps_plans(self) -> bool:
+        """Whether the plan cache is used: the plan of a search without measuring depends on the cost store's current
+        content."""
+        return self.measure and not self.deterministic
 
     def deciding(self) -> dict[str, Any]:
         """Values, by name, of the options that the plan of a search depends on."""

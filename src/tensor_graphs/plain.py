@@ -68,10 +68,11 @@ def read_bytes(path: Path, most: int) -> bytes:
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # opening a pipe must not block
     with open(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
             raise Malformed(f"{path.name} is not a plain file")
-        found = file.read(most + 1)
-    if len(found) > most:
+        found = file.read(most + 1) if facts.st_size <= most else b""
+    if max(len(found), facts.st_size) > most:
         raise Malformed(f"{path.name} has more than {most} bytes")
     return found
 

@@ -28,7 +28,12 @@ def unsafe_folder(folder: Path) -> str:
 
     if not hasattr(os, "getuid"):
         return ""
-    whole = Path.cwd() / folder  # with its "..": after a link, ".." is the parent of the link's target
+    try:
+        whole = (
+            folder if folder.is_absolute() else Path.cwd() / folder
+        )  # with its "..": after a link, ".." is the parent of the link's target
+    except FileNotFoundError:
+        return "the current folder was removed"
     place, links = Path(whole.anchor), 0
     todo = list(reversed(whole.parts[1:]))
     while True:

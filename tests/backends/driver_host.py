@@ -29,7 +29,7 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
     `monkeypatch.setattr`. Returns the state of the emulated driver.
     """
     library.end_capture.restype = ctypes.c_void_p
-    state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0)
+    state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0, stream=7, waits=0)
     for name in ("launches", "updates", "early"):
         ctypes.c_int.in_dll(library, name).value = 0
 
@@ -58,20 +58,23 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
         finally:
             recorded.capture_end()
 
-    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
+    def wait(other: Any) -> None:
+        state.waits += 1
+
+    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=wait)
     for module in (gpu_calls, gpu_launches, any_size_gpu_helpers, any_size_launches):
         replace(module, "torch", torch, raising=False)
     replace(torch.cuda, "CUDAGraph", Graph)
     replace(torch.cuda, "graph", graph)
     replace(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    replace(torch.cuda, "current_stream", lambda: stream)
+    replace(torch.cuda, "current_stream", lambda index=None: stream)
     replace(torch.cuda, "device", lambda index: nullcontext())
     replace(torch.cuda, "synchronize", lambda index=None: None)
     replace(torch.cuda, "Stream", lambda index: stream)
     replace(torch.cuda, "stream", lambda chosen: nullcontext())
     replace(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     replace(torch._C, "_cuda_isCurrentStreamCapturing", lambda: state.capturing, raising=False)
-    replace(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    replace(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream, raising=False)
     opened = ctypes.CDLL
     replace(ctypes, "CDLL", lambda name, *more: library if "libcuda" in str(name) else opened(name, *more))
     return state

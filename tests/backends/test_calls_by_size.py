@@ -101,6 +101,15 @@ def test_a_new_size_is_launched_like_recorded_ones(program: Any, way: str) -> No
         right(run, n)
 
 
+def test_calls_of_a_new_size_wait_for_the_stream_that_made_the_weights(program: Any, driver: Any) -> None:
+    run = program(threefold)
+    run.bound = torch.cuda.current_stream()
+    for calls, n in enumerate((4, 4, 5)):
+        before = driver.waits
+        run(torch.ones(n))
+        assert (driver.waits > before) == (calls != 1)
+
+
 def test_recording_waits_until_calls_have_lost_what_it_takes(run: Any) -> None:
     calls = SimpleNamespace(way="graph", times={"flat": 30e-6, "graph": 20e-6}, recording_s=400e-6)
     run.chosen(calls)

@@ -36,6 +36,30 @@ def direct(run: Any, *given: Any) -> Any:
     return found
 
 
+@pytest.mark.parametrize("way", ["flat", "graph"])
+def test_launches_are_on_the_callers_stream(driver: Any, way: str) -> None:
+    """By the C function and by the emitted code, in turns, on two streams."""
+    run = calls(driver, way)
+    given = inputs(6)
+    run(*given[0])
+    function = direct_calls.direct_call(run, given[0], run.lock)
+    assert function is not None
+    for (x, y), stream, by_function in zip(
+        given, (7, 0, 7, 0, 0, 7), (True, False, True, False, True, False), strict=True
+    ):
+        driver.stream = stream
+        if by_function and run.stream == stream:
+            found = function(x, y)
+            assert found is not None
+        else:
+            assert run.stream == stream or function(x, y) is None
+            found = run(x, y)
+        torch.testing.assert_close(found[0], wanted(x, y))
+        assert run.stream == stream
+        if way == "flat":
+            assert {one.config.stream or 0 for one in run.kernels.table} == {stream}
+
+
 def count(driver: Any, name: str) -> int:
     return ctypes.c_int.in_dll(driver.library, name).value
 
@@ -152,6 +176,7 @@ def test_inputs_in_the_programs_memory_are_left_to_the_program(driver: Any) -> N
     assert call(x, result) is None and call(x, result.clone()) is not None
 
 
+@pytest.mark.usefixtures("new_garbage_only")
 def test_errors_of_the_driver_are_raised_and_references_do_not_leak(driver: Any) -> None:
     run = calls(driver, "flat")
     ((x, y), *_) = inputs(1)

@@ -260,6 +260,12 @@ def test_a_kernel_with_a_large_operand_is_checked_in_strips(monkeypatch: pytest.
     assert (min(s.start for s in strips), max(s.stop for s in strips)) == (0, 640)
     for s in strips:
         assert np.allclose(s.reference()[0], (operands["x"] @ operands["w"])[:, s.start : s.stop], rtol=1e-12)
+    stored = {"x": operands["x"].astype(np.float32), "w": operands["w"].astype(np.float32)}
+    narrow = kernel_strips.strips_of([x @ w], stored)
+    assert narrow is not None and all(s.params["w"] is stored["w"] and "w" not in s.whole for s in narrow)
+    want = stored["x"].astype(np.float64) @ stored["w"].astype(np.float64)
+    for s in narrow:
+        assert np.allclose(s.reference()[0], want[:, s.start : s.stop], rtol=1e-12), "strips are converted one by one"
     assert kernel_strips.strips_of([t.sum(x @ w, (1,))], operands) is None
     assert kernel_strips.strips_of([x + 1.0], {"x": operands["x"]}) is None
 

@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
+from tensor_graphs.backends import gpu_context
 from tensor_graphs.backends.generate.kernel_text import KernelText, call_json, call_of_json, kernel_text
 from tensor_graphs.backends.generate.schedule import Move
-from tensor_graphs.backends.tuning import gpu_context, gpu_worker
+from tensor_graphs.backends.tuning import gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.compile_server import NICE
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess, own_lock
@@ -679,6 +680,20 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     with gpu_worker.with_gpu_lock():
         assert waits.is_set() and gpu_worker._last[0] > began
     other.join()
+
+
+def test_the_driver_is_initialized_with_and_without_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Driver:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given: calls.append(name) or 0
+
+    monkeypatch.setattr(gpu_context.ctypes, "CDLL", lambda name: Driver())
+    gpu_context.begin_driver().join()
+    assert calls == ["cuInit"]
+    gpu_context.begin_context().join()
+    assert calls == ["cuInit", "cuInit", "cuDevicePrimaryCtxRetain"]
 
 
 def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:

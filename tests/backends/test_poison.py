@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from tensor_graphs.backends.program import gpu_calls, gpu_launches
 from tensor_graphs.backends.program.poison import poisoned
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.pipeline import run_program
+from tensor_graphs.verification import verify as verify_module
 from tensor_graphs.verification.verify import verify
 
 from . import driver_host
@@ -67,11 +70,11 @@ class Bound:
         return [*self.calls(torch.as_tensor(values["x"]), torch.as_tensor(values["y"]))]
 
 
-def verdict(program: Bound, monkeypatch: pytest.MonkeyPatch) -> Any:
+def verdict(program: Any, monkeypatch: pytest.MonkeyPatch, enough: Any = lambda: False) -> Any:
     """The verdict on a program, with its first and its later calls."""
     monkeypatch.setattr(run_program, "run_flat", lambda program, values: program.run(values))
     first, again = run_program.run_first, run_program.run_again
-    return verify(GRAPH, lambda v: first(program, v), again=lambda v: again(program, v), seeds=1)  # type: ignore[arg-type]
+    return verify(GRAPH, lambda v: first(program, v), again=partial(again, program), seeds=1, enough=enough)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -114,6 +117,27 @@ def test_verification_refuses_graphs_that_read_what_a_library_returned_before(
     assert not found.passed and "in a later call" in found.worst.said
     first = lambda v: Bound(driver, "").run(v)
     assert verify(GRAPH, first, seeds=1).passed  # what verification saw before
+
+
+def test_later_calls_end_with_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of a slow program are left out once no time is left, and the verdict says so; short ones are all made."""
+    made: list[float] = []
+
+    class Right:
+        tensors = "cuda"
+        poisoned = staticmethod(nullcontext)
+
+        def run(self, values: Any) -> list[Any]:
+            made.append(1)
+            return [3 * values["x"] + values["y"]]
+
+    for limit, allowed, calls in ((60.0, 0, 6), (-1.0, 0, 1), (-1.0, 2, 3), (-1.0, 9, 6)):
+        monkeypatch.setattr(verify_module, "LATER_S", limit)
+        made.clear()
+        asked = iter(range(99))
+        found = verdict(Right(), monkeypatch, lambda: next(asked) >= allowed)  # noqa: B023
+        assert found.passed and len(made) == calls
+        assert found.omitted == ("" if calls == 6 else "verification of later calls")
 
 
 def test_programs_of_every_size_are_poisoned(driver: Any) -> None:

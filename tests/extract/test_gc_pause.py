@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-import weakref
+import subprocess
+import sys
 
 import pytest
 
@@ -46,23 +47,47 @@ def test_what_was_made_counts_as_old_and_what_was_frozen_stays_so() -> None:
         gc.unfreeze()
 
 
-def test_what_is_frozen_for_a_while_is_collected_afterwards() -> None:
-    class Ring:
-        """Something that refers to itself."""
-
-    ring = Ring()
-    ring.self = ring  # type: ignore[attr-defined]
-    gone = weakref.ref(ring)
-    with gc_frozen():
-        assert gc.get_freeze_count()
-        with gc_paused():
-            pass
-        del ring
-        gc.collect()
-        assert gone() is not None and gc.get_freeze_count(), "an inner pause does not thaw"
-    assert not gc.get_freeze_count()
+FROZEN_FOR_A_WHILE = """
+import gc, weakref
+from tensor_graphs.extract.model.gc_pause import gc_frozen, gc_paused
+class Ring: pass
+ring = Ring()
+ring.self = ring
+gone = weakref.ref(ring)
+with gc_frozen():
+    assert gc.get_freeze_count()
+    with gc_paused():
+        pass
+    del ring
     gc.collect()
-    assert gone() is None
+    assert gone() is not None and gc.get_freeze_count(), "an inner pause does not thaw"
+assert not gc.get_freeze_count()
+gc.collect()
+assert gone() is None
+"""
+
+
+def test_what_is_frozen_for_a_while_is_collected_afterwards() -> None:
+    """In a process of its own: collecting the garbage of a process with all tests takes seconds."""
+    subprocess.run([sys.executable, "-c", FROZEN_FOR_A_WHILE], check=True)
+
+
+def test_frozen_objects_are_not_counted_at_every_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting them takes tens of milliseconds with a whole model's candidates."""
+    counted: list[int] = []
+    with gc_frozen():
+        monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 0)
+        with gc_paused():
+            made = [[i] for i in range(20_000)]
+        assert made and not counted
+    gc.collect(0)
+    with gc_paused():
+        pass
+    assert not counted, "nothing new is to be moved"
+    with gc_paused():
+        more = [[i] for i in range(20_000)]
+    assert counted and more
+    monkeypatch.undo()
 
 
 def test_what_a_program_has_frozen_stays_so() -> None:
@@ -84,5 +109,5 @@ def test_what_the_interpreter_froze_when_it_started_counts_for_nothing(monkeypat
     with gc_frozen():
         assert done == ["freeze"], "as Python 3.12 has it"
     with gc_paused():
-        pass
-    assert done == ["freeze", "unfreeze"] * 2
+        made = [[i] for i in range(20_000)]
+    assert done == ["freeze", "unfreeze"] * 2 and made

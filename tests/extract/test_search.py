@@ -124,6 +124,15 @@ def test_what_is_far_from_winning_is_not_measured() -> None:
     assert chosen(choice) == ["exp0"] and choice.measured <= 1 + MAX_ALTERNATIVES
 
 
+def test_a_search_whose_plan_is_beaten_measures_no_more() -> None:
+    prices = Prices({"exp0": 4.0, "exp1": 3.0})
+    choice = search(variants(2), prices, prices, beaten=1.4)
+    assert choice.stopped == "beaten" and prices.asked == [], "half of 3 µs, the optimistic time, is more than 1.4"
+    choice = search(variants(2), prices, prices, beaten=2.0)
+    assert choice.stopped == "beaten" and chosen(choice) == ["exp1"] and len(prices.asked) == 1, "3 µs are measured"
+    assert search(variants(2), prices, prices, beaten=3.0).stopped == "measured"
+
+
 def test_without_a_measurer_prices_are_taken() -> None:
     prices = Prices({"exp0": 2.0, "exp1": 1.0})
     choice = search(variants(2), prices)

@@ -223,13 +223,40 @@ def test_effort_is_an_argument(tmp_path: Any) -> None:
     np.testing.assert_allclose(program(np.ones((8, 16), np.float32)), np.full((8, 16), 5.0), rtol=1e-5)
 
 
+def test_values_in_16_bits_are_searched_first_and_longest_if_kernels_are_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, float, float]] = []
+    ends: dict[int, tuple[float, str]] = {}
+
+    def choose(session: Any, graph: Any, pricer: Any, measurer: Any, share: float = 0.8, beaten: float = np.inf) -> Any:
+        asked.append((graph.number, round(share, 3), beaten))
+        cost, stopped = ends[graph.number]
+        return SimpleNamespace(cost=cost, stopped=stopped, pessimistic_cost=cost)
+
+    monkeypatch.setattr(choosing, "choose", choose)
+    made: Any = [SimpleNamespace(number=n, stores_other_types=n == 2) for n in range(3)]
+
+    def cheapest(measurer: Any, *found: tuple[float, str]) -> tuple[int, list[tuple[int, float, float]]]:
+        asked.clear()
+        ends.update(enumerate(found))
+        return choose_cheapest(None, made, None, measurer)[0].number, list(asked)  # type: ignore[arg-type]
+
+    given = (5.0, "beaten"), (6.0, "beaten"), (4.0, "budget")
+    searched = [(2, 0.8, np.inf), (0, 0.4, 4.0), (1, 0.8, 4.0)]
+    assert cheapest(object(), *given) == (2, [*searched, (2, 0.8, np.inf)]), "the best has the rest of the time"
+    assert cheapest(object(), *given[:2], (4.0, "measured")) == (2, searched), "if that is of use"
+    assert cheapest(object(), (3.0, "budget"), *given[1:])[0] == 0
+    assert [n for n, *_ in cheapest(None, *given)[1]][:3] == [0, 1, 2]
+
+
 def test_less_effort_is_searched_first_and_kept_where_it_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     class Session:
         smaller: tuple[Any, ...] = ()
 
-    def choose(session: Any, graph: Any, pricer: Any, measurer: Any, share: float) -> Any:
+    def choose(session: Any, graph: Any, pricer: Any, measurer: Any, share: float, beaten: float) -> Any:
         asked.append(graph.number)
         if graph.number == 0:
             raise NoPlanError("nothing covers it")

@@ -34,8 +34,7 @@ FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
 INTS = ("int64", "int64", "int32", "int8", "uint8", "int16")
 LARGEST = {"float16": 200.0, "bfloat16": 200.0}  # magnitude that a value may have: 1e3 for the others
 RANK = 5
-ACTIVATIONS = ("relu", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "mish", "elu", "leaky_relu", "hard_sigmoid",
-               "hard_swish", "clip")  # fmt: skip
+ACTIVATIONS = tuple(op.name for op in OPS.values() if op.composite and op.pointwise and op.arity == 1)
 
 
 @dataclass(frozen=True)

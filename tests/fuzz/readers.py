@@ -281,7 +281,43 @@ def _read_checkpoint(folder: Path, content: bytes) -> None:
         path.unlink() if whole is None else path.write_bytes(whole)
 
 
+def _good_gguf(folder: Path) -> list[bytes]:
+    import numpy as np
+    from tests.models.gguf_files import file_of
+
+    rng = np.random.default_rng(0)
+    about = {
+        "general.architecture": "llama", "llama.block_count": 1, "llama.context_length": 16, "llama.embedding_length": 32,
+        "llama.feed_forward_length": 64, "llama.attention.head_count": 2, "llama.attention.head_count_kv": 1,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 10000.0, "tokenizer.ggml.tokens": ["a", "b", "c"],
+    }  # fmt: skip
+    shapes = {
+        "token_embd": (3, 32), "output": (3, 32), "output_norm": (32,), "blk.0.attn_norm": (32,), "blk.0.ffn_norm": (32,),
+        "blk.0.attn_q": (32, 32), "blk.0.attn_k": (16, 32), "blk.0.attn_v": (16, 32), "blk.0.attn_output": (32, 32),
+        "blk.0.ffn_gate": (64, 32), "blk.0.ffn_up": (64, 32), "blk.0.ffn_down": (32, 64),
+    }  # fmt: skip
+    plain = {f"{n}.weight": (s, 0, rng.standard_normal(s).astype(np.float32).tobytes()) for n, s in shapes.items()}
+    packed = {
+        n: (s, 8, b"\0<" * 17 * (s[0] * s[-1] // 32)) if len(s) == 2 else (s, 0, c) for n, (s, _, c) in plain.items()
+    }
+    return [file_of(about, plain), file_of(about, packed)]
+
+
+def _read_gguf(folder: Path, content: bytes) -> None:
+    from tensor_graphs.models.files.gguf import read_gguf
+    from tensor_graphs.models.load import load
+
+    path = folder / "m.gguf"
+    path.write_bytes(content)
+    read_gguf(path)
+    graph = load(path)
+    for name, data in graph.params.items():
+        assert name and data.shape
+
+
+#: By name; the suffix of a model format without its dot is the name of its reader.
 READERS = {
+    "gguf": Reader(_good_gguf, _read_gguf),
     "onnx": Reader(_good_onnx, _read_onnx),
     "safetensors": Reader(_good_safetensors, _read_safetensors),
     "egraph": Reader(_good_egraph, _read_egraph),

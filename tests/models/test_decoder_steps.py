@@ -15,8 +15,9 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError, UsageError
 from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.families import FAMILIES, sizes_of
 from tensor_graphs.models.huggingface.load import load_folder
-from tensor_graphs.models.huggingface.step import Caches, Folder, build_step, widest_window
+from tensor_graphs.models.huggingface.step import Caches, Folder, build_step, positions_of
 
 from .decoder_cases import CASES, LENGTH, PLACES, VOCAB, recorded, tokens, transformers_logits, write
 
@@ -67,6 +68,28 @@ def test_whole_sequences_give_the_recorded_logits(tmp_path: Path, case: str) -> 
     assert recorded(case).std() > 0.3  # logits that differ
 
 
+@pytest.mark.parametrize(
+    ("case", "changes"),
+    [
+        ("mistral", {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 0.5}),
+        ("mixtral", {"mlp_only_layers": [0], "decoder_sparse_step": 2}),
+        ("gemma2", {"sliding_window_pattern": 1}),
+        ("qwen2", {"attention_bias": True, "mlp_bias": True}),
+        ("llama", {"rope_theta": None, "rope_scaling": {"rope_theta": 500.0}}),
+        ("phi3", {"rope_scaling": {**CASES["phi3"]["rope_scaling"], "original_max_position_embeddings": 128}}),
+    ],
+)
+def test_fields_that_a_family_does_not_read_change_nothing(tmp_path: Path, case: str, changes: dict[str, Any]) -> None:
+    found = whole(write(tmp_path, case, **changes), tokens(1), float64=True)[0, list(PLACES)]
+    np.testing.assert_allclose(found, recorded(case), rtol=1e-4, atol=1e-4)
+
+
+def test_fields_that_are_missing_have_the_family_s_default(tmp_path: Path) -> None:
+    for case, eps, positions in (("mixtral", 1e-5, 131_072), ("phi3", 1e-5, 4096), ("llama", 1e-6, 2048)):
+        config = Folder(write(tmp_path / case, case, rms_norm_eps=None, max_position_embeddings=None)).config
+        assert (sizes_of(config, FAMILIES[case], 9).eps, positions_of(config)) == (eps, positions)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_cached_steps_of_a_ragged_batch_are_those_of_whole_sequences(tmp_path: Path, case: str) -> None:
     folder, ids = write(tmp_path, case), tokens()
@@ -108,8 +131,6 @@ def test_windows_keep_rings_and_other_layers_everything(tmp_path: Path) -> None:
     graph = build_step(opened.config, opened.weights(), Caches(2, LENGTH, CHUNK), 1)
     shapes = {n.attr("name"): n.shape for n in graph.leaves("state")}
     assert [shapes[f"keys.{i}"] for i in range(3)] == [(2, 2, 16, 8), (2, 2, LENGTH, 8), (2, 2, 16, 8)]
-    assert widest_window(opened.config) == 0
-    assert widest_window(Folder(write(tmp_path, "mistral")).config) == 9
 
 
 def test_few_tokens_read_their_own_experts_only(tmp_path: Path) -> None:
@@ -153,6 +174,14 @@ def test_steps_that_do_not_fit_are_refused(tmp_path: Path, caches: Caches, size:
         ("phi3", {"partial_rotary_factor": 0.4}, UnsupportedError, "partial_rotary_factor"),
         ("llama", {"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor"),
         ("gemma2", {"sliding_window": None}, BadModelError, "sliding_window is null"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, UnsupportedError, "sections"),
+        ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}, UnsupportedError, "without them"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"factor": 2.0}},
+            UnsupportedError,
+            "differ",
+        ),
     ],
 )
 def test_wrong_options(tmp_path: Path, case: str, changes: dict[str, Any], error: type[Exception], words: str) -> None:

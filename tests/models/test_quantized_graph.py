@@ -30,9 +30,15 @@ NO_GPU = backend("torch_cuda").unavailable()
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "")]
 
 
+def decoded(parts: dict[str, Any], form: str) -> tg.Tensor:
+    """The expression of a weight in the encoding `form` over params `w.q` and `w.scale` with the types of `parts`."""
+    q, scale = (t.param(f"w.{p}", parts[p].shape, dtypes.name_of(parts[p].dtype)) for p in ("q", "scale"))
+    return quantization.dequantized(form, q, scale)
+
+
 def expanded(form: str, weight: np.ndarray, dtype: str) -> np.ndarray:
     parts: dict[str, Any] = quantization.encoded(weight, form, dtype)
-    node = quantization.weight_params("w", parts, form)
+    node = decoded(parts, form)
     found = evaluate([node], {}, params={f"w.{n}": p for n, p in parts.items()})[0]
     assert found.dtype == numpy_dtype(dtype) and found.shape == weight.shape
     return found.astype(np.float32)
@@ -58,7 +64,7 @@ def test_a_weight_computed_on_a_device_has_the_bits_of_numpy(form: str, monkeypa
     weight = RNG.standard_normal((64, 256)).astype(np.float32)
     parts: dict[str, Any] = quantization.encoded(weight, form, "float32")
     params = {f"w.{n}": p for n, p in parts.items()}
-    node = quantization.weight_params("w", parts, form)
+    node = decoded(parts, form)
     for term in (node, t.cast(node, "bfloat16"), t.transpose(t.cast(node, "float16"))):
         found = weights_on_device.computed_weight(term, params, "cpu")
         want = np.ascontiguousarray(evaluate([term], {}, params=params)[0])
@@ -196,7 +202,7 @@ def test_the_largest_numbers_of_a_dtype_stay_finite(form: str, dtype: str) -> No
     largest = {"float32": 3.4028234e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38}[dtype]
     weight = (np.linspace(-1, 1, 128).reshape(2, 64) * largest).astype(kind)
     parts = quantization.encoded(weight, form, dtype)
-    term = t.cast(quantization.weight_params("w", parts, form), dtype)
+    term = t.cast(decoded(parts, form), dtype)
     (found,) = evaluate([term], {}, params={f"w.{n}": v for n, v in parts.items()})
     assert np.isfinite(found.astype(np.float32)).all()
     assert np.abs(found.astype(np.float64) - weight.astype(np.float64)).max() < 0.3 * largest
@@ -267,6 +273,28 @@ def test_the_encoder_of_a_device_gives_the_bits_of_the_host(
                     np.testing.assert_array_equal(there.view(np.uint8), part.view(np.uint8))
     with pytest.raises(UsageError, match="not finite"):
         quantization.encoded_on(np.full((2, 32), np.inf, np.float32), form, dtype, True, device)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
+def test_codes_that_are_kept_are_the_codes(form: str) -> None:
+    """Read again while somebody has them, of weights of one block of rows."""
+    graph, _ = quantized(model(), form)
+    first = load_data(graph.params["up.q"])
+    again = load_data(graph.params["up.q"])
+    assert again.dtype == first.dtype and np.shares_memory(again, first)
+    np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
+def test_a_program_in_this_process_computes_with_the_weights_of_the_saved_one(form: str, tmp_path: Path) -> None:
+    w = RNG.standard_normal((64, 96)).astype(np.float32)
+    y = t.matmul(t.input("x", (8, 64)), t.param("w", (64, 96)))
+    program = tg.optimize(y, params={"w": w}, quantize=form, backend="numpy", budget=1)
+    x = RNG.standard_normal((8, 64)).astype(np.float32)
+    found, want = program(x), x.astype(np.float64) @ w
+    assert np.linalg.norm(found - want) < 0.2 * np.linalg.norm(want)
+    program.save(tmp_path / "p")
+    np.testing.assert_array_equal(tg.load_program(tmp_path / "p")(x), found)
 
 
 def test_a_device_encodes_a_weight_once_for_all_who_read_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,18 @@ def test_two_way_rules_are_sampled_by_direction() -> None:
     with pytest.raises(RuleError, match="one direction"):
         next(instances(both, random.Random(0), 1))
     assert [len(list(instances(d, random.Random(0), 2))) for d in both.directions] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("abs(neg(x))", "abs(x)"),
+        ("maximum(x, neg(x))", "abs(x)"),
+        ("not_(not_(x))", "x"),
+        ("max(x, axes=k)", "sum(x, axes=k)"),
+    ],
+)
+def test_rules_that_one_dtype_or_no_elements_violate_are_refuted_by_every_seed(left: str, right: str) -> None:
+    """Unsigned integers wrap, truth values are 0 and 1, and the maximum of no numbers is minus infinity."""
+    when = ("len(k) == 1", "size(x, k[0]) <= 1", "floating(x)") if "axes" in left else ()
+    assert {check(Rule("r", left, right, when), seed=seed, samples=8).status for seed in range(8)} == {"refuted"}

@@ -265,6 +265,30 @@ def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly() -> None:
         os.kill(int(pid), 0)
 
 
+def test_nothing_is_left_by_a_child_process_of_multiprocessing() -> None:
+    """Such a child ends without the functions of `atexit`; it ends during a search."""
+    done = python(
+        "import multiprocessing, time, torch, warnings, tensor_graphs as tg\n"
+        "from tensor_graphs.cache_folder import _temporary_folder\n"
+        "from tensor_graphs.torch_compile import search\n"
+        "warnings.simplefilter('ignore')\n"
+        "def child(send):\n"
+        "    tg.compile(lambda a: torch.tanh(a) * 2 + 1, budget=60)(torch.ones(4))\n"
+        "    while not search._running: time.sleep(0.01)\n"
+        "    send.send((next(iter(search._running)).pid, str(search._root[0]), str(_temporary_folder())))\n"
+        "fork = multiprocessing.get_context('fork')\n"
+        "receive, send = fork.Pipe(False)\n"
+        "process = fork.Process(target=child, args=(send,))\n"
+        "process.start()\n"
+        "print(*receive.recv())\n"
+        "process.join()\n"
+    )
+    pid, *folders = done.stdout.split()
+    assert folders and not any(Path(f).exists() for f in folders), done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
 def test_importing_the_backend_does_not_import_torch() -> None:
     done = python(
         "import sys, tensor_graphs as tg; tg.torch_compile.backend, tg.compile; print('torch' in sys.modules)"

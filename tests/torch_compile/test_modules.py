@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +12,11 @@ from typing import Any
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.errors import WorkerError
 
 torch = pytest.importorskip("torch")
+compiled_graph = pytest.importorskip("tensor_graphs.torch_compile.compiled_graph")
 nn, F = torch.nn, torch.nn.functional
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
@@ -230,6 +235,83 @@ def test_autocast() -> None:
     assert ran() == before + 1
 
 
+def drawn(a: Any) -> Any:
+    """Random operators of which some need no program's result and others two programs' results."""
+    chosen = torch.multinomial(a.abs() * 2 + 1, 2)
+    noise = torch.rand(3, 4)
+    return chosen, F.dropout(a.tanh() * 2 + noise, 0.5, True).exp() * 2, torch.randperm(5), noise + torch.randn(4)
+
+
+def test_random_operators_keep_their_order() -> None:
+    compiled, a, before = tg.compile(drawn, **QUICK), x(3, 4), ran()
+    for step in range(3):
+        found = []
+        for call in (compiled, drawn):
+            torch.manual_seed(step)
+            found.append((*call(a), torch.get_rng_state()))
+        alike(*found)
+    assert ran() == before + 1
+
+
+def test_tensors_without_defined_values_are_no_results_of_programs() -> None:
+    """The memory that `torch.empty` gives is not that of the eager call: the comparison of the first call refused the
+    program.
+    """
+
+    def filled(a: Any) -> Any:
+        return a.tanh() * 2 + torch.empty_like(a).uniform_(), a.new_empty(2, 3).exponential_() * 2 + 1
+
+    compiled, a, before = tg.compile(filled, **QUICK), x(3, 4), ran()
+    torch.full((2, 3), 7.0), torch.full((3, 4), 7.0)  # memory that the next calls may get
+    for step in range(2):
+        found = []
+        for call in (compiled, filled):
+            torch.manual_seed(step)
+            found.append(call(a))
+        alike(*found)
+    report = tg.torch_compile.last_report()
+    assert ran() == before + 1 and not report.warnings
+    assert any("undefined" in i.reason for i in report.traced[0].islands)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_weights_and_their_programs_are_freed_with_the_module(gradients: bool) -> None:
+    """Dynamo keeps compiled graphs in the globals of the module's class."""
+    module = Call(lambda m, a: torch.tanh(m.linear(a)) * 2, linear=nn.Linear(8, 8))
+    compiled, before = tg.compile(module, **QUICK), ran()
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            y = compiled(x(3, 8))
+            if gradients:
+                y.sum().backward()
+    assert ran() == before + 1
+    weights = [weakref.ref(p) for p in module.parameters()]
+    programs = weakref.WeakSet(p for p in gc.get_objects() if type(p) is Program)
+    count = len(programs)
+    del module, compiled, y
+    gc.collect()
+    assert not any(w() is not None for w in weights)
+    assert gradients or len(programs) < count
+
+
+def test_searches_end_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Call(lambda m, a: torch.tanh(m.linear(a)) * 2, linear=nn.Linear(8, 8))
+    compiled = tg.compile(module, budget=60)
+    with torch.no_grad():
+        compiled(x(3, 8))
+    (search,) = (
+        next(g for g in compiled_graph._graphs if g.report is tg.torch_compile.last_report())
+        .traced[0]
+        .variants[0]
+        .searches
+    )
+    del module, compiled
+    gc.collect()
+    assert search.wait(20)
+    with pytest.raises(WorkerError, match="do not exist"):
+        search.program()
+
+
 def test_inference_mode_and_weights_that_change() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     compiled, a = tg.compile(module, **QUICK), x(3, 8)
@@ -304,6 +386,15 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
                      body=nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))),
         lambda: x(3, 8),
     ),
+    "dropout in checkpoints": (
+        lambda: Call(
+            lambda m, a: torch.utils.checkpoint.checkpoint(
+                lambda b: torch.utils.checkpoint.checkpoint(m.body, b, use_reentrant=False).sin(), a, use_reentrant=False
+            ).tanh() * 2,
+            body=nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)),
+        ),
+        lambda: x(3, 8),
+    ),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()), lambda: x(2, 3, 4, 4)),
 }  # fmt: skip
 
@@ -342,6 +433,20 @@ def test_a_backward_pass_may_run_again() -> None:
             )
             alike(found, expected, 1e-3)
     assert ran() == before + 1
+
+
+def test_gradients_that_are_differentiated_again_stay_eager() -> None:
+    """AOTAutograd's backward passes raise an error for that, and programs would come into use in some later step."""
+    module = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    compiled, a = tg.compile(module, **QUICK), x(3, 8).requires_grad_()
+    for _ in range(3):
+        penalties = []
+        for call in (compiled, module):
+            (slope,) = torch.autograd.grad(call(a).square().sum(), a, create_graph=True)
+            penalties.append(torch.autograd.grad(slope.square().sum(), list(module.parameters())))
+        alike(*penalties, 1e-3)
+    report = tg.torch_compile.last_report()
+    assert report.runs == "eager" and "differentiated again" in report.why
 
 
 def test_batch_norm_trains_at_every_batch_size() -> None:

@@ -21,6 +21,9 @@ def test_programs_train_as_eager_does(name: str) -> None:
     assert row["losses"] != row["eager_losses"]  # rounded otherwise: programs have run
     assert row["apart"] < 4 * row["eager_apart"] + 1e-5
     assert row["losses"][-1] != row["losses"][0]
+    why, times = row["report"]["why"], (row["report"]["program_us"], row["report"]["eager_us"])
+    assert why == "programs run in any case: {:.1f} µs a call, eager {:.1f} µs".format(*times)
+    assert min(times) > 20.0  # measured
 
 
 def test_programs_train_with_attention_of_a_gpu() -> None:

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from ...ir.expr import Expr
 from .code_tiles import CodeTiles
 from .fragment_frame import CHUNK, WIDTH, FragmentFrame
-from .fragments import plus
 from .frame import CudaPart, Local
 from .nest import ThreadNest
-from .spelling import CTYPES, all_of, enclosed, span
+from .spelling import CTYPES, all_of, enclosed, span, sum_of
 
 WORDS = 4  # 32-bit words of a slot of 16 bytes
 
@@ -154,7 +153,7 @@ class CodeRing(CudaPart):
     # ------------------------------------------------------------ slots
     def _code_slot(self, x: Expr, round_: str) -> str:
         """Text of a thread's slot for the codes of a tile in a round of the ring."""
-        own = plus(f"n_i * {len(self.codes)}", [*self.codes].index(x))
+        own = sum_of(f"n_i * {len(self.codes)}", [*self.codes].index(x))
         return f"{round_}[({own}) * {self.layout.threads} + thread]"
 
     def _value_slot(self, x: Expr, round_: str, column: str) -> str:

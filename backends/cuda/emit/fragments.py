@@ -21,14 +21,12 @@ from ...ir.kernel import Kernel
 from ...ir.tiling import Dot
 from ...ir.unfusable import Unfusable
 from .fragment_frame import CHUNK, HEIGHT, WIDTH, FragmentFrame
+from .fragment_loads import FragmentLoads
 from .frame import CudaPart, CudaScope, Local
-from .loads import WARM, ThreadLoads
+from .loads import WARM
 from .nest import ThreadNest
 from .reductions import Reductions
-from .spelling import CTYPES, all_of, enclosed, span
-from .thread_layout import is_uniform, stride_in_runs
-
-FRAGMENT_DTYPES = (*HALVES, "uint8", "int8")  # of loads; bytes become 16-bit floats in registers
+from .spelling import all_of, enclosed, sum_of
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,8 @@ class Fragments(CudaPart):
 
     def __init__(self, frame: FragmentFrame, axis: Axis) -> None:
         super().__init__(frame)
-        self.loads = ThreadLoads(frame)
-        self.accumulators = Reductions(frame, self.loads)
+        self.vectors = FragmentLoads(frame)
+        self.accumulators = Reductions(frame, self.vectors.single)
         self._operands(axis)
 
     def _operands(self, axis: Axis) -> None:
@@ -89,12 +87,11 @@ class Fragments(CudaPart):
             {e: b.product(getattr(dots[e], side), ()) for e in self.dots} for side in ("left", "right")
         )
         rows = (*self.left.values(), *(e.args[0] for e in self.sums))
-        self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
-        self.rights = list(dict.fromkeys(x for body in self.right.values() for x in self.sources(body)))
+        self.lefts = list(dict.fromkeys(x for body in rows for x in self.vectors.sources(body)))
+        self.rights = list(dict.fromkeys(x for body in self.right.values() for x in self.vectors.sources(body)))
         if {*self.lefts} & {*self.rights} or any("n" in frame.spans(x) for x in self.lefts):
             raise Unfusable("a load that both operands of a product use, or that varies along columns on the left")
         self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
-        self.held: dict[Expr, Local] = {}
         self.names: dict[Expr, Local] = {}
 
     def _sides(self, dot: Dot) -> bool:
@@ -114,115 +111,14 @@ class Fragments(CudaPart):
         loads. Else None."""
         over, under = factors(e.args[0])
         rows = "m", self.frame.dim
-        whole = not under and len(over) == 2 and all(self.read_whole(f) for f in over)
-        if not whole or any(self.frame.spans(f) != rows for f in over) or len({self.dtype(f) for f in over}) > 1:
+        whole = not under and len(over) == 2 and all(self.vectors.read_whole(f) for f in over)
+        if (
+            not whole
+            or any(self.frame.spans(f) != rows for f in over)
+            or len({self.vectors.dtype(f) for f in over}) > 1
+        ):
             return None
         return over[0], over[1]
-
-    def read_whole(self, e: Expr) -> bool:
-        """Whether the expression `e` can be loaded as vectors of 8 elements along K, each by a single load.
-
-        A select between loads counts, if its condition is the same for all elements of a vector.
-        """
-        frame = self.frame
-        if e.op == "where":
-            c, *ways = e.args
-            apart = all(x.op not in ("load", "reduce") for x in walk([c])) and is_uniform(
-                c, frame.groups[frame.dim][0], 8
-            )
-            return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
-        if e.op != "load" or e.value[2]:
-            return False
-        return self.repeated(e) or self.loads.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
-
-    def repeated(self, e: Expr) -> bool:
-        """Whether the load `e`, which varies over columns, is constant along each vector of 8 elements of K, as the
-        scale of a group of weights is."""
-        axis, dims = self.frame.groups[self.frame.dim][0], self.frame.spans(e)
-        among = self.frame.dim in dims and len(dims) > 1 and "m" not in dims
-        return e.op == "load" and not e.args and among and stride_in_runs(e.value[1], axis, 8) == 0
-
-    def dtype(self, e: Expr) -> str:
-        """Storage dtype of `e`, a vector load or a select between vector loads."""
-        return str(e.value[3]) if e.op == "load" else self.dtype(e.args[1])
-
-    def sources(self, e: Expr) -> list[Expr]:
-        """The vector loads from which the expression `e` is computed.
-
-        Raises Unfusable if the expression contains other loads or reductions.
-        """
-        if self.read_whole(e):
-            return [e]
-        if e.op in ("load", "reduce"):
-            raise Unfusable(f"a {e.op} that cannot be loaded as a fragment")
-        return [x for a in e.args for x in self.sources(a)]
-
-    def hold(self, dims: tuple[str, ...], dtype: str) -> Local:
-        """Emit the declaration of registers for a load's vectors of 8 elements along K; returns the register variable.
-
-        `dims`, `dtype`: dimensions that the load varies along, and the dtype that it reads. Raises Unfusable if K is
-        not among the dimensions, for dtypes that fragments cannot have, or if too many registers are needed.
-        """
-        frame = self.frame
-        if frame.dim not in dims or dtype not in FRAGMENT_DTYPES:
-            raise Unfusable("a load without the K axis, or of a dtype that fragments do not have")
-        local = Local(self.fresh("v"), dims, dtype, frame.dim)
-        count = frame.count(dims, frame.dim)
-        self.loads.check_held(16 * count)
-        self.line(f"Pack<{CTYPES[dtype]}, 8> {local.name}{f'[{count}]' if count > 1 else ''};")
-        return local
-
-    def spot(self, local: Local, at: str) -> str:
-        """CUDA expression of one vector of the register variable `local`; `at` is the expression of its index among the
-        thread's vectors."""
-        return f"{local.name}[{at}]" if self.frame.count(local.dims, local.lanes) > 1 else local.name
-
-    def fill(self, nest: ThreadNest, e: Expr, condition: str = "") -> None:
-        """Emit, inside the loop nest `nest`, the load of a vector of `e` into its register variable; `condition`: CUDA
-        expression on which the load depends, "" for none.
-
-        Loads of columns bypass L1, so that L1 keeps the rows. Out-of-bounds vectors are loaded from a valid address and
-        zeroed by a select, because a branch would serialize the loads.
-        """
-        local = self.held[e]
-        where, anywhere, conditions = self._source(nest, e)
-        conditions = [*nest.masks(local.dims), *conditions]
-        read = "read_once" if "n" in local.dims else "read"
-        if self.repeated(e):
-            text = f"repeat<8>({f'{all_of(conditions)} ? ' if conditions else ''}*({where}){f' : {CTYPES[local.dtype]}{{}}' if conditions else ''})"
-            nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
-            return
-        text = f"{read}_if<8>({all_of(conditions)}, {where}, {anywhere})" if conditions else f"{read}<8>({where})"
-        nest.line(f"{f'if ({condition}) ' if condition else ''}{self.spot(local, nest.slot(local))} = {text};")
-
-    def _source(self, nest: ThreadNest, e: Expr, known: frozenset[Expr] = frozenset()) -> tuple[str, str, list[str]]:
-        """(address of a vector, an address that is always valid, bounds conditions of the vector).
-
-        `known` conditions are left out.
-        """
-        frame = self.frame
-        if e.op == "where":
-            c, yes, no = e.args
-            other = self.kernel.builder.make("not", (c,), None, "bool")
-            ways = [self._source(nest, w, known | {k}) for w, k in ((yes, c), (no, other))]
-            if any(conditions for *_, conditions in ways):
-                raise Unfusable("a select between vectors that are loaded under conditions")
-            chosen = enclosed(nest.scalar(c, nest.depth(frame.spans(c))))
-            return f"{chosen} ? {ways[0][0]} : {ways[1][0]}", ways[0][1], []
-        operand, at, _, _ = e.value
-        where = f"{frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
-        conditions = [nest.scalar(g, nest.depth(frame.spans(g))) for g in e.args if g not in known]
-        return where, frame.param[operand], conditions
-
-    def read(self, loads: Sequence[Expr], condition: str = "") -> None:
-        """Emit loop nests that load all vectors of `loads` into their register variables; `condition`: CUDA expression
-        on which the loads depend, "" for none."""
-        for dims in dict.fromkeys(self.held[x].dims for x in loads):
-            nest = ThreadNest(self.frame, dims, self.frame.dim)
-            for x in loads:
-                if self.held[x].dims == dims:
-                    self.fill(nest, x, condition)
-            nest.close()
 
     def stage(self) -> list[str]:
         """Emit coordinates, accumulators, the first loads and the loop over K. Returns the lines of the outermost
@@ -238,11 +134,11 @@ class Fragments(CudaPart):
         later = [x for x in (*self.rights, *self.lefts) if x not in early]
         if early:
             with self.inside(frame.ahead):
-                self.held |= {x: self.hold(frame.spans(x), self.dtype(x)) for x in early}
-                self._at_first(lambda: self.read(early), apart=True)
-        self.held |= {x: self.hold(frame.spans(x), self.dtype(x)) for x in later}
-        frame.top.known |= self.held
-        self._at_first(lambda: self.read(later))
+                self.vectors.hold_all(early)
+                self._at_first(lambda: self.vectors.read(early), apart=True)
+        self.vectors.hold_all(later)
+        frame.top.known |= self.vectors.held
+        self._at_first(lambda: self.vectors.read(later))
         self._walk_sum()
         return frame.top.lines
 
@@ -283,7 +179,7 @@ class Fragments(CudaPart):
                 self.line(f"const int {dim}_0 = {dim}_block + own;")
                 nest = ThreadNest(frame, frame.spans(e), dim)
                 masks = nest.masks(frame.spans(e))
-                where, *_ = self._source(nest, e)
+                where, *_ = self.vectors.source(nest, e)
                 nest.line(f"{f'if ({all_of(masks)}) ' if masks else ''}warm<16>({where});")
                 nest.close()
                 self.line("}")
@@ -336,11 +232,11 @@ class Fragments(CudaPart):
             self._next_position()
         left = [] if whole else [*self.rights, *self.lefts]
         for dims in dict.fromkeys(self.names[e].dims for e in self.dots):
-            later = [x for x in left if self.held[x].dims == (frame.dim, dims[1]) and x in self.rights]
+            later = [x for x in left if self.vectors.held[x].dims == (frame.dim, dims[1]) and x in self.rights]
             self._multiply([e for e in self.dots if self.names[e].dims == dims], dims[1], sides, later)
             left = [x for x in left if x not in later]
         if not whole:
-            self.read(left, "more")
+            self.vectors.read(left, "more")
             self.line("}")
 
     def _accumulate_sums(self) -> None:
@@ -367,16 +263,16 @@ class Fragments(CudaPart):
         An operand computed from bytes only has the dtype `other` of the other operand.
         """
         frame = self.frame
-        if e in self.held and self.held[e].dtype in HALVES:
-            return self.held[e]
-        kinds = {self.held[x].dtype for x in self.sources(e)} & {*HALVES} or {other} - {""}
+        if e in self.vectors.held and self.vectors.held[e].dtype in HALVES:
+            return self.vectors.held[e]
+        kinds = {self.vectors.held[x].dtype for x in self.vectors.sources(e)} & {*HALVES} or {other} - {""}
         if len(kinds) != 1:
             raise Unfusable("a product operand of two dtypes")
         (dtype,) = kinds
-        local = self.hold(frame.spans(e), dtype)
+        local = self.vectors.hold(frame.spans(e), dtype)
         nest = ThreadNest(frame, local.dims)
         value = nest.scalar(e, nest.deepest, dtype=dtype)
-        nest.line(f"{self.spot(local, nest.slot(local))}.at[{frame.dim}_v] = {value};")
+        nest.line(f"{self.vectors.spot(local, nest.slot(local))}.at[{frame.dim}_v] = {value};")
         nest.close()
         return local
 
@@ -388,7 +284,7 @@ class Fragments(CudaPart):
         k = f"{frame.dim}_i" if depth > 1 else "0"
         if "m" not in local.dims:
             return [f"{local.name}[{k}]" if depth > 1 else local.name] * 2
-        return [f"{local.name}[{plus(k, (2 * height + i) * depth)}]" for i in (0, 1)]
+        return [f"{local.name}[{sum_of(k, (2 * height + i) * depth)}]" for i in (0, 1)]
 
     def _multiply(self, dots: Sequence[Expr], columns: str, sides: dict[Expr, Local], later: Sequence[Expr]) -> None:
         """Emit the loop nest of the products `dots`, whose right operands share a dimension of columns.
@@ -404,17 +300,17 @@ class Fragments(CudaPart):
             if a.dtype != b.dtype or a.dims not in (("m", frame.dim), (frame.dim,)):
                 raise Unfusable("product operands in a layout or dtype that tensor cores do not support")
             for h in range(frame.heights):
-                place = f"{self.names[e].name}[{plus(tile, h * tiles)}]"
-                nest.line(f"multiply({place}, {', '.join(self._rows_of(a, h))}, {self.spot(b, nest.slot(b))});")
+                place = f"{self.names[e].name}[{sum_of(tile, h * tiles)}]"
+                nest.line(f"multiply({place}, {', '.join(self._rows_of(a, h))}, {self.vectors.spot(b, nest.slot(b))});")
         for x in later:
-            self.fill(nest, x, "more")
+            self.vectors.fill(nest, x, "more")
         nest.close()
 
     def _square(self, e: Expr) -> None:
         """Emit a sum of elementwise products within each row, as the diagonal of A·Bᵀ."""
         frame = self.frame
         nest = ThreadNest(frame, (frame.dim,), frame.dim)
-        a, b = (self.held[x] for x in self.squares[e])
+        a, b = (self.vectors.held[x] for x in self.squares[e])
         for h in range(frame.heights):
             for i, other in enumerate(self._rows_of(b, h)):
                 nest.line(f"multiply({self.names[e].name}[{2 * h + i}], {', '.join(self._rows_of(a, h))}, {other});")
@@ -434,7 +330,7 @@ class Fragments(CudaPart):
         elif local.dims not in (("m",), ()):
             raise Unfusable("a reduction with column results beside products")
         row = tiles * WIDTH * across + (8 if tiles * across > 1 else 0) if tiles else 1
-        place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
+        place = f"{sum_of('shared', first)} + thread / {32 * warps.across} * {rows * row}"
         place += f" + thread / 32 % {across} * {tiles * WIDTH}" if across > 1 else ""
         alone = [f"thread / 32 % {warps.across} == 0"] if warps.across > 1 and across == 1 else []
         if not tiles and e not in self.squares:
@@ -449,8 +345,3 @@ class Fragments(CudaPart):
             each = f"for (int i = 0; i < {frame.count(local.dims)}; ++i)"
             self.line(f"{condition}{each} ({place})[thread / 4 % 8 + i * 8] = {local.name}[i];")
         return PartialSums(first, row, rows * row)
-
-
-def plus(text: str, number: int) -> str:
-    """CUDA expression of the sum of the expression `text` and `number`, without a zero term."""
-    return str(number) if text == "0" else f"{text} + {number}" if number else text

@@ -24,10 +24,10 @@ from .code_forms import BYTES, CodeForm, code_form
 from .code_ring import CodeRing
 from .code_tiles import CodeTiles
 from .fragment_frame import CHUNK, HEIGHT, WIDTH
-from .fragments import Fragments, PartialSums, plus, refusal
+from .fragments import Fragments, PartialSums, refusal
 from .frame import Local
 from .nest import ThreadNest
-from .spelling import CTYPES, all_of, enclosed, span
+from .spelling import CTYPES, all_of, enclosed, span, sum_of
 from .thread_layout import stride_in_runs
 
 ROW = CHUNK // WIDTH  # threads that hold neighbouring vectors along K
@@ -148,12 +148,12 @@ class PackedFragments(Fragments):
         self.left = {e: b.product([f for f in dots[e].left if f not in _bare_factors(dots[e])], ()) for e in self.dots}
         self.right = {e: b.product(dots[e].right, ()) for e in self.dots}
         rows = (*self.left.values(), *(e.args[0] for e in self.sums))
-        self.lefts = list(dict.fromkeys(x for body in rows for x in self.sources(body)))
+        self.lefts = list(dict.fromkeys(x for body in rows for x in self.vectors.sources(body)))
         self.rights = []
         if not self.dots or any("n" in frame.spans(x) for x in self.lefts):
             raise Unfusable("a left operand that varies along columns")
         self.squares = {e: two for e in self.sums if (two := self._rows(e)) is not None}
-        self.held, self.names = {}, {}
+        self.names = {}
         self.codes = {x: self.fresh("code") for x in dict.fromkeys(s.form.load for s in self.packed.values())}
         self.values = {
             x: self.fresh("factor") for x in dict.fromkeys(x for s in self.packed.values() for x in s.values)
@@ -174,7 +174,7 @@ class PackedFragments(Fragments):
         if warps.ahead * frame.step >= frame.size:
             raise Unfusable("a prefetch distance beyond the end of K")
         near = self.grouped == self.dots and all(x.value[3] in HALVES for x in self.values)
-        whole = all(x.op == "load" and not x.args and self.dtype(x) in HALVES for x in self.lefts)
+        whole = all(x.op == "load" and not x.args and self.vectors.dtype(x) in HALVES for x in self.lefts)
         ring = CodeRing(
             frame,
             self.tile,
@@ -216,8 +216,8 @@ class PackedFragments(Fragments):
                 frame.top.known[x] = Local(name, ("n",), str(x.value[3]))
             if early:
                 self._at_first(lambda: self._first(weights=True, rows=False), apart=True)
-        self.held = {x: self.hold(frame.spans(x), self.dtype(x)) for x in self.lefts}
-        frame.top.known |= self.held
+        self.vectors.hold_all(self.lefts)
+        frame.top.known |= self.vectors.held
         self._at_first(lambda: self._first(weights=not early, rows=True))
         self.between()
         if self.ring is not None:
@@ -232,7 +232,7 @@ class PackedFragments(Fragments):
         if weights and self.loaded:
             self.tile.each(lambda: self._fetch(""))
         if rows and not self.ring_rows:
-            self.read(self.lefts)
+            self.vectors.read(self.lefts)
         if self.ring is not None:
             self.ring.first(weights=weights, rows=rows)
 
@@ -274,7 +274,7 @@ class PackedFragments(Fragments):
         if not whole and not self.ring_rows:
             self.line("{")
             self._next_position()
-            self.read(self.lefts, "more")
+            self.vectors.read(self.lefts, "more")
             self.line("}")
         if self.ring is not None:
             self.line(f"round = round == {self.frame.warps.ahead} ? 0 : round + 1;")
@@ -283,9 +283,9 @@ class PackedFragments(Fragments):
         """Emit the reads of rows from the ring."""
         assert self.ring is not None
         for x in self.ring_rows:
-            local = self.held[x]
+            local = self.vectors.held[x]
             nest = ThreadNest(self.frame, local.dims, self.frame.dim)
-            self.ring.read_rows(x, local, self.spot(local, nest.slot(local)), nest)
+            self.ring.read_rows(x, local, self.vectors.spot(local, nest.slot(local)), nest)
             nest.close()
 
     def _pair(self, sides: dict[Expr, Local], whole: bool) -> None:
@@ -326,12 +326,12 @@ class PackedFragments(Fragments):
 
     def _sums_of(self, e: Expr, octet: int) -> str:
         """Text of the accumulator of a pair of column tiles and the 8 rows with index `octet`."""
-        return f"{self.names[e].name}[{plus('pair / 2', octet * self.frame.warps.tiles // 2)}]"
+        return f"{self.names[e].name}[{sum_of('pair / 2', octet * self.frame.warps.tiles // 2)}]"
 
     def _row(self, left: Local, octet: int) -> str:
         """Text of the vector of the 8 rows with index `octet`, inside the loop over a thread's vectors along K."""
         frame = self.frame
-        return f"{left.name}[{plus(f'{frame.dim}_i', octet * frame.span // WIDTH if 'm' in left.dims else 0)}]"
+        return f"{left.name}[{sum_of(f'{frame.dim}_i', octet * frame.span // WIDTH if 'm' in left.dims else 0)}]"
 
     def _row_sums(self, left: Local) -> str:
         """Emit the sums of the rows over one group; returns the name of the array."""
@@ -347,7 +347,7 @@ class PackedFragments(Fragments):
 
     def _chain(self, octet: int) -> str:
         """Text of the index of an accumulator of a group, inside the loop over a thread's vectors along K."""
-        return plus(f"{self.frame.dim}_i % {self.chains} * {self.octets}", octet) if self.chains > 1 else str(octet)
+        return sum_of(f"{self.frame.dim}_i % {self.chains} * {self.octets}", octet) if self.chains > 1 else str(octet)
 
     def _join_chains(self, name: str) -> None:
         """Emit the sum of the accumulators of a group, into the first one."""
@@ -387,14 +387,14 @@ class PackedFragments(Fragments):
         """Register value of an operand of a product as 16-bit vectors: as loaded, or computed from loaded vectors; a
         product of two vectors, such as a row times the gain of a norm, two elements at a time."""
         over, under = factors(e)
-        held = [self.held[f] for f in over if f in self.held]
+        held = [self.vectors.held[f] for f in over if f in self.vectors.held]
         if under or len(over) != 2 or len(held) != 2 or len({x.dtype for x in held} | {*HALVES}) > len(HALVES):
             return super()._pack(e, other)
         if held[0].dtype != held[1].dtype:
             return super()._pack(e, other)
-        local = self.hold(self.frame.spans(e), held[0].dtype)
+        local = self.vectors.hold(self.frame.spans(e), held[0].dtype)
         nest = ThreadNest(self.frame, local.dims, self.frame.dim)
-        to, *parts = (self.spot(x, nest.slot(x)) for x in (local, *held))
+        to, *parts = (self.vectors.spot(x, nest.slot(x)) for x in (local, *held))
         nest.line(f"multiply_pairs({to}, {', '.join(parts)});")
         nest.close()
         return local
@@ -424,7 +424,7 @@ class PackedFragments(Fragments):
             return super().put(e, first)
         frame, warps = self.frame, self.frame.warps
         row, rows = warps.tiles * WIDTH * warps.across + 8, frame.heights * HEIGHT
-        place = f"{plus('shared', first)} + thread / {32 * warps.across} * {rows * row}"
+        place = f"{sum_of('shared', first)} + thread / {32 * warps.across} * {rows * row}"
         place += f" + thread / 32 % {warps.across} * {warps.tiles * WIDTH}" if warps.across > 1 else ""
         self.line(f"put_columns<{row}, {warps.tiles // 2}>({place}, {self.names[e].name});")
         return PartialSums(first, row, rows * row)

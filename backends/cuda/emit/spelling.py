@@ -134,6 +134,11 @@ def plus(text: str) -> str:
     return f" + {text}" if text else ""
 
 
+def sum_of(text: str, number: int) -> str:
+    """CUDA expression of the sum of the expression `text` and `number`, without a zero term."""
+    return str(number) if text == "0" else f"{text} + {number}" if number else text
+
+
 def spelled(ctype: str) -> str:
     """CUDA text that converts the expression in the parentheses after it to `ctype`: the type's name, in parentheses if
     it has two words."""

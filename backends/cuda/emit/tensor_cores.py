@@ -12,13 +12,14 @@ from functools import partial
 from ...ir.expr import Expr
 from ...ir.unfusable import Unfusable
 from .fragment_frame import WIDTH, FragmentFrame
-from .fragments import Fragments, PartialSums, plus
+from .fragments import Fragments, PartialSums
 from .frame import CudaPart, Local, ThreadFrame
 from .loads import ThreadLoads
 from .loops import ThreadLoops
 from .nest import ThreadNest
 from .packed_fragments import PackedFragments, span_of
 from .reductions import Reductions
+from .spelling import sum_of
 from .thread_layout import DimensionThreads, ThreadLayout
 
 
@@ -112,7 +113,7 @@ class TensorCores(CudaPart):
         self.loads.check_held(4 * frame.count(local.dims))
         self.line(f"float {local.name}[{frame.count(local.dims)}];")
         nest = ThreadNest(frame, local.dims)
-        spots = [plus("shared", put.first)]
+        spots = [sum_of("shared", put.first)]
         if "m" in local.dims:
             spots.append(nest.coordinate("m") + (f" * {put.row}" if put.row > 1 else ""))
         for d in (d for d in local.dims if d != "m"):

@@ -111,6 +111,7 @@ def splits(length: int, tiles: int, step: int, uneven: bool = False) -> list[int
 
 
 def unsplit_beside(schedules: Sequence[Schedule], own: Fixed) -> Sequence[Schedule]:
-    """Those of a product's schedules that do not use split-K, if the kernel has further short reductions (`own`: their
-    fixed schedule entries, empty if there are none); otherwise all schedules."""
+    """The schedules of a matrix product that may be used in its kernel: all, or those without split-K if the kernel
+    also has short reductions beside the product. `own`: schedule entries that such reductions fix; empty if there are
+    none."""
     return [s for s in schedules if s.get("split", 1) == 1] if own else schedules

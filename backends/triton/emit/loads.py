@@ -35,7 +35,8 @@ class TileLoads(TritonPart):
                 frame.scope.known[e] = self.values.named(self.load(e, f"{axis.name}_ // {axis.size}"))
 
     def load(self, e: Expr, moving: str = "") -> Tile:
-        """Triton expression (a `Tile`) of what the load `e` reads: a TMA box if possible, else a masked pointer load.
+        """Triton expression (a `Tile`) of the values that the load `e` reads: a TMA box if possible, else a masked
+        pointer load.
 
         `moving`: Triton expression that is 0 but seems to depend on a loop, added to the address so that the load stays
         in the loop (`read_inside`).

@@ -230,8 +230,8 @@ class TileLoops(TritonPart):
             if monoid not in ACROSS or e.kind == "bool":
                 raise Unfusable(f"a looped reduction by {monoid} of {e.kind}")
             dtype = frame.wide if e.kind == "float" else body.dtype
-            if scale is not None or self.tiling.options.get("eager_sums"):
-                old = name if scale is None else f"{name} * {frame.spread(scale, kept)}"
+            if scale is not None:
+                old = f"{name} * {frame.spread(scale, kept)}"
                 self.line(f"{name} = {COMBINE[monoid].format(old, ACROSS[monoid].format(text, body.dims.index(dim)))}")
                 held = kept
             else:

@@ -37,8 +37,8 @@ class TileValues(TritonPart):
     makers: dict[str, Callable[[Expr], Tile]] = field(default_factory=dict, init=False)
 
     def value(self, e: Expr) -> Tile:
-        """Triton expression (a `Tile`) of the value of `e`. What it needs is emitted, in the outermost scope that can
-        compute it, unless that has been done before."""
+        """Triton expression (a `Tile`) of the value of `e`. Statements that compute its operands are emitted first, in
+        the outermost scope that can compute them, unless they have been emitted before."""
         frame = self.frame
         if frame.long and e.op != "const" and frame.scope.find(e) is None:  # without recursion, operands first
             for x in unknown(e, lambda a: frame.scope.find(a) is not None or not a.axes <= frame.scope.bound)[:-1]:

@@ -44,7 +44,8 @@ class KernelFacts:
     has such axes. `inner`: sizes of the reduction axes; `main`: index in `inner` of K, the longest reduction axis of a
     product that is in no other reduction; `walked`: whether there is such a product. `middle`: elements per row of the
     intermediate result of back-to-back products (`main` is then K of the inner product), else 0. `sums`: number of
-    accumulators; `single`: no 16-bit operands; `boxed`: TMA can load tiles (ir/tensor_maps.py). `dots`: (work, varies
+    accumulators; `single`: no 16-bit operands; `boxed`: TMA can load at least one operand's
+    tiles (ir/tensor_maps.py), in attention or in a product with more than 16 rows. `dots`: (work, varies
     along rows, varies along columns) of each product. `periods`: divisors in index expressions of reduction axes.
     `splits`: whether the longest reduction may be split. `turned`: whether large operands or results are contiguous
     along rows instead of columns. `beside`: maximum number of interleaved results per element (emit/row_stores.py), 1

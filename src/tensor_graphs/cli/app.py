@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stdout, suppress
+from contextlib import nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,12 +43,26 @@ from .arguments import (
     ToleranceOption,
     Trust,
 )  # fmt: skip
-from .console import Answer, Console, Json, Out, Verbose, terminated, text_of, working, writable
+from .console import (
+    Answer,
+    Console,
+    Json,
+    Out,
+    Verbose,
+    discard,
+    open_missing_streams,
+    printable,
+    tell,
+    terminated,
+    text_of,
+    working,
+    writable,
+)
 from .db import app as db_app
 from .generate import generate
 from .kernels import KernelFiles, sizes
 from .kernels import app as kernels_app
-from .outcome import described, discard_output, fail, finish
+from .outcome import described, fail, finish
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
@@ -348,9 +362,11 @@ app.command()(generate)
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit the process with the outcome's exit code; never returns."""
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # the source line of a warning is internal
+    # the source line of a warning is internal
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminated)
+    open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # characters that the terminal cannot encode are escaped
             stream.reconfigure(errors="backslashreplace")
@@ -364,12 +380,11 @@ def run(arguments: list[str]) -> int:
     try:
         return _run(arguments, "--json" in arguments)
     except BrokenPipeError:  # the reader of the pipe has closed: not an error
-        discard_output()
+        discard(sys.stdout)
         return 0
     except OSError as error:  # standard output cannot take the error's document: a full disk
-        discard_output()
-        with suppress(OSError):
-            print(f"error: standard output cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
+        discard(sys.stdout)
+        tell(f"error: standard output cannot be written: {error.strerror or error}")
         return UsageError.exit_code
 
 

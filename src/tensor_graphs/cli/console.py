@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,19 +27,58 @@ Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print progress on stderr")]
 
 
+# control characters but tab and newline, and those that change the direction of text
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are escaped: names in files must not control the terminal."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def discard(stream: Any) -> None:
+    """Redirect a standard stream to the null device, so that flushing its buffer at exit does not fail."""
+    with suppress(OSError, AttributeError):  # it is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def tell(text: str) -> None:
+    """Print a message on stderr. One that cannot be written (its reader has gone, a full disk) ends no command."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def open_missing_streams() -> None:
+    """Open the null device in place of closed standard streams.
+
+    The next opened files would get their numbers, and messages of this process and its libraries.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    sys.stdin = sys.stdin or os.fdopen(0, "r", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 class Console:
     """Progress display on stderr: a spinner if stderr is a terminal, one line per stage with -v, else nothing."""
 
     def __init__(self, verbose: bool, quiet: bool = False) -> None:
         self.verbose, self.quiet, self._status = verbose, quiet, None  # type: tuple[bool, bool, Any]
+        self._plain: Any = str
 
     def say(self, stage: str, message: str) -> None:
         """Report the start of a stage, or an event in it."""
         text = f"{stage}: {message}" if message else stage
         if self._status is not None:
-            self._status.update(text)
+            self._status.update(self._plain(printable(text)))
         elif self.verbose:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
     @contextmanager
     def live(self) -> Iterator[Console]:
@@ -47,7 +87,9 @@ class Console:
             yield self
             return
         from rich.console import Console as Rich
+        from rich.text import Text
 
+        self._plain = Text  # without markup: messages have names of models
         with Rich(stderr=True).status("starting") as status:
             self._status = status
             try:
@@ -110,12 +152,16 @@ def interruptible(progress: Progress) -> Iterator[None]:
 class Answer:
     """Result of a command: JSON fields and text.
 
-    `error` is set if the command ended early with a partial result.
+    `error` is set if the command ended early with a partial result. `afterwards`: work for later runs, done once the
+    answer is printed. `exact`: the text is a model's own output, printed as it is; in other texts control characters
+    are escaped.
     """
 
     document: Mapping[str, Any]
     text: str
     error: TensorGraphsError | None = None
+    afterwards: Callable[[], object] | None = None
+    exact: bool = False
 
 
 def writable(target: Path, *, folder: bool = False) -> None:

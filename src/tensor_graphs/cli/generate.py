@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,10 @@ from ..errors import Interrupted, UsageError
 from ..options import Options, summary
 from ..plain import as_int
 from ..progress import Progress
-from .console import Answer, Json, Verbose, working
+from .console import Answer, Json, Verbose, printable, tell, working
 
 if TYPE_CHECKING:
-    from ..generation import Piece
+    from ..generation import Generator, Piece
 
 Prompt = Annotated[str | None, typer.Option("--prompt", help="text of the prompt (needs the package tokenizers)")]
 Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids of the prompt, separated by commas")]
@@ -43,13 +44,13 @@ def generate(
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Generate text with a decoder from a Hugging Face folder. Programs are optimized at first use and cached."""
-    from ..generation import Generator
+    from ..generation import Generator as made
 
     if (prompt is None) == (prompt_tokens is None):
         raise UsageError("give either --prompt or --prompt-tokens")
     given = prompt if prompt is not None else _numbers(prompt_tokens or "")
     with working(verbose, as_json) as progress:
-        generator = Generator(
+        generator = made(
             folder, budget=budget, max_length=max_length, backend=backend, trust=trust_model, costdb=costdb, measure=measure,
             progress=progress, quantize=quantize, draft=draft, draft_tokens=draft_tokens,
         )  # fmt: skip
@@ -69,11 +70,16 @@ def generate(
     if verbose and not math.isnan(found.tokens_per_second):
         accepted = "" if draft is None else f", {found.acceptance:.0%} of the draft's tokens accepted"
         accepted += f"; {found.drafting}" if found.drafting else ""
-        print(
-            f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}",
-            file=sys.stderr,
-        )
-    return Answer(document, text)
+        tell(f"{found.tokens_per_second:.1f} tokens/s, first token after {found.first_token_s:.3f} s{accepted}")
+    afterwards = partial(_complete_checks, generator) if generator.unchecked and not progress.stopped else None
+    return Answer(document, text, exact=True, afterwards=afterwards)
+
+
+def _complete_checks(generator: Generator) -> None:
+    """Complete the checks that the searches had no time for, so that later runs find them done."""
+    if sys.stderr.isatty():
+        tell(f"completing checks of {', '.join(generator.unchecked)} for later runs (Ctrl-C to leave them)")
+    generator.complete_checks()
 
 
 class _Shown:
@@ -90,7 +96,7 @@ class _Shown:
         if self.progress.stopped:
             raise Interrupted("stopped on request")
         if self.live:
-            print(piece.text, end="", flush=True)
+            print(printable(piece.text), end="", flush=True)
 
 
 def _numbers(text: str) -> list[int]:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from ..errors import Interrupted, TensorGraphsError, TooLargeError, UsageError
-from .console import Answer, Terminated, terminated
+from .console import Answer, Terminated, discard, printable, tell, terminated
 
 SCHEMA = 1
-
-
-def discard_output() -> None:
-    """Redirect standard output to the null device, so that flushing its buffer at exit does not fail."""
-    with suppress(OSError, AttributeError):  # it is no file
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _closing() -> None:
@@ -34,15 +26,41 @@ def _closing() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+def _put(text: str) -> None:
+    """Print on stdout. That the reader of the pipe has gone is not an error; raises OSError for others."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        discard(sys.stdout)
+
+
 def finish(as_json: bool, answer: Answer) -> int:
     """Print an answer, and the error that ended the command early, if any; returns the exit code."""
     _closing()
+    text = answer.text if answer.exact else printable(answer.text)
     if answer.error is None:
-        print(_dump({"ok": True, **answer.document}) if as_json else answer.text, flush=True)
+        _put(_dump({"ok": True, **answer.document}) if as_json else text)
+        if answer.afterwards is not None:
+            _afterwards(answer.afterwards)
         return 0
     if not as_json:
-        print(answer.text, flush=True)
+        _put(text)
     return fail(as_json, answer.error.exit_code, answer.error.to_json(), str(answer.error), answer.document)
+
+
+def _afterwards(work: Callable[[], object]) -> None:
+    """Do the work that follows an answer. Readers of standard output see its end now; a signal ends the work, and an
+    error is a message."""
+    discard(sys.stdout)
+    try:
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # by `_closing`
+            signal.signal(signal.SIGTERM, terminated)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        work()
+    except (KeyboardInterrupt, Terminated):
+        pass
+    except TensorGraphsError as error:
+        tell(f"note: {error}")
 
 
 def described(error: BaseException) -> tuple[int, dict[str, str], str]:
@@ -65,6 +83,9 @@ def described(error: BaseException) -> tuple[int, dict[str, str], str]:
         return 2, known.to_json(), f"error: {known}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
         known = UsageError(f"a file could not be written: {error.strerror}", hint="make room, or write elsewhere")
+        return 2, known.to_json(), f"error: {known}"
+    if isinstance(error, FileNotFoundError):  # without a name: of the current folder
+        known = UsageError("the current folder was removed", hint="cd to another one")
         return 2, known.to_json(), f"error: {known}"
     import traceback
 
@@ -108,6 +129,6 @@ def fail(
     `code`."""
     _closing()
     if as_json:
-        print(_dump({"ok": False, "error": error, **(document or {})}), flush=True)
-    print(text, file=sys.stderr, flush=True)
+        _put(_dump({"ok": False, "error": error, **(document or {})}))
+    tell(text)
     return code

@@ -176,7 +176,7 @@ def explain_saved(
     until = time.monotonic() + seconds
     tolerance = "exact" if exact else "eager"
     options = Options(backend="auto", limits=limits, effort=effort, tolerance=tolerance, measure=False, budget=math.inf)
-    session = Session(options, rules=(*ALL, *rules))
+    session = Session(options, own_rules=(*ALL, *rules))
     rewritten = rewrite(session, Graph.of(list(roots)))
     view, blocks, views = rewritten.view, rewritten.blocks, rewritten.block_views
     classes = classes_of(congruent(view), [*roots, *chosen])

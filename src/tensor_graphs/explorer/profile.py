@@ -78,7 +78,7 @@ class KernelTimes:
         Write errors are ignored: they only cost a later sweep its resume data.
         """
         self.us[digest] = us
-        with suppress(OSError), replacing_raw(self.file) as file:
+        with suppress(OSError), replacing_raw(self.file, own=True) as file:
             file.write(json.dumps(self.us).encode())
 
 

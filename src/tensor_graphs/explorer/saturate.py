@@ -15,6 +15,7 @@ from ..extract.search.alternatives import alternatives
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..options import Options, PathOptions, SaturateOptions
+from ..pipeline.backend_filter import with_kernels
 from ..pipeline.choose import choose_cheapest
 from ..pipeline.match import hypergraph
 from ..pipeline.measuring import chosen_backends
@@ -46,10 +47,11 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
                 source, example_inputs, params=options.params, dims=options.dims, example_kwargs=options.example_kwargs,
                 trust=options.trust, budget=options.budget,
             )  # fmt: skip
+        backends = chosen_backends(options)
+        graph = with_kernels(graph, backends)
         prepared = prepare(session, graph, options.dims)
         modules = modules_of(session, graph, options.dims)
         rewritten = rewrite(session, prepared.work)
-        backends = chosen_backends(options)
         graphs = [hypergraph(session, v, backends) for v in (*rewritten.smaller, rewritten.view)]
         with open_store(session) as store:
             pricer = CostPricer(store)

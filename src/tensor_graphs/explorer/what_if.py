@@ -2,7 +2,7 @@
 repriced.
 
 Nothing is rewritten, matched or measured again: only the extraction problem is changed and solved, in milliseconds to
-seconds. What a question refers to is named by text (*selectors*):
+seconds. Questions name kernels, e-nodes, e-classes and rules by text (*selectors*):
 
     k17            candidate kernel 17
     n45            e-node 45

@@ -3,7 +3,7 @@
 In: a model folder and prompts.
 Out: tokens and text.
 Imports: backends, backends.program, costdb.keys, egraph.ir, errors, models.common, models.files,
-    models.huggingface, option_checks, options, pipeline, plain, processes.
+    models.huggingface, option_checks, options, pipeline, plain, processes, wording.
 """
 
 from .generator import Generator

@@ -75,11 +75,13 @@ class CachedModel:
         self._slack = ring_slack(self.programs.folder.config, self.caches)
         self.rows: list[HeldRow] = []  # made by the first prefill
         self.step_s: float | None = None  # seconds of a decode step, once measured (`PlainDecoding.step_seconds`)
+        self._unknown = False  # whether the caches may hold NaN
         self.computed = 0  # tokens of a row that the last prefill computed, padding included
 
     def forget(self) -> None:
-        """Treat the caches as empty: after a failure their contents are unknown."""
-        self.rows = []
+        """Treat the caches as empty: after a failure their contents are unknown. NaN at positions that no token sees
+        would still reach the products of attention, so the next prefill fills them with zeros first."""
+        self.rows, self._unknown = [], True
 
     @property
     def buckets(self) -> tuple[int, ...]:
@@ -127,6 +129,9 @@ class CachedModel:
         prompt longer than the largest bucket takes several steps; a row that ends before the others repeats its last
         tokens, which changes nothing.
         """
+        if self._unknown:
+            self.programs.clear(("keys.", "values."))
+            self._unknown = False
         plan, more = self.plan(ids), self.caches.batch - len(ids)
         prompts = [*ids, *([ids[0][:1]] * more)]
         begins, lengths = np.pad(plan.begins, (0, more)), np.array([len(p) for p in prompts])

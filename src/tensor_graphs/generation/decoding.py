@@ -6,7 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from ..costdb.keys.device import GPU_KIND
 from .cached_model import CachedModel
@@ -14,6 +16,7 @@ from .programs import host_array
 from .sampling import Kind
 from .settings import Sampling
 
+Array = np.ndarray[Any, Any]
 STEPS = 2  # decode steps that are timed
 POLL = 8  # decode steps between looks at their tokens on a GPU, where each look waits for the device
 
@@ -33,6 +36,10 @@ class Decoding(Protocol):
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
         """Compute and return further tokens of each row (sequence of the batch), at least one. `running`: indices of
         the rows that have not ended; each of these needs at most `most` further tokens."""
+
+    def logits(self, index: int) -> Array:
+        """Copy of the logits from which the last round chose the token `index` of each row (sequence of the batch),
+        [batch, vocabulary] float32; on a GPU those of the round's last step, up to `POLL` - 1 later."""
 
     @property
     def acceptance(self) -> float:
@@ -88,6 +95,10 @@ class PlainDecoding:
         for tokens in found:
             self._note(tokens)
         return [list(column) for column in zip(*found)]
+
+    def logits(self, index: int) -> Array:
+        """Copy of the logits of the last step (`Decoding.logits`)."""
+        return self.model.programs.get("logits")
 
     def step_seconds(self) -> float:
         """Seconds of a decode step, measured at the first call for a model.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..errors import BadModelError, TooLargeError, Unpicklable, UnsupportedError
 from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
 from ..option_checks import is_quantization
 from ..processes.forks import Lock
+from ..wording import counted
 from .bandwidth import memory_bandwidth
 from .cached_model import CachedModel, caches_of
 from .decoding import Decoding, PlainDecoding
@@ -55,7 +57,8 @@ class Generator(Unpicklable):
     `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory.
     `max_length`: largest number of tokens of a row, prompt included; by default 1024, or fewer if the model has fewer
     positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
-    of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes.
+    of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes;
+    checks that a search had no time for do not delay these (`complete_checks`).
     `backend` and further keyword arguments are those of `tg.optimize`. `trust` allows links that lead out of the
     folder. `quantize`: an encoding of quantized weights ("int8", "int4", "fp8", "mxfp4") for the matrices of products,
     or None; `quantize_head=False` leaves the output matrix as it is.
@@ -97,6 +100,11 @@ class Generator(Unpicklable):
             self._draft = draft_model(_folder(draft, trust), self._model, self._count)
         self._lock, self._turn = Lock(), 0
 
+    def __repr__(self) -> str:
+        model, caches = self.folder.config.fields.get("model_type"), self.caches
+        rows = counted(caches.batch, "row")
+        return f"<Generator of {model}: {rows} of {caches.capacity} tokens; programs made: {', '.join(self.seconds) or 'none'}>"
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises BadModelError or UnsupportedError if there is none."""
@@ -127,6 +135,35 @@ class Generator(Unpicklable):
         """Programs of the model and of the draft."""
         return [self._programs, *([] if self._draft is None else [self._draft.programs])]
 
+    def memory(self) -> dict[str, int]:
+        """Bytes that the programs hold on their device, by purpose, known before any is made.
+
+        Keys: weights, as they are stored; caches, keys and values of all rows and positions; states, such as logits;
+        workspace, the intermediate values of the programs made so far. Those of a draft are included. Weights take
+        more while programs are searched, and where kernels pack them or expand quantized ones.
+        """
+        found = Counter[str]()
+        for programs in self._all():
+            found.update(programs.memory())
+        return dict(found)
+
+    @property
+    def unchecked(self) -> dict[str, list[str]]:
+        """Checks that the searches of the programs had no time for, by program name; empty if there are none."""
+        return {name: checks for programs in self._all() for name, checks in programs.unchecked().items()}
+
+    def complete_checks(self) -> None:
+        """Complete the checks that the searches of the programs made so far had no time for (`unchecked`):
+        verification on further inputs, and timing beside the graph as it is written.
+
+        The results are kept in the plan cache, so that other processes need not repeat them. Takes up to `budget`
+        seconds a program, and its weights a second time; a program that fails is searched again and replaced. No
+        effect with `measure=False` or `deterministic=True`, whose plans are not cached.
+        """
+        with self._lock, _memory_named():
+            for programs in self._all():
+                programs.complete()
+
     def bandwidth_share(self, step_us: float) -> float:
         """Share of the device's memory bandwidth used if a token that takes `step_us` µs reads all weights once.
 
@@ -154,8 +191,13 @@ class Generator(Unpicklable):
         vocabulary and values out of range.
         """
         options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
+        if show is not None and not callable(show):
+            raise UsageError(f"invalid argument show={repr(show)[:80]}", hint="a function of one Piece")
         with self._lock:
-            return self._generated(prompts_of(prompt), max_new_tokens, show, options)
+            return self._generated(self._prompts(prompt), max_new_tokens, show, options)
+
+    def _prompts(self, prompt: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        return prompts_of(prompt, max(self.caches.batch, self.caches.capacity))
 
     def _generated(
         self, prompts: Sequence[Prompt], limit: int | None, show: Callable[[Piece], object] | None, options: dict[str, Any]
@@ -178,13 +220,16 @@ class Generator(Unpicklable):
         )  # fmt: skip
 
     def stream(
-        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, **options: Any
-    ) -> Iterator[Piece]:
-        """Generated tokens, each yielded when it is known; `options` are the keyword arguments of `generate`.
+        self, prompt: Prompt | Sequence[Prompt], max_new_tokens: int | None = None, *, temperature: float = 0.0, top_k: int = 0,
+        top_p: float = 1.0, seed: int = 0, stop: Any = None,
+    ) -> Iterator[Piece]:  # fmt: skip
+        """Generated tokens, each yielded when it is known; the arguments are those of `generate`.
 
-        Beginning another generation ends this one: its next piece raises UsageError.
+        Arguments are checked, and programs made, before the first piece is asked for. Beginning another generation ends
+        this one: its next piece raises UsageError.
         """
-        _, _, run = self._run(prompts_of(prompt), max_new_tokens, **options)
+        options = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "stop": stop}
+        _, _, run = self._run(self._prompts(prompt), max_new_tokens, **options)
         return (piece for pieces in run for piece in pieces)
 
     def _run(
@@ -236,9 +281,7 @@ class Generator(Unpicklable):
     ) -> Iterator[list[Piece]]:  # fmt: skip
         with self._running(turn):
             decoding.begin(ids, sampling)
-            if np.isnan(self._programs.get("logits")[: len(ids)]).any():
-                raise BadModelError("the logits after the prompt are NaN", where=self.folder.where,
-                                    hint="weights or config.json hold values that the model cannot compute with")  # fmt: skip
+            self._refuse_nan(decoding, range(len(ids)), 0, "after the prompt")
         while running := [i for i, row in enumerate(rows) if not row.end]:
             with self._running(turn):
                 found = decoding.round(running, limit - min(len(rows[i].tokens) for i in running))
@@ -247,8 +290,18 @@ class Generator(Unpicklable):
                     row.add(i, found[i][step], len(row.tokens) + 1 == limit, ends, texts)
                     for i, row in enumerate(rows) if not row.end and step < len(found[i])
                 ]  # fmt: skip
+                if ended := [piece.row for piece in pieces if piece.end]:
+                    with self._running(turn):
+                        self._refuse_nan(decoding, ended, step, "during the generation")
                 if pieces:
                     yield pieces
+
+    def _refuse_nan(self, decoding: Decoding, rows: Sequence[int], index: int, when: str) -> None:
+        """Raise BadModelError if the logits of the token `index` of the last round are NaN for some of the rows
+        (sequences of the batch)."""
+        if np.isnan(decoding.logits(index)[rows]).any():
+            raise BadModelError(f"the logits {when} are NaN", where=self.folder.where,
+                                hint="weights or config.json hold values that the model cannot compute with")  # fmt: skip
 
     @contextmanager
     def _running(self, turn: int) -> Iterator[None]:

@@ -9,7 +9,7 @@ Each program is optimized when it is first needed. States: the caches of the ste
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,9 @@ from ..egraph.ir import builders as t
 from ..egraph.ir.graph import Graph
 from ..models.common.quantized_graph import Known, codes_kept, quantized
 from ..models.huggingface.step import Caches, Folder, build_step
+from ..options import Options
 from ..pipeline.optimize import optimize
+from ..pipeline.recall import unchecked
 from .sampling import Kind, sampler
 from .speculation_graphs import acceptor, follow_graph, proposer, verify_graph
 
@@ -89,6 +91,7 @@ class Programs:
     quantization: str = ""  # what quantization did, once a step was made
     prefix: str = ""  # of the programs' names in `seconds` and reports
     _made: dict[str, Program] = field(default_factory=dict)
+    _graphs: dict[str, tuple[Callable[[], Graph], float]] = field(default_factory=dict)  # of `_program`, by program
     _quantized_weights: Known = field(default_factory=dict)
     _reads: int | None = None  # bytes of weights that a decode step reads whole, once its graph was made
 
@@ -156,16 +159,33 @@ class Programs:
         none."""
         return (next(iter(self._made.values())) if self._made else self.decode()).tensors
 
-    def _program(self, name: str, graph: Any, share: float) -> Program:
+    def _program(self, name: str, graph: Callable[[], Graph], share: float) -> Program:
         name = self.prefix + name
         if name not in self._made:
             begun = time.perf_counter()
-            built = graph()
-            with codes_kept(built.params):
-                program = optimize(built, **{"budget": share * self.budget, **self.options})
-                self._made[name] = program.share(self.states, self.weights)
+            self._graphs[name] = graph, share
+            self._made[name] = self._optimized(name, **{"complete_checks": False, **self.options})
             self.seconds[name] = time.perf_counter() - begun
         return self._made[name]
+
+    def _optimized(self, name: str, **more: Any) -> Program:
+        """The program `name`, searched or from the plan cache, with further options of `optimize`."""
+        graph, share = self._graphs[name]
+        built, given = graph(), {"budget": share * self.budget, **self.options, **more}
+        with codes_kept(built.params):
+            return optimize(built, **given).share(self.states, self.weights)
+
+    def unchecked(self) -> dict[str, list[str]]:
+        """Checks of each program that its search had no time for (names as in `Report.omitted`), by program; only
+        programs with any."""
+        found = {name: unchecked(program.report.omitted) for name, program in self._made.items() if program.report}
+        return {name: checks for name, checks in found.items() if checks}
+
+    def complete(self) -> None:
+        """Complete the checks of all programs whose plans are cached; a program that fails one is replaced."""
+        if Options(**self.options).keeps_plans:
+            for name in self.unchecked():
+                self._made[name] = self._optimized(name, complete_checks=True, again=False)
 
     def set(self, name: str, value: Any, dtype: str) -> None:
         """Overwrite the state `name` on the programs' device, if some program has it. `dtype`: the state's."""
@@ -177,6 +197,13 @@ class Programs:
         """A copy of a state that some program has."""
         return next(p for p in self._made.values() if name in p.states).get_state(name)
 
+    def clear(self, prefixes: tuple[str, ...]) -> None:
+        """Fill the states whose names begin with one of `prefixes` with zeros."""
+        for name in self.states:
+            if name.startswith(prefixes):
+                value = np.zeros_like(self.get(name))
+                self.set(name, value, value.dtype.name)
+
     def read_bytes(self) -> int:
         """Bytes of the weights that a decode step reads completely: all except tables from which it only gathers
         rows.
@@ -185,6 +212,16 @@ class Programs:
             self._decode_graph()
         assert self._reads is not None
         return self._reads
+
+    def memory(self) -> dict[str, int]:
+        """Bytes by purpose (`Generator.memory`)."""
+        graph = self.step(1)
+        found = {"weights": sum(leaf.type.nbytes for leaf in graph.leaves("param")), "caches": 0, "states": 0}
+        for leaf in graph.leaves("state"):
+            is_cache = str(leaf.attr("name")).startswith(("keys.", "values."))
+            found["caches" if is_cache else "states"] += leaf.type.nbytes
+        found["workspace"] = sum(program.memory_by_kind()["workspace"] for program in self._made.values())
+        return found
 
     def reports(self) -> dict[str, Any]:
         """Optimization report of each program, by program name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from numbers import Integral
 from typing import Any
 
@@ -18,8 +19,11 @@ from ..plain import as_float
 from .sampling import Kind
 
 Prompt = str | Sequence[int] | np.ndarray[Any, Any]
+OWN = (
+    "folder", "budget", "max_length", "batch", "backend", "trust", "quantize", "quantize_head", "draft", "draft_tokens", "reuse",
+)  # fmt: skip  # parameters of `Generator` itself
 LENGTH = 1024  # default of `max_length`
-COLDEST = 1e-30  # smallest temperature that logits are divided by: the quotients stay finite in float32
+LEAST = 1e-30  # smallest temperature, so that logits divided by it stay finite in float32, and smallest `top_p`
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ class Sampling:
         """
         seed = int(self.seed) ^ key << 32
         return {
-            "temperature": ([[max(float(self.temperature), COLDEST) if self.temperature else 1.0]], "float32"),
+            "temperature": ([[max(float(self.temperature), LEAST) if self.temperature else 1.0]], "float32"),
             "top_k": ([[min(int(self.top_k), vocabulary) or vocabulary]], "int64"),
-            "top_p": ([[self.top_p if self.top_p < 1 else 2.0]], "float32"),
+            "top_p": ([[max(float(self.top_p), LEAST) if self.top_p < 1 else 2.0]], "float32"),
             "seed": ([[seed & 0xFFFFFFFF, seed >> 32]], "int64"),
             "draws": ([[0]], "int64"),
         }
@@ -81,8 +85,11 @@ def options_of(given: dict[str, Any], budget: float) -> dict[str, Any]:
 
     `budget` is checked with them, but not part of the result.
     """
-    if unknown := sorted(set(given) - {f.name for f in fields(Options)}):
-        raise UsageError(f"no options of a Generator are called {unknown}", hint="they are those of tg.optimize")
+    known = {f.name for f in fields(Options)}
+    if unknown := sorted(set(given) - known):
+        close = [name for one in unknown for name in get_close_matches(one, [*known, *OWN], 1)]
+        hint = f"do you mean {', '.join(close)}?" if close else "they are those of tg.optimize"
+        raise UsageError(f"no options of a Generator are called {unknown}", hint=hint)
     Options(budget=budget, **given)
     return given
 
@@ -102,14 +109,33 @@ def length_of(max_length: Any, config: Config) -> int:
     return length
 
 
-def prompts_of(value: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Argument as a list of prompts, from one prompt or several. Raises UsageError if it is neither."""
+def prompts_of(value: Prompt | Sequence[Prompt], most: int) -> list[Prompt]:
+    """Argument as a list of prompts, from one prompt or several.
+
+    Raises UsageError if it is neither, or a sequence of more than `most` items, before they are read (a range has no
+    limit).
+    """
     if isinstance(value, str) or (isinstance(value, np.ndarray) and value.ndim <= 1):
         return [value]
     if not isinstance(value, Sequence | np.ndarray):
         raise UsageError(f"a prompt is text or a list of token ids, not {type(value).__name__}")
+    if not isinstance(value, np.ndarray):
+        _bounded(value, most)
     items: list[Any] = list(value)
+    for item in items:
+        if isinstance(item, Sequence) and not isinstance(item, str):
+            _bounded(item, most)
     return items if any(isinstance(p, str | Sequence | np.ndarray) for p in items) else [items]
+
+
+def _bounded(items: Sequence[Any], most: int) -> None:
+    try:
+        count = len(items)
+    except OverflowError:  # a range of more than 2**63 numbers
+        count = most + 1
+    if count > most:
+        raise UsageError(f"a prompt of more than {most} tokens",
+                         hint="a shorter prompt, or a Generator with a larger max_length or batch")  # fmt: skip
 
 
 def token_ids(prompt: Any, vocabulary: int) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UsageError
 from ..models.huggingface.step import Folder, positions_of, refuse_wrong_weights
 from .cached_model import CachedModel
-from .decoding import PlainDecoding, set_sampler
+from .decoding import Array, PlainDecoding, set_sampler
 from .programs import Programs, host_array
 from .settings import Sampling
 
@@ -64,6 +64,7 @@ class SpeculativeDecoding:
     draft: CachedModel
     count: int
     _previous: list[int] = field(default_factory=list)  # the token before the pending one of each row
+    _drafted: bool = False  # whether the last round used the draft
     _proposed: int = 0
     _accepted: int = 0
     _rounds: deque[tuple[float, float]] = field(
@@ -105,17 +106,24 @@ class SpeculativeDecoding:
         longest = max(plain.lengths[row] for row in running)
         self._ended = self._ended or longest + self.count + 1 > capacity
         if not plain.pending or self._ended:
+            self._drafted = False
             return plain.round(running, most)
         plain.step_seconds()  # before the first round: where nothing is drafted yet
         begun = time.perf_counter()
         found = host_array(self._launch())
         took = time.perf_counter() - begun
+        self._drafted = True
         tokens = [self._note(row, [int(v) for v in line]) for row, line in enumerate(found)]
         self._proposed += self.count * len(running)
         self._accepted += sum(len(tokens[row]) - 1 for row in running)
         if self._proposed > self.count * len(running):
             self._judge(took, sum(len(tokens[row]) for row in running) / len(running))
         return tokens
+
+    def logits(self, index: int) -> Array:
+        """Copy of the large model's logits (`Decoding.logits`). NaN logits of the draft change no token: its proposals
+        are refused."""
+        return self.plain.model.programs.get("scores")[:, index] if self._drafted else self.plain.logits(index)
 
     def _judge(self, seconds: float, tokens: float) -> None:
         """Record a round that took `seconds` and gave `tokens` per row; end drafting if the last rounds were slower

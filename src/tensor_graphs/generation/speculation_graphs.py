@@ -24,11 +24,11 @@ from .sampling import Kind, distribution, draws_state, gumbel, uniform
 
 
 def follow_graph(folder: Folder, caches: Caches) -> Graph:
-    """Graph of the draft model's first step of a round, over the previous and the pending token of each row (sequence
-    of the batch).
+    """Graph of the draft model's first step of a round, over two tokens of each row (sequence of the batch): the
+    pending token and the one before it, which is not in the draft's caches if all proposals of the last round were
+    accepted.
 
-    The previous one is not in the draft's caches if all proposals of the round before were accepted. It has the output
-    and the states of a decode step.
+    Output and states are those of a decode step.
     """
     batch = caches.batch
     length = t.state("target.length", (batch,), "int64")

@@ -1,10 +1,12 @@
-"""Restricts backends to the kernels that the tolerance of an optimization allows."""
+"""Restricts backends to the kernels that the tolerance of an optimization allows, and graphs to ops with kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ..egraph.ir.graph import Graph
+from ..egraph.ir.interpret import expand_all
 from ..egraph.ir.ops import OPS, Type
 from ..egraph.ir.pattern import PatternCall
 from ..egraph.view.view import EGraphView
@@ -68,6 +70,17 @@ def exact_only(backend: Backend) -> FilteredBackend:
     return FilteredBackend(backend, kept, generates=False)
 
 
+def with_kernels(graph: Graph, backends: Sequence[Backend]) -> Graph:
+    """The graph with decompositions in place of elementwise composite ops that none of the backends can compute: they
+    have no library kernel and no backend generates kernels. Saturation decomposes all other composites itself.
+    """
+    if any(b.generates for b in backends):
+        return graph
+    known = {_op(t) for b in backends for t in b.templates}
+    missing = {n.op for n in graph.nodes() if n.entry.composite and n.entry.pointwise} - known
+    return graph.with_roots(expand_all(graph.roots, only=missing)) if missing else graph
+
+
 def _op(template: Template) -> str:
     return getattr(template.term, "op", "")
 
@@ -82,4 +95,4 @@ def _is_fused(template: Template) -> bool:
     return any(isinstance(a, PatternCall) for a in getattr(template.term, "args", ()))
 
 
-__all__ = ["FilteredBackend", "exact_only", "within_loss"]
+__all__ = ["FilteredBackend", "exact_only", "with_kernels", "within_loss"]

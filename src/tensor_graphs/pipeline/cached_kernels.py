@@ -48,9 +48,7 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
     content = json.dumps({"source": source, "files": texts}, separators=(",", ":")).encode()
     path = plan.with_suffix(SUFFIX)
     try:
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
-        with replacing_raw(path) as file:
+        with replacing_raw(path, own=True) as file:
             file.write(sealed(content, path.name))
     except OSError as error:
         return f"{error.strerror or error}"

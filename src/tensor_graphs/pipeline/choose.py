@@ -3,6 +3,7 @@ hypergraph holds, and measures the best plan's kernels that have no measured tim
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from ..errors import NoPlanError, WorkerError
@@ -28,15 +29,25 @@ def nothing_carried(graph: Hypergraph) -> Sequence[int]:
 def choose_cheapest(
     session: Session, graphs: Sequence[Hypergraph], pricer: CostPricer, measurer: Measurer | None
 ) -> tuple[Hypergraph, Choice]:
-    """Search each hypergraph for an equal share of the time; returns the one with the cheapest plan, and that plan.
+    """Search each hypergraph for a share of the time; returns the one with the cheapest plan, and that plan.
 
     A plan whose search did not measure to the end replaces one whose search did only if it is cheaper with its
-    unmeasured kernels at their pessimistic times.
+    unmeasured kernels at their pessimistic times. Shares are equal, except that if kernels are measured, the
+    hypergraph that stores values in 16 bits, which moves half of the bytes, comes first and may take most of the time.
+    A later search ends once its plan is dearer at optimistic times than the best plan so far, whose search then has the
+    rest of the time.
     """
     best: tuple[Hypergraph, Choice] | None = None
+    beaten = False
+    if measurer is not None:
+        graphs = sorted(graphs, key=lambda graph: not graph.stores_other_types)
     for n, graph in enumerate(graphs):
+        cost = math.inf if best is None else best[1].cost
+        first = measurer is not None and graph.stores_other_types
         try:
-            choice = choose(session, graph, pricer, measurer, share=0.8 / (len(graphs) - n))
+            choice = choose(
+                session, graph, pricer, measurer, share=0.8 / (1 if first else len(graphs) - n), beaten=cost
+            )
         except NoPlanError:
             if best is None and n + 1 == len(graphs):
                 raise
@@ -44,24 +55,30 @@ def choose_cheapest(
         if best is None:
             best = graph, choice
             continue
+        if choice.stopped == "beaten":
+            beaten = True
+            continue
         settled = choice.stopped in ("measured", best[1].stopped)
         if (choice.cost if settled else choice.pessimistic_cost) < best[1].cost:
             best = graph, choice
     assert best is not None
+    if beaten and best[1].stopped == "budget":
+        best = best[0], choose(session, best[0], pricer, measurer)
     return best
 
 
 def choose(
     session: Session, graph: Hypergraph, pricer: CostPricer, measurer: Measurer | None,
     share: float = 0.8, limits: Sequence[budgets.Budget] = (), carried: Carried = nothing_carried,
-    kept: float = 0.0, solve_seconds: float = 2.5,
+    kept: float = 0.0, solve_seconds: float = 2.5, beaten: float = math.inf,
 ) -> Choice:  # fmt: skip
     """The cheapest kernels of a hypergraph within the options' budgets and `limits`, measured as far as the best plan
     needs.
 
     Without a measuring process, or if all kernels that cover an output failed in it, prices are predictions; the report
     says so. `share`: fraction of the remaining time. `carried`: candidates from which the first solves start.
-    `kept`: seconds that the search leaves in addition. `solve_seconds`: time limit of one solve.
+    `kept`: seconds that the search leaves in addition. `solve_seconds`: time limit of one solve. `beaten`: cost in µs
+    of a plan from another hypergraph, above which no plan of this one is of use.
     """
 
     start = carried(graph)
@@ -80,6 +97,7 @@ def choose(
             graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
+            beaten=beaten,
         )  # fmt: skip
 
     with session.stage("extract", f"{len(graph.candidates)} candidate kernels"):

@@ -23,6 +23,7 @@ from ..progress import Progress
 from ..public_functions import takes_options
 from ..report.report import CALLER
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
+from .backend_filter import with_kernels
 from .choose_form import faster_form
 from .exact_form import bitwise_form
 from .load import load
@@ -77,6 +78,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
     """
     backends = backends_of(session.options)
     _refuse_missing_weights(graph)
+    graph = with_kernels(graph, backends)
     rows = buckets_of(session.options, graph, backends)
     session.keeps_measurer = bool(rows)
     with session.part(FIRST * session.left, own=False) if rows else nullcontext():

@@ -17,6 +17,7 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from ..costdb.store.store import Store
+from ..egraph.ir.blocks import Blocks
 from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
 from ..extract.candidates.hypergraph import Hypergraph
@@ -108,8 +109,11 @@ class OverlappedTuning:
         return None
 
 
-def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer) -> OverlappedTuning:
-    """Start overlapped tuning of the unrewritten graph: library kernels first, then generated kernels."""
+def start_tuning(
+    session: Session, task: Task, blocks: Blocks, store: Store, measurer: Measurer
+) -> OverlappedTuning:  # fmt: skip
+    """Start overlapped tuning of the unrewritten graph, which consists of `blocks`: library kernels first, then
+    generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("ahead", clock))
@@ -118,7 +122,7 @@ def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer)
     def match(chosen: Sequence[Backend]) -> Hypergraph:
         with clock.running("match"):
             enough = generation_limit(session, backends)
-            view = as_written(task.work) if task.symbolic is None else view_of(task.work)
+            view = as_written(blocks) if task.symbolic is None else view_of(task.work)
             return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
@@ -132,7 +136,7 @@ def start_tuning(session: Session, task: Task, store: Store, measurer: Measurer)
             measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
-    if len(steps) > 1 and wants_short_form(session, task):
+    if len(steps) > 1 and wants_short_form(session, task, blocks):
         del steps[1:]
     return OverlappedTuning([partial(match, step) for step in steps], measure)
 

@@ -12,27 +12,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import cache_folder
 from ..backends.program.emission import emit_for
-from ..backends.runtime.upload import downloaded
 from ..backends.tuning.keys import machine_of
-from ..costdb.keys.device import cores
 from ..costdb.store import shards
 from ..costdb.store.store import Store
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.weight_data import Data
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Backend, Candidate, Vertex
 from ..extract.model.plan import Plan
@@ -50,7 +43,6 @@ FOLDER = "plans"
 WORSE = 1.1  # cost ratio to the cached cost from which a plan is stale
 LARGEST = 1 << 28  # maximum bytes of a plan file
 MOST = 256  # maximum number of cached plans; the most recently used are kept
-PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued pieces
 
 
 class StalePlan(Exception):
@@ -88,32 +80,6 @@ def package_digest() -> str:
     for path in files:
         total.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
     return total.hexdigest()
-
-
-def content_digest(params: Mapping[str, Data], device: str = "") -> str:
-    """Hash of all weights' bytes, names, shapes and dtypes, the same for every device.
-
-    Pieces are hashed in parallel, so that one large table does not dominate; weights are loaded one at a time and
-    released. Derived data (`DerivedData`, computed from other weights) is computed on `device`, if that is a GPU: it is
-    needed there anyway.
-    """
-
-    def hashed(flat: np.ndarray[Any, Any], start: int) -> str:
-        return sha256(flat[start : start + PIECE].data).hexdigest()
-
-    lines: list[str] = []
-    with ThreadPoolExecutor(max(1, min(8, cores()))) as threads:
-        pieces: deque[Future[str]] = deque()
-        for name in sorted(params):
-            array = np.ascontiguousarray(downloaded(params[name], device))
-            lines.append(f"{name} {array.dtype} {array.shape}")
-            flat = array.reshape(-1).view(np.uint8)
-            for start in range(0, flat.size, PIECE):
-                while len(pieces) >= AHEAD:  # queued pieces keep their weights in memory
-                    lines.append(pieces.popleft().result())
-                pieces.append(threads.submit(hashed, flat, start))
-        lines += [piece.result() for piece in pieces]
-    return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
 
 # ---------------------------------------------------------------- files
@@ -221,12 +187,10 @@ class CacheEntry:
             }  # fmt: skip
             if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
                 return "its program has another source when it is generated again"
-            if self.path.is_symlink():  # never read, and what it leads to is no plan of ours to replace
-                self.path.unlink(missing_ok=True)
             content = sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name)
             if len(content) > LARGEST:
                 return f"it takes {len(content):,} bytes, more than the {LARGEST:,} that are read"
-            with replacing_raw(self.path) as file:
+            with replacing_raw(self.path, own=True) as file:
                 file.write(content)
             self._evict()
         except TensorGraphsError as error:

@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 from os.path import realpath
 from pathlib import Path
 
+from ..backends.gpu_context import begin_context
 from ..backends.program.binaries import Binaries
 from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
 from .cached_kernels import read_kernels, write_kernels
+from .facts import fact, keep_fact
 from .plan_cache import (
     CachedPlan,
     CacheEntry,
     StalePlan,
-    content_digest,
     key_of_search,
     refuse_higher_prices,
     shard_names_digest,
@@ -31,6 +32,7 @@ from .search import SearchResult, attach_provenance
 from .session import Session, kept_warnings, open_store, store_root
 from .time_program import UNTIMED, time_program
 from .verify_program import verify_program
+from .weights_digest import content_digest
 
 CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back, which takes as long, without time left
 
@@ -54,10 +56,10 @@ def look_up(
     It has no stored plan with the option `again`, or if a smaller budget cut the search of that plan short.
     """
     options = session.options
-    if not options.measure or options.deterministic:
+    if not options.keeps_plans:
         return CacheSlot(None, None)
     with kept_warnings(session):
-        deciding = options.deciding() | {"rules": session.rules, "costdb": Path(realpath(store_root(options)))}
+        deciding = options.deciding() | {"rules": session.own_rules, "costdb": Path(realpath(store_root(options)))}
         entry = CacheEntry.of(key_of_search(graph, sorted((sizes or {}).items()), backends, deciding))
     if options.again:
         return CacheSlot(entry, None)
@@ -66,6 +68,11 @@ def look_up(
     except StalePlan as reason:
         session.refused(reason)
         return CacheSlot(entry, None)
+
+
+def unchecked(omitted: Sequence[str]) -> list[str]:
+    """Those of a report's omitted stages that `recall` completes: verification, timing of the whole program."""
+    return [stage for stage in omitted if stage.startswith("verification") or stage == UNTIMED]
 
 
 def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str]) -> Program | None:
@@ -86,16 +93,20 @@ def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str
 def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Program:
     """The program of a cached plan. Raises StalePlan if it is no longer valid.
 
-    Also does what the earlier search had no time for: verification on all inputs, end-to-end timing.
+    Also does what the earlier search had no time for, verification on all inputs and end-to-end timing, unless
+    `complete_checks` is False.
     """
+    if task.on_gpu:
+        begin_context()  # takes as long as rebuilding the plan
     options = session.options
-    cached, program, task = _rebuilt(session, task, data)
+    completing = options.complete_checks and not session.over
+    cached, program, task = _rebuilt(session, task, entry, data)
     compiled = _compiled(session, entry, cached)
     program.take_binaries(compiled)
     report, verified = cached.report, cached.verified if options.verify else ""
     content = content_digest(task.source.params, program.tensors) if options.verify else ""
     partly = [c for c in report.omitted if c.startswith("verification")]
-    if options.verify and (content != verified or (partly and not session.over)):
+    if options.verify and (content != verified or (partly and completing)):
         report.omitted, verified = [c for c in report.omitted if c not in partly], ""
         try:
             verdict = verify_program(session, task, program)
@@ -108,7 +119,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
             report.verification, verified = verdict.to_json(), content
             report.omitted += [verdict.omitted] if verdict.omitted else []
         program.reset()
-    if UNTIMED in report.omitted and not session.over:
+    if UNTIMED in report.omitted and completing and not session.over:
         report.omitted.remove(UNTIMED)
         faster = time_program(session, task, program, report)
         if faster is not None and not (cached.as_written or task.symbolic or options.limited):
@@ -144,7 +155,7 @@ def _compiled(session: Session, entry: CacheEntry, cached: CachedPlan) -> Binari
         return None
 
 
-def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Program, Task]:
+def _rebuilt(session: Session, task: Task, entry: CacheEntry, data: Json) -> tuple[CachedPlan, Program, Task]:
     """Rebuild a cached plan and its program; if the plan has free sizes, the task gets the graph in free sizes.
 
     Raises StalePlan if kernels, prices or the emitted text have changed.
@@ -159,13 +170,27 @@ def _rebuilt(session: Session, task: Task, data: Json) -> tuple[CachedPlan, Prog
         if bool(cached.plan.sizes) != (symbolic is not None):
             raise StalePlan("it is for other sizes")
         # an as-written result was timed as a whole, so prices do not matter
-        if not cached.as_written and cached.store != shard_names_digest(store_root(session.options)):
-            with open_store(session) as store:
-                refuse_higher_prices(cached.plan, store)
+        if not cached.as_written:
+            _refuse_higher_prices(session, entry, cached)
         program = Program(cached.plan)
         if text_digest(program.source) != cached.source:
             raise StalePlan("its program has another source than the one that was verified")
         return cached, program, task
+
+
+def _refuse_higher_prices(session: Session, entry: CacheEntry, cached: CachedPlan) -> None:
+    """Raise StalePlan if prices of a plan's kernels have become worse (`refuse_higher_prices`). A store with the rows
+    of an earlier check that found nothing is not read."""
+    root = store_root(session.options)
+    if (rows := shard_names_digest(root)) == cached.store:
+        return
+    checked = ("prices", entry.path.name, [(s.template.identity, s.cost.us) for s in cached.plan.steps])
+    if fact(checked) == rows:
+        return
+    with open_store(session) as store:
+        refuse_higher_prices(cached.plan, store)
+    if shard_names_digest(root) == rows:  # no other process has added any meanwhile
+        keep_fact(checked, rows)
 
 
 def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
@@ -193,4 +218,4 @@ def _keep_kernels(session: Session, entry: CacheEntry, program: Program, source:
         session.plan_cache_notes.append(f"the compiled kernels of this plan are not kept: {lost}")
 
 
-__all__ = ["CacheSlot", "keep", "look_up", "recall"]
+__all__ = ["CacheSlot", "keep", "look_up", "recall", "unchecked"]

@@ -24,7 +24,11 @@ LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers a
 @dataclass(frozen=True)
 class Rewritten:
     """Saturated model: its blocks (repeated subgraphs), their saturated e-graphs (views), and the e-graph of the whole
-    model joined from them."""
+    model joined from them.
+
+    Later stages read all three fields of views (the search by short forms joins `block_views` again): what removes
+    e-nodes from one removes them from all.
+    """
 
     view: EGraphView  # e-graph of the whole model
     blocks: Blocks
@@ -37,16 +41,16 @@ class Rewritten:
         return [r for r in rules if {r.name, *(d.name for d in r.directions)} & matched]
 
 
-def rewrite(session: Session, work: Graph) -> Rewritten:
+def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewritten:
     """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
-    time.
+    time. `blocks`: those of the graph, if they are found already.
 
     With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
     of the budget and the limit of seconds: then a warning says that the next call may find another plan.
     """
     options, limits = session.options, session.options.saturation_limits
-    with session.stage("blocks"):
-        blocks = find_blocks(work)
+    if blocks is None:
+        blocks = found_blocks(session, work)
     if options.deterministic:
         deadline = PATIENCE * max(options.budget, limits.seconds)
         limits = replace(limits, seconds=PATIENCE * limits.seconds)
@@ -76,11 +80,16 @@ def rewrite(session: Session, work: Graph) -> Rewritten:
         return Rewritten(glue(blocks, views), blocks, views, smaller)
 
 
-def as_written(work: Graph) -> EGraphView:
+def found_blocks(session: Session, work: Graph) -> Blocks:
+    """The blocks (repeated subgraphs) of a graph, found in the stage "blocks"."""
+    with session.stage("blocks"):
+        return find_blocks(work)
+
+
+def as_written(blocks: Blocks) -> EGraphView:
     """The view of a graph without any rewriting, glued from its blocks (repeated subgraphs), so that kernels of equal
     blocks are generated once."""
-    blocks = find_blocks(work)
     return glue(blocks, [view_of(b.graph) for b in blocks.unique])
 
 
-__all__ = ["Rewritten", "as_written", "rewrite"]
+__all__ = ["Rewritten", "as_written", "found_blocks", "rewrite"]

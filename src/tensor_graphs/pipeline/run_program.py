@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -55,24 +55,37 @@ def run_first(program: Program, values: Mapping[str, Any]) -> list[Any]:
         return run_flat(program, values)
 
 
-def run_again(program: Program, values: Mapping[str, Any]) -> Iterator[list[Any]]:
-    """Outputs of later calls on the same values, as `run_flat` gives them, of a program on a GPU; nothing on a CPU.
+def run_again(
+    program: Program, values: Mapping[str, Any], alone: bool, ended: Callable[[], bool]
+) -> Iterator[list[Any] | None]:
+    """Outputs of later calls on the same values, as `run_flat` gives them. None, and no more, where `ended()`, asked
+    before each call, says that no time is left.
 
-    Later calls launch kernels in other ways than the first one: from a recorded CUDA graph, by the driver, by a C
-    function. Calls on other values are between them, so that no memory holds the right results of an earlier call. The
-    first of the later calls is on poisoned memory as well. Ends early where the device's memory does not suffice.
+    Calls on other values are between them, so that no memory holds the right results of an earlier call. On a GPU,
+    later calls launch kernels in other ways than the first one: from a recorded CUDA graph, by the driver, by a C
+    function. The first of the later calls is on poisoned memory as well. Ends early where the device's memory does not
+    suffice. On a CPU one later call if verification is on this input `alone`, else none: further inputs are later
+    calls.
     """
     if not has_recorded_calls(program):
+        if alone and ended():
+            yield None
+        elif alone:
+            run_flat(program, {name: _rolled(x) for name, x in values.items()})
+            yield run_flat(program, values)
         return
     import torch
 
     with suppress(torch.OutOfMemoryError):
         other = {name: _rolled(x) for name, x in values.items()}
-        for _ in range(2):  # records the launches, and makes a direct function
-            run_flat(program, other)
-        yield run_first(program, values)
-        run_flat(program, other)
-        yield run_flat(program, values)
+        recording = (run_flat, other), (run_flat, other)  # records the launches, and makes a direct function
+        for run, given in (*recording, (run_first, values), (run_flat, other), (run_flat, values)):
+            if ended():
+                yield None
+                return
+            found = run(program, given)
+            if given is values:
+                yield found
 
 
 def has_recorded_calls(program: Program) -> bool:

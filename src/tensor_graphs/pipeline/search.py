@@ -39,7 +39,7 @@ from .prepare import Task, for_every_size
 from .prices import CostPricer
 from .provenance import attach
 from .reserves import ENDING_S, is_kept
-from .rewrite import Rewritten, rewrite
+from .rewrite import Rewritten, found_blocks, rewrite
 from .session import Session, open_store
 from .short_search import match_short_form, search_short_form
 
@@ -82,6 +82,7 @@ def search_task(session: Session, task: Task) -> SearchResult:
 
 
 def _search_task(session: Session, task: Task) -> SearchResult:
+    blocks = found_blocks(session, task.work)
     references = start_reference(session, task)
     weights = start_weights(session, task)
     store, measurer = take_measurer(session, task.backends)
@@ -90,9 +91,9 @@ def _search_task(session: Session, task: Task) -> SearchResult:
     tuning: OverlappedTuning | None = None
     if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
-        tuning = start_tuning(session, task, store, measurer)
+        tuning = start_tuning(session, task, blocks, store, measurer)
     try:
-        rewritten = rewrite(session, task.work)
+        rewritten = rewrite(session, task.work, blocks)
         graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 
 from .. import settings
@@ -42,7 +43,7 @@ class Session:
 
     options: Options
     progress: Progress = field(default_factory=Progress)
-    rules: Sequence[Rule] = ()  # rules in force; default: the built-in ones and, tested first, those of the options
+    own_rules: Sequence[Rule] = ()  # rules in force, in place of the built-in ones and those of the options
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
@@ -65,12 +66,18 @@ class Session:
     timed: bool = True  # whether the latency of the program that is found is measured
 
     def __post_init__(self) -> None:
-        self.rules = self.rules or with_builtin(self.options.rules)
+        if self.options.rules and not self.own_rules:
+            self.own_rules = with_builtin(self.options.rules)  # tests them first
         self.lowerings = Lowerings(
             rounding_allowance(self.options.tolerance), LowerPool()
         )  # for this session's kernels
         self.start = self.now()
         self.began = time.monotonic()
+
+    @cached_property
+    def rules(self) -> Sequence[Rule]:
+        """Rules in force. The built-in ones are loaded on first use: a cached plan needs none."""
+        return self.own_rules or with_builtin(())
 
     @contextmanager
     def running(self) -> Iterator[None]:

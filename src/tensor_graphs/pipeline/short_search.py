@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..costdb.store.store import Store
-from ..egraph.ir.blocks import find_blocks
+from ..egraph.ir.blocks import Blocks
 from ..egraph.ir.short_form import short_form
 from ..egraph.view.glue import glue
 from ..errors import NoPlanError
@@ -24,7 +24,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.carried_plan import carried_plan, kernels_to_carry
 from ..extract.search.search import Choice
 from .choose import choose
-from .match import generation_limit, hypergraph, matching_limit
+from .match import SOME_LEFT_OUT, generation_limit, hypergraph, matching_limit
 from .prepare import Task
 from .prices import CostPricer
 from .reserves import WHOLE_S, is_kept
@@ -48,10 +48,10 @@ class ShortSearch:
         return carried_plan(self.choice.chosen, self.short, graph) if graph is self.whole else ()
 
 
-def wants_short_form(session: Session, task: Task) -> bool:
-    """Whether a model is searched by its short form: if it has one, its sizes are fixed, the budget suffices for all
-    stages, and neither memory nor error of the whole plan is limited."""
-    return _wanted(session, task) and short_form(find_blocks(task.work)) is not None
+def wants_short_form(session: Session, task: Task, blocks: Blocks) -> bool:
+    """Whether a model of these blocks is searched by its short form: if it has one, its sizes are fixed, the budget
+    suffices for all stages, and neither memory nor error of the whole plan is limited."""
+    return _wanted(session, task) and short_form(blocks) is not None
 
 
 def _wanted(session: Session, task: Task) -> bool:
@@ -76,7 +76,8 @@ def search_short_form(
     session: Session, task: Task, rewritten: Rewritten, short: Hypergraph, store: Store, measurer: Measurer
 ) -> ShortSearch | None:  # fmt: skip
     """Search a model's short form `short`, and match the kernels found in the whole model. Returns both; None if the
-    short form has no plan, or its kernels do not cover the whole model."""
+    short form has no plan, or its kernels do not cover the whole model. Kernels that the clock left out of either are
+    reported as omitted."""
     with open_store(session, store), gc_frozen():
         try:
             choice = choose(session, short, CostPricer(store), measurer, kept=WHOLE_S, solve_seconds=SOLVE_S)
@@ -86,7 +87,11 @@ def search_short_form(
     whole = hypergraph(session, rewritten.view, task.backends, carried=kernels)
     made = {v for c in whole.candidates for v in c.outputs}
     covered = all(r in made or whole.given.get(r.cls) == r.strides for r in whole.roots)
-    return ShortSearch(short, choice, whole) if covered else None
+    if not covered:
+        return None
+    if short.stats.get("left_out") or whole.stats.get("left_out"):
+        session.omitted.append(SOME_LEFT_OUT)
+    return ShortSearch(short, choice, whole)
 
 
 __all__ = ["ShortSearch", "match_short_form", "search_short_form", "wants_short_form"]

@@ -112,7 +112,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
     try:
         return load_module(function, examples, dynamic_shapes=shapes, budget=budget)
     except ExportError as error:
-        if shapes is not None:
+        if shapes is not None or isinstance(error.__cause__, RuntimeError):  # of torch: no call of this package
             raise
         try:
             return trace(function, examples, arrays=False, budget=budget)

@@ -22,12 +22,13 @@ from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.comparison import relative_error
 from ..verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
-from ..verification.strips import LEAST, OutputStrips, StripPart, fingerprint, strips_of
+from ..verification.strips import LEAST, OutputStrips, StripPart, WholeOutput, fingerprint, strips_of
 from .trace_agreement import Array, Rounding, near, refuse, title_of
 from .trace_randomness import MORE, OptionalTime, random_state_kept, random_states
 
 HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
 LARGE_DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
+WHOLE_RUNS = 4  # calls of the function that take as long as comparing a whole output with its graph, at least
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
 #: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
 LOOSE = {"float64": 1e-9, "float32": 2e-3}
@@ -56,18 +57,18 @@ def compare_large(
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
 
-    Some strips (runs of indices along an axis) of each output are compared. A function that draws random numbers is
-    called a second time, and must give the same results. `call` maps inputs by name to the function's outputs; `judge`
-    raises TraceError for a strip that differs. `kind`: "function" or "module", for texts. `time`: limits what is
-    optional. Raises TraceError also for an output of another shape or dtype.
+    Some strips (runs of indices along an axis) of each output are compared; all outputs as a whole, while time is left,
+    if one of them mixes all indices of every axis (a shuffle, a sum over all elements). A function that draws random
+    numbers is called a second time, and must give the same results. `call` maps inputs by name to the function's
+    outputs; `judge` raises TraceError for a strip that differs. `kind`: "function" or "module", for texts. `time`:
+    limits what is optional. Raises TraceError also for an output of another shape or dtype.
     """
     cuts = strips_of(graph)
-    if cuts is None:
-        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis"
     rng = np.random.default_rng((seed, 77))
-    places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts)]
+    places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.outputs, cuts or ())]
     given = sum(n.type.nbytes for n in graph.inputs)
-    needed = max(input_output_bytes(graph), given + eager_bytes(graph)) + max(p.taken for p in places)
+    references = max(p.taken for p in places) if places else run_bytes(graph, float64=True)
+    needed = max(input_output_bytes(graph), given + eager_bytes(graph)) + references
     if problem := memory_shortage(needed):
         return f"compared with its graph only: a call of the {kind} is left out, {problem}"
     values = drawing.inputs(graph, rng)
@@ -87,6 +88,10 @@ def compare_large(
         return f"compared with its graph only: the {kind} writes to its inputs"
     for name, root, own in zip(graph.names, graph.outputs, found, strict=True):
         _check_type(title, name, root, own, kind)
+    if cuts is None and not time.suffices("the comparison", len(found) * WHOLE_RUNS * took):
+        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis{time.said}"
+    for name, root, own in zip(graph.names, graph.outputs, () if cuts else found):
+        judge(name, root, WholeOutput(graph, root, values), own)
     compared = 1.0
     for name, own, place in zip(graph.names, found, places):
         done = 0
@@ -126,7 +131,10 @@ def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own:
     `part`: the strip (a run of indices along an axis); `own`: its elements in the function's output; `root`: the
     output in the graph.
     """
-    found, sharp = part.run(float64=False), part.run(float64=True)
+    found = part.run(float64=False)
+    if np.array_equal(found, own):  # as shuffles are
+        return
+    sharp = part.run(float64=True)
     if not near(root, found, own, own, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(function, name, own, found, part.values)
 
@@ -135,7 +143,10 @@ def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Arra
     """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than the
     tolerance LOOSE. `name`, `root`: name of the output and its node in the graph; `part`: the strip (a run of indices
     along an axis); `own`: its elements in the module's output."""
-    found, sharp = part.run(float64=False), part.run(float64=True)
+    found = part.run(float64=False)
+    if np.array_equal(found, own):
+        return
+    sharp = part.run(float64=True)
     if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
         refuse(module, name, own, found, part.values)
 

@@ -12,7 +12,9 @@ from ..backends.gpu import is_gpu
 from ..errors import UsageError, warned
 from ..processes.forks import Lock
 from . import judge
+from .create_graph import on_create_graph
 from .decompositions import decompositions
+from .eager_form import eager_form
 from .exact import bitwise_difference
 from .options import CompileOptions
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
@@ -29,7 +31,7 @@ def compile_graph(module: Any, example_inputs: Sequence[Any], options: CompileOp
     Operators that cannot be traced or imported run eagerly, with a warning; the report says why.
     """
     graph = CompiledGraph(module, options)
-    graph.trace(example_inputs)
+    graph.trace(module, example_inputs)
     return graph
 
 
@@ -37,7 +39,7 @@ class CompiledGraph:
     """One Dynamo graph: its eager module, and the graph that AOTAutograd traced, in which some parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
-        self.module, self.options = module, options
+        self.module, self.options = eager_form(module), options
         self.report = GraphReport(f"graph{next(_numbers)}", _names(module))
         self.traced: list[TracedGraph] = []
         self._compiled: Callable[..., Any] | None = None
@@ -51,8 +53,9 @@ class CompiledGraph:
         _graphs.add(self)
 
     # ------------------------------------------------------------ compilation
-    def trace(self, example_inputs: Sequence[Any]) -> None:
-        """Trace the graph with AOTAutograd for inputs like `example_inputs`. If that fails, the graph runs eagerly."""
+    def trace(self, module: Any, example_inputs: Sequence[Any]) -> None:
+        """Trace Dynamo's graph module with AOTAutograd for inputs like `example_inputs`. If that fails, the graph runs
+        eagerly."""
         from torch._dynamo.backends.common import aot_autograd
         from torch._dynamo.exc import RestartAnalysis, SkipFrame
         from torch._functorch.aot_autograd import make_boxed_func
@@ -71,7 +74,7 @@ class CompiledGraph:
                 fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"), decompositions=decompositions(),
                 partition_fn=min_cut_rematerialization_partition,
-            )(self.module, example_inputs)  # fmt: skip
+            )(module, example_inputs)  # fmt: skip
             # this object is excluded from tracing already: without the wrapper that excludes it again
             self._compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
         except (RestartAnalysis, SkipFrame):
@@ -119,7 +122,7 @@ class CompiledGraph:
         if self.report.runs == EAGER or self._compiled is None:
             return self.module(*args)
         if self.report.runs == SEARCHING and self._searching():
-            return self.module(*args)
+            return self._eager(args)
         try:
             if self.report.runs == SEARCHING:
                 for traced in self.traced:
@@ -137,7 +140,20 @@ class CompiledGraph:
                 return self._compiled(*args)
             except NoProgram:
                 pass
-        return self.module(*args)
+        return self._eager(args)
+
+    def _eager(self, args: Sequence[Any]) -> Any:
+        """Results of the eager graph. While programs are not in use, gradients that are differentiated again
+        (`create_graph=True`) end the search: AOTAutograd's backward pass raises an error for them.
+        """
+        results = self.module(*args)
+        if self.report.runs == SEARCHING:
+            on_create_graph(results, weakref.WeakMethod(self._refuse_second_derivatives))
+        return results
+
+    def _refuse_second_derivatives(self) -> None:
+        if self.report.runs == SEARCHING:
+            self._give_up("its gradients are differentiated again (create_graph=True), which programs do not support")
 
     def _searching(self) -> bool:
         """Whether variants exist and none of them can be decided yet."""

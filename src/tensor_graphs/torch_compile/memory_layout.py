@@ -33,8 +33,8 @@ def arranged(x: Any, order: Sequence[int] | None) -> Any:
 class TracedLayouts:
     """Memory layouts that the placeholders of a graph module were traced with.
 
-    What a forward program saves is contiguous, whatever it was traced with: operators that run eagerly must get the
-    traced layout, because views of it may exist in that layout only.
+    Tensors that a forward program saves are contiguous, also where the traced ones were not. Operators that run eagerly
+    must get the traced layout, because some views exist in that layout only.
     """
 
     def __init__(self, module: Any) -> None:

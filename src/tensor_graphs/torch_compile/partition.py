@@ -6,6 +6,7 @@ import operator
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..models.torch_export.traced import unsupported
@@ -54,6 +55,9 @@ def split(
         **unsupported(copied),
         **dict.fromkeys(views, "it shares memory with another result or an input"),
     }
+    reasons |= _undefined(copied.graph, reasons)
+    for before, node in pairwise([n for n in copied.graph.nodes if n in reasons and _may_draw(n)]):
+        node.update_kwarg(_BEFORE, before)  # parts are formed and sorted without changing the order of random numbers
 
     class Support(OperatorSupportBase):  # type: ignore[misc]
         def is_node_supported(self, submodules: Any, node: Any) -> bool:
@@ -71,6 +75,8 @@ def split(
     fused = fuse_by_partitions(
         copied, [dict.fromkeys(nodes) for nodes in kept], prefix="part_", always_return_tuple=True
     )
+    for node in fused.graph.nodes:
+        node.kwargs = {name: value for name, value in node.kwargs.items() if name != _BEFORE}
     fused.recompile()
     index = {n: i for i, n in enumerate(fused.graph.find_nodes(op="placeholder"))}
     parts = []
@@ -127,6 +133,10 @@ def device_of(module: Any) -> Any:
     tensors."""
     found = [v for node in module.graph.nodes for v in tensors_of(node.meta.get("val"))]
     return next((v.device for v in found if v.dim()), found[0].device if found else None)
+
+
+#: Argument with which an operator depends on another one that must run before, while a graph is split.
+_BEFORE = "_before"
 
 
 def _copy(module: Any) -> Any:
@@ -262,6 +272,24 @@ def _misplaced(module: Any) -> dict[Any, str]:
         ):
             found[node] = "it calls a subgraph"
     return found
+
+
+def _undefined(graph: Any, reasons: Collection[Any]) -> dict[Any, str]:
+    """Tensors without defined values (`torch.empty`) that operators outside of parts get, or the caller: as results of
+    a program they would differ from the eager ones.
+    """
+    said = "its values are undefined"
+    created = [n for n in graph.nodes if str(n.target).startswith(("aten.empty", "aten.new_empty"))]
+    return {n: said for n in created if any(user.op == "output" or user in reasons for user in n.users)}
+
+
+def _may_draw(node: Any) -> bool:
+    """Whether an operator may draw random numbers: those of PyTorch that say so, all custom and higher-order ones."""
+    import torch
+
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in ("aten", "prims")
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _islands(graph: Any, inside: set[Any], reasons: dict[Any, str]) -> list[IslandReport]:

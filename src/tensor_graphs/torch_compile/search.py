@@ -7,7 +7,6 @@ process; in a forked child, searches of the parent count as failed.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import queue
@@ -31,6 +30,7 @@ from ..errors import WorkerError
 from ..models.files.native import save_graph
 from ..pipeline.optimize import optimize
 from ..private import temporary_place
+from ..processes.ending import at_end
 from ..processes.forks import adopted, in_forked_child
 from .options import CompileOptions
 
@@ -40,6 +40,8 @@ WORKER = "tensor_graphs.torch_compile.worker"
 POLL_S = 0.05
 #: Characters of a failed process's last output that its error quotes.
 TAIL = 300
+#: Error of a search for a program of weights that were freed.
+ABANDONED = "its weights do not exist any more"
 
 
 class Search:
@@ -52,6 +54,7 @@ class Search:
         self._program: Program | None = None
         self._folder: Path | None = None
         self._error = ""
+        self.abandoned = False  # whether nothing waits for the program any more: the search ends
         self.remembered = False  # whether the plan cache had a plan, so that nothing was searched
 
     @property
@@ -105,6 +108,8 @@ class Search:
 
     def _subprocess(self, folder: Path) -> str:
         """Run a subprocess to its end; returns an error text, "" for success."""
+        if self.abandoned:
+            return ABANDONED
         save_graph(self.graph, folder / "graph.safetensors")
         graph = self.graph
         known = {"typical": graph.typical, "inner": sorted(graph.inner)}
@@ -119,6 +124,8 @@ class Search:
         until = time.monotonic() + self.options.seconds
         try:
             while process.poll() is None:
+                if self.abandoned:
+                    return ABANDONED
                 if time.monotonic() >= until:
                     return f"the search process was killed after {self.options.seconds:g} s"
                 time.sleep(POLL_S)
@@ -181,7 +188,7 @@ def submit(search: Search) -> None:
     with _starting:
         if not _root:
             _root.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=temporary_place())))
-            atexit.register(_end, _root[0], os.getpid())
+            at_end(_end, _root[0])
         if not _thread:
             _thread.append(threading.Thread(target=_serve, args=(_jobs, _root[0]), name="searches", daemon=True))
             _thread[0].start()
@@ -200,14 +207,13 @@ def _serve(jobs: queue.SimpleQueue[Search], root: Path) -> None:
         search.run_in_subprocess(folder)
 
 
-def _end(root: Path, owner: int) -> None:
+def _end(root: Path) -> None:
     """Kill the running search and remove all job folders, at the exit of the process that made them."""
-    if os.getpid() == owner:
-        _root.clear()
-        for process in list(_running):
-            with suppress(OSError):
-                _kill(process)
-        shutil.rmtree(root, ignore_errors=True)
+    _root.clear()
+    for process in list(_running):
+        with suppress(OSError):
+            _kill(process)
+    shutil.rmtree(root, ignore_errors=True)
 
 
 @in_forked_child

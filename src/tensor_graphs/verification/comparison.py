@@ -15,7 +15,7 @@ from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import compare
 from ..backends.verification.compare import WorstError
 from ..egraph.ir import dtypes
-from ..errors import UsageError
+from ..errors import UsageError, VerificationError
 from ..plain import as_float
 
 Array = np.ndarray[Any, Any]
@@ -130,6 +130,7 @@ class Verification:
     dropped: tuple[str, ...] = field(default_factory=tuple)  # what earlier attempts excluded
     failed: tuple[FailedAttempt, ...] = ()  # earlier attempts, in order
     left_out: int = 0  # number of inputs skipped for lack of time
+    later_omitted: bool = False  # whether later calls were skipped for lack of time
     compared: float = 1.0  # smallest fraction of an output's elements that were compared
     warning: str = ""  # text if the unoptimized graph is accepted far beyond its limits
 
@@ -148,7 +149,8 @@ class Verification:
         """Text that names the part of verification skipped for lack of time; "" if none was."""
         if self.compared < 1.0:
             return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
-        return f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
+        inputs = f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
+        return " and ".join(filter(None, [inputs, "verification of later calls" if self.later_omitted else ""]))
 
     @property
     def worst(self) -> OutputError:
@@ -253,6 +255,12 @@ def have_other_bits(found: Sequence[Any], before: Sequence[Any]) -> bool:
         if tuple(x.shape) != tuple(y.shape) or not bool(compare.equal_bits(x, y, floating).all()):
             return True
     return False
+
+
+def refuse_writes(changed: bool) -> None:
+    """Raise VerificationError if a program `changed` its inputs."""
+    if changed:
+        raise VerificationError("the program writes to its inputs", hint="report this with the model")
 
 
 def in_form_of(y: Any, like: Any) -> Any:

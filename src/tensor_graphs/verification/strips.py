@@ -25,8 +25,7 @@ from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.strips import StripAxes, axes_of, interval_view
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import load_data
-from ..errors import VerificationError
-from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, worst_of_inputs
+from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, refuse_writes, worst_of_inputs
 from .judge import Judge
 from .memory_checks import input_output_bytes, refuse_more_than_available, run_bytes
 
@@ -103,8 +102,7 @@ def _compared(
     inputs = drawing.inputs(graph, rng, number)
     before = fingerprint(inputs)
     found = [array_of(y) if is_torch(y) else np.asarray(y) for y in run(inputs)]
-    if fingerprint(inputs) != before:
-        raise VerificationError("the program writes to its inputs", hint="report this with the model")
+    refuse_writes(fingerprint(inputs) != before)
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     roots = [_Root(name, p, y, tolerance, number) for name, p, y in zip(names, places, found, strict=True)]
     turns = max(len(p.starts) for p in places)
@@ -180,6 +178,17 @@ class StripPart:
         return found[0]
 
 
+class WholeOutput(StripPart):
+    """The output `root` of a graph as a whole, as a graph of its own, on `values`: for one that has no strips."""
+
+    def __init__(self, graph: Graph, root: Tensor, values: Mapping[str, Array]) -> None:
+        super().__init__(replace(Graph.of(root), params=graph.params), values, axis=0, start=0, stop=1)
+
+    def of(self, value: Array) -> Array:
+        """`value` itself, the array of the output."""
+        return value
+
+
 @dataclass
 class _Root:
     """One output under comparison, and the errors of the strips so far. `number`: index of the input."""
@@ -229,4 +238,4 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["LEAST", "OutputStrips", "StripPart", "fingerprint", "strips_of", "verify_strips"]
+__all__ = ["LEAST", "OutputStrips", "StripPart", "WholeOutput", "fingerprint", "strips_of", "verify_strips"]

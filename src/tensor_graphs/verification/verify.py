@@ -14,6 +14,7 @@ Additional float64 runs with every value perturbed by the size of its rounding e
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from .comparison import (
     have_other_bits,
     in_later_call,
     misplaced,
+    refuse_writes,
     relative_error,
     rounding_allowance,
     worst_of_inputs,
@@ -58,6 +60,9 @@ from .reference import (
     with_atomic_ops,
 )
 
+#: Seconds of a program's first call up to which its later calls, five at most, are made whatever time is left.
+LATER_S = 0.25
+
 
 def planned_inputs(graph: Graph, flops: float) -> int:
     """Number of inputs that verification of a graph with `flops` wants: one if the model is large, else three."""
@@ -69,7 +74,9 @@ def verify(
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
     *,
     tolerance: Tolerance = "eager",
-    again: Callable[[Mapping[str, Any]], Iterable[Sequence[Any]]] = lambda values: (),
+    again: Callable[[Mapping[str, Any], bool, Callable[[], bool]], Iterable[Sequence[Any] | None]] = (
+        lambda values, alone, ended: ()
+    ),
     seed: int = 0,
     flops: float = 0.0,
     seeds: int | None = None,
@@ -84,15 +91,18 @@ def verify(
     verdict (whether outputs are within tolerance).
 
     `run`: maps inputs and states by name to outputs, then updated states. `again`: results of later calls on the first
-    values, compared as well if they have other bits. `seeds`: number of inputs. `flops`: of the graph. `references`:
-    cache of (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with
-    rounding noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the
-    caller still accepts an output. `device`: Torch device of the tensors that `run` takes and returns, where everything
-    is computed; "": host arrays. Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if
-    possible (strips.py). `enough()`: asked before each seed but the first; if True, the remaining seeds are skipped and
-    counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification
-    ends, and the exception propagates unless a seed is complete. Raises TooLargeError before a reference run on the
-    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
+    values, compared as well if they have other bits; its second argument says whether no further input follows. It asks
+    the third, `ended()`, before each call, and gives None at the end if calls were left out, which happens if
+    `enough()` and one takes more than LATER_S. `seeds`: number of inputs. `flops`: of the graph. `references`: cache of
+    (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with rounding
+    noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the caller still accepts an output.
+    `device`: Torch device of the tensors that `run` takes and returns, where everything is computed; "": host arrays.
+    Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if possible (strips.py). `enough()`:
+    asked after each seed but the last; if True, the remaining seeds are skipped and counted in `left_out`. `poll()`:
+    called before every operation of a reference run; if it raises Halted, verification ends, and the exception
+    propagates unless a seed is complete. Raises VerificationError if the program writes to its inputs, TooLargeError
+    before a reference run on the host whose values exceed the available memory (outputs that cannot be cut into strips,
+    or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
@@ -111,8 +121,8 @@ def verify(
     atomic = with_atomic_ops(graph)
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     worst: dict[str, list[OutputError]] = {n: [] for n in names}
-    seeds = 0
-    while seeds < planned and not (seeds and enough()):
+    seeds, last, later_omitted = 0, False, False
+    while seeds < planned and not last:
         if seeds not in known:
             draw = np.random.default_rng((seed, seeds))
             try:
@@ -122,17 +132,22 @@ def verify(
                     raise
                 break
         inputs, exact, own = known[seeds]
-        found = run(_copied(inputs))
+        given, began = _copied(inputs), time.perf_counter()
+        found = run(given)
+        long = time.perf_counter() - began > LATER_S
+        refuse_writes(have_other_bits(list(given.values()), list(inputs.values())))
+        del given
         there = device if any(map(is_torch, inputs.values())) else ""
         noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
         judge = Judge(atomic, inputs, exact, own, tolerance, slack, seeds > 0, there, weights, poll, noise[seeds])
         try:
             judged = judge.all_judged(names, found, tolerated)
+            last = seeds + 1 == planned or enough()
             if not seeds and all(one.passed for one in judged):
-                for later in again(_copied(inputs)):
-                    if have_other_bits(later, found):
-                        judged += [in_later_call(one) for one in judge.all_judged(names, later, tolerated)]
+                later = again(_copied(inputs), last, enough if long else _never)
+                errors, later_omitted = _later_errors(judge, names, found, later, tolerated)
+                judged += errors
             for one in judged:
                 worst[one.name].append(one)
         except Halted:
@@ -143,7 +158,25 @@ def verify(
     outputs = tuple(worst_of_inputs(worst[n]) for n in names)
     note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
     note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
-    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds)
+    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
+
+
+def _never() -> bool:
+    return False
+
+
+def _later_errors(
+    judge: Judge, names: Sequence[str], found: Sequence[Any], later: Iterable[Sequence[Any] | None], tolerated: float
+) -> tuple[list[OutputError], bool]:
+    """Errors of the results of later calls on the same values that have other bits than `found`, and whether calls were
+    left out."""
+    errors: list[OutputError] = []
+    for results in later:
+        if results is None:
+            return errors, True
+        if have_other_bits(results, found):
+            errors += [in_later_call(one) for one in judge.all_judged(names, results, tolerated)]
+    return errors, False
 
 
 def _copied(values: Mapping[str, Any]) -> dict[str, Any]:

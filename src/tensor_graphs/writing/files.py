@@ -115,22 +115,24 @@ def write_text(path: Path | str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing_raw(path: Path | str, *, tidy: bool = True) -> Iterator[IO[bytes]]:
+def replacing_raw(path: Path | str, *, tidy: bool = True, own: bool = False) -> Iterator[IO[bytes]]:
     """Context manager as `replacing` with plain OSErrors, for callers that continue without the file.
 
-    `tidy`: also remove leftovers of killed processes (takes time proportional to the folder's size).
+    `tidy`: also remove leftovers of killed processes (takes time proportional to the folder's size). `own`: the file is
+    one of this package's caches or stores: a link, pipe or device in its place is replaced, not written to.
     """
-    if is_stream(path):
+    if not own and is_stream(path):
         yield from _streamed(Path(path))
         return
-    target = followed(path)
+    target = followed(Path(path).parent) / Path(path).name if own else followed(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if tidy:
         clean(target)
     with _part(target) as (file, part):
         yield file
         file.flush()
-        _take_over(file.fileno(), target)
+        if not own:
+            _take_over(file.fileno(), target)
         os.fsync(file.fileno())
         os.replace(part, target)
     sync_folder(target.parent)

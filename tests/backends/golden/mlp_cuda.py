@@ -71,7 +71,8 @@ class Calls:
         self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
         self.recording_s = 0.0
         self.stream = -1
-        self.stream_object: Any = None
+        #: Stream of the last call; at first the one on which the program's weights were made.
+        self.stream_object: Any = torch.cuda.current_stream(self.index) if self.gpu else None
         self.lock = Lock()
 
     def __call__(self, *given: Any) -> Any:

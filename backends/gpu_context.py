@@ -1,4 +1,5 @@
-"""Starts a measuring process in threads: creates the CUDA context while PyTorch is imported, and loads Triton's driver.
+"""Starts the use of a GPU in threads: creates the CUDA context while PyTorch is imported, or while a cached plan is
+rebuilt, and loads Triton's driver in measuring processes.
 
 The context takes a good half second, as does the import of PyTorch.
 """
@@ -20,11 +21,26 @@ def begin_context() -> Thread:
     return thread
 
 
+def begin_driver() -> Thread:
+    """Start a thread that initializes the driver, which the first question to it does otherwise; creates no context.
+    Returns the thread."""
+    thread = Thread(target=_initialized, name="cuda-driver", daemon=True)
+    thread.start()
+    return thread
+
+
 def _retain() -> None:
+    if (driver := _initialized()) is not None:
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+
+
+def _initialized() -> ctypes.CDLL | None:
+    """The initialized driver; None without one."""
     with contextlib.suppress(OSError, AttributeError):  # no driver library, or one without these functions
         driver = ctypes.CDLL("libcuda.so.1")
         if driver.cuInit(0) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+            return driver
+    return None
 
 
 _loading: list[Thread] = []
@@ -51,4 +67,4 @@ def compiler_loaded() -> None:
         _loading.pop().join()
 
 
-__all__ = ["begin_compiler", "begin_context", "compiler_loaded"]
+__all__ = ["begin_compiler", "begin_context", "begin_driver", "compiler_loaded"]

@@ -1,0 +1,52 @@
+"""Refuses functions that turn floating-point errors into exceptions or calls while they run.
+
+A program raises none, so that its results would be those of calls without such an error, whatever the values are.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir.asked import refuse_value
+from ...errors import TraceError
+
+#: (kind, handling) of NumPy's error state and the filters that make warnings errors
+_Raising = frozenset[Any]
+
+_before: ContextVar[_Raising | None] = ContextVar("before", default=None)
+
+
+def _raising() -> _Raising:
+    state = ((kind, how) for kind, how in np.geterr().items() if how in ("raise", "call"))
+    return frozenset((*state, *(f for f in warnings.filters if f[0] == "error")))
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Context manager in which a function is traced: `refuse_changed` compares with the handling of errors now."""
+    token = _before.set(_raising())
+    try:
+        yield
+    finally:
+        _before.reset(token)
+
+
+def refuse_changed() -> None:
+    """Raise TraceError if the function in trace has made errors of operations raise or call something."""
+    before = _before.get()
+    if before is not None and not _raising() <= before:
+        refuse_value(
+            TraceError(
+                "the function makes floating-point errors raise or call something, which a program does not do",
+                hint="test the values: np.where(np.isfinite(y), y, ...)",
+            )
+        )
+
+
+__all__ = ["as_before", "refuse_changed"]

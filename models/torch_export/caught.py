@@ -1,0 +1,82 @@
+"""Finds errors about unknown values that a module catches itself while torch exports it.
+
+The tensors of an export have no values, so code that asks for one gets an error. If it catches the error and goes on,
+the exported graph is that of the branch for errors, whatever the values are at a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+from ...errors import ExportError
+
+
+@contextmanager
+def uncaught(title: str) -> Iterator[None]:
+    """Context manager in which torch exports the module `title` on this thread. Raises ExportError at its end for the
+    first error about an unknown value that code outside of torch caught. The caller holds the lock of
+    `export.tracing`."""
+    import torch
+    from torch._subclasses.fake_tensor import DataDependentOutputException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    made: list[tuple[int, BaseException]] = []  # (thread, error)
+
+    def kept_when_made(init: Callable[..., None]) -> Callable[..., None]:
+        def run(self: BaseException, *given: Any, **named: Any) -> None:
+            made.append((get_ident(), self))
+            init(self, *given, **named)
+
+        return run
+
+    def kept_when_raised(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                return method(*given, **named)
+            except Exception as error:
+                made.append((get_ident(), error))
+                raise
+
+        return run
+
+    with ExitStack() as stack:
+        for kind in (GuardOnDataDependentSymNode, DataDependentOutputException):
+            stack.enter_context(_replaced(kind, "__init__", kept_when_made))
+        stack.enter_context(_replaced(torch.Tensor, "numpy", kept_when_raised))
+        yield
+    inside = str(Path(torch.__file__).parent)
+    for thread, error in made:
+        if thread == get_ident() and not _catching_file(error).startswith(inside):
+            raise ExportError(
+                "a value is asked for that an export does not have, and the error is caught", where=title,
+                hint="branches on values cannot be captured: compute both sides, torch.where",
+            ) from error  # fmt: skip
+
+
+@contextmanager
+def _replaced(owner: type, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Context manager in which a class has another method `name`: `change` of the present one."""
+    own, before = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, change(before))
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _catching_file(error: BaseException) -> str:
+    """File of the function that caught an error: the outermost one that it passed through. Torch's own file for an
+    error that was not raised."""
+    import torch
+
+    return error.__traceback__.tb_frame.f_code.co_filename if error.__traceback__ else str(torch.__file__)
+
+
+__all__ = ["uncaught"]

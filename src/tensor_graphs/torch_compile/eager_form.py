@@ -1,0 +1,41 @@
+"""Makes the form of a Dynamo graph that runs eagerly: one in which checkpoints draw the same random numbers again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def eager_form(module: Any) -> Any:
+    """Graph module with the results and gradients of the code that Dynamo captured, for calls that are not traced.
+
+    `module` itself unless it has checkpoints (`torch.utils.checkpoint`): Dynamo's operator for them turns the option
+    `preserve_rng_state` off, because compilers see to it, so that dropout in a checkpoint had another mask in the
+    backward pass.
+    """
+    import torch
+
+    operator = torch.ops.higher_order.tag_activation_checkpoint
+    parts = {name: eager_form(part) for name, part in module.named_children() if isinstance(part, torch.fx.GraphModule)}
+    changed = any(part is not getattr(module, name) for name, part in parts.items())
+    if not changed and not module.graph.find_nodes(op="call_function", target=operator):
+        return module
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in graph.find_nodes(op="call_function", target=operator):
+        node.target = _checkpoint
+    made = torch.fx.GraphModule(module, graph)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+def _checkpoint(body: Any, *args: Any, **named: Any) -> Any:
+    """Call a graph module in a checkpoint, with the options and the policy of the caller's own checkpoint."""
+    from torch.utils.checkpoint import checkpoint
+
+    policy = body.meta.get("_checkpoint_context_fn")
+    chosen = {} if policy is None else {"context_fn": policy}
+    return checkpoint(body, *args, **{**named, **chosen, "use_reentrant": False})
+
+
+__all__ = ["eager_form"]

@@ -1,0 +1,121 @@
+"""Functions and modules that decide by errors which a trace does not have are refused."""
+
+import contextlib
+import warnings
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.errors import ExportError, TraceError, UsageError
+from tensor_graphs.models.functions.trace import trace
+from tensor_graphs.pipeline.source import as_graph
+
+X = np.arange(6, dtype=np.float32)
+
+
+def by_truth(x):
+    with contextlib.suppress(Exception):
+        if x.max() > 1e6:
+            return x / 1e6
+    return x * 2
+
+
+def by_number(x):
+    try:
+        largest = float(x.max())
+    except Exception:
+        largest = 1.0
+    return x * 2 if largest < 1e6 else x
+
+
+def by_list(x):
+    try:
+        values = x.tolist()
+    except Exception:
+        values = [1.0]
+    return x * 2 if max(values) < 1e6 else x
+
+
+def by_array(x):
+    try:
+        largest = np.asarray(x).max()
+    except Exception:
+        largest = 1.0
+    return x * 2 if largest < 1e6 else x
+
+
+FUNCTIONS = [by_truth, by_number, by_list, by_array]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_numpy_functions(function):
+    """The comparison with the function draws no values above a million."""
+    with pytest.raises(TraceError, match="the function caught this error and went on"):
+        as_graph(function, (X,))
+
+
+@pytest.mark.parametrize("function", [by_truth, by_number, by_array])
+def test_functions_of_expressions(function):
+    with pytest.raises(UsageError, match="the function caught this error and went on"):
+        trace(function, (X,), arrays=False)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_torch_functions_and_modules(function):
+    torch = pytest.importorskip("torch")
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return function(x)
+
+    for source in (function, Module().eval()):
+        with pytest.raises(ExportError):
+            as_graph(source, (torch.from_numpy(X),))
+
+
+def raising(x):
+    try:
+        with np.errstate(over="raise"):
+            return np.exp(x)
+    except FloatingPointError:
+        return np.full_like(x, -1)
+
+
+def calling(x):
+    seen = []
+    with np.errstate(divide="call", call=lambda *what: seen.append(what)):
+        y = 1 / x
+    return y if not seen else y * 0
+
+
+def warned(x):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return np.sqrt(x)
+        except RuntimeWarning:
+            return np.sqrt(-x)
+
+
+@pytest.mark.parametrize("function", [raising, calling, warned])
+def test_functions_that_make_floating_point_errors_raise(function):
+    with pytest.raises(TraceError, match="floating-point errors"):
+        trace(function, (X,))
+
+
+def test_functions_that_silence_floating_point_errors_are_traced():
+    def silent(x):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return 1 / x
+
+    with np.errstate(over="raise"):  # the caller's own state
+        assert trace(silent, (X,)).outputs[0].shape == (6,)
+
+
+def test_errors_that_torch_catches_itself_are_no_matter():
+    torch = pytest.importorskip("torch")
+    graph = as_graph(lambda x: torch.nn.functional.layer_norm(x.reshape(2, 3), (3,)), (torch.from_numpy(X),))
+    assert graph.outputs[0].shape == (2, 3)
+    assert tg.optimize(lambda x: x + 1, (X,), budget=0, measure=False) is not None, "the next trace starts anew"
