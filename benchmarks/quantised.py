@@ -43,7 +43,8 @@ def case(shape: str, rows: int, form: str, options: argparse.Namespace) -> dict[
         w = tg.param("w", weight.shape, options.dtype)
     else:
         parts = {f"w.{p}": v for p, v in quantization.encoded(weight, form, options.dtype).items()}
-        w = quantization.weight_params("w", {p.removeprefix("w."): v for p, v in parts.items()}, form)
+        q, scale = (tg.param(n, parts[n].shape, dtypes.name_of(parts[n].dtype)) for n in ("w.q", "w.scale"))
+        w = quantization.dequantized(form, q, scale)
     begun = time.perf_counter()
     program = tg.optimize(
         x @ w.T, params=parts, budget=options.budget, backend=options.backend, measure=True, allow_caller=False

@@ -4,6 +4,7 @@ functions."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,25 @@ def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
         tg.extract({"nodes": {}})
     with pytest.raises(UsageError, match="foo"), tg.settings.override(foo=1):
         pass
+
+
+@pytest.mark.parametrize("backend", ["torch", None])
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+def test_programs_under_torch_func_are_named_errors(transform: str, backend: str | None) -> None:
+    """C and NumPy have no data to read there, and kernels of PyTorch would drop tangents."""
+    torch = pytest.importorskip("torch")
+    module, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval(), torch.randn(3, 8)
+    program = tg.optimize(module, (x,), backend=backend, budget=1, effort=0, measure=False, allow_caller=False)
+    calls: dict[str, Callable[[], Any]] = {
+        "vmap": lambda: torch.func.vmap(program)(x[None]),
+        "grad": lambda: torch.func.grad(lambda a: program(a).sum())(x),
+        "jvp": lambda: torch.func.jvp(program, (x,), (x,)),
+    }
+    for _ in range(3):
+        with pytest.raises(UsageError, match="has no array"):
+            calls[transform]()
+        program(x)
+    assert torch.allclose(program(x), module(x), atol=1e-5)
 
 
 def test_tensors_that_no_array_holds_are_named() -> None:

@@ -304,6 +304,8 @@ def inner_data(page: str) -> dict[str, Any]:
 
 
 def test_names_reach_a_page_as_data_only(explorer: Explorer) -> None:
+    with pytest.raises(UsageError, match="is no path"):
+        explorer.save_html(None)  # type: ignore[arg-type]
     page = explorer.html()
     assert page.count("<script") == 2 and "hacked=1</script>" not in page and "<img" not in page
     assert "default-src 'none'" in page and not re.search(r"<[a-z][^>]*(src|href)=|https?://|@import|url\(", page)

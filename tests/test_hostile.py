@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +18,9 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program.program_folder import refuse_occupied
 from tensor_graphs.cli import app as cli
-from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError
+from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, UsageError
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.load import FORMATS
 from tensor_graphs.models.random_checkpoints import write_checkpoint
@@ -116,6 +118,20 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
         tg.load_program(tmp_path)
     with pytest.raises(Malformed, match="not a plain file"):
         read_bytes(tmp_path / "program.py", 10)
+    with pytest.raises(UsageError, match="is not a saved program"):
+        refuse_occupied(tmp_path / "program.py")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "sparse").touch()
+    os.truncate(tmp_path / "sparse", 1 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed, match="has more than"):
+            read_bytes(tmp_path / "sparse", 1 << 26)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
 
 
 def changed(folder: Path, **values: Any) -> None:

@@ -130,6 +130,10 @@ FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]
         Graph.of(tg.gather_elements(X, tg.input("i", (60, 9), "int64"), 1)),
         replaced(lambda v: np.take_along_axis(v["x"], np.maximum(v["i"], 0), 1)),
     ),
+    "negative places that the graph wraps are the first one": (
+        Graph.of(tg.gather(X, tg.where(tg.input("i", (40,), "int64") < 0, tg.input("i", (40,), "int64") + 60, tg.input("i", (40,), "int64")))),
+        replaced(lambda v: v["x"][np.maximum(v["i"], 0)]),
+    ),
     "the last row of a table is not read": (
         Graph.of(tg.gather(tg.input("x", (50, 3)), tg.input("i", (50,), "int64"))),
         replaced(lambda v: v["x"][np.minimum(v["i"], 48)]),

@@ -124,7 +124,7 @@ def _channels_beside(call: Call) -> bool:
     """Whether the channels of a pixel of x are neighbours in memory: x is channels-last, or some of the channels of a
     channels-last image."""
     x = call.operands["x"]
-    return x.strides[1] == 1 and min(x.strides) >= 0
+    return x.strides[1] == 1 and min(x.strides) >= 0 and max(x.strides) < LARGEST
 
 
 def _copied(call: Call) -> bool:

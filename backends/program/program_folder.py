@@ -18,7 +18,7 @@ from .weights import Array, bytes_of, write_weights
 def refuse_occupied(target: Path) -> None:
     """Raise UsageError unless the path `target` is free, an empty folder or a saved program."""
     recover(Path(os.path.realpath(target)))
-    if target.exists() and not (target / "manifest.json").is_file() and (target.is_file() or any(target.iterdir())):
+    if target.exists() and not (target / "manifest.json").is_file() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} exists and is not a saved program", hint="name another folder")
 
 

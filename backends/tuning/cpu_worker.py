@@ -65,6 +65,7 @@ def encode(template: Template, call: Call) -> dict[str, Any]:
         "backend": template.backend, "template": template.name, "identity": template.identity,
         **({"pattern": template.pattern, "leaves": leaves} if leaves else {}),
         **({"laid_out": sorted(template.prep)} if leaves and template.prep else {}),
+        **({"channels_last": True} if leaves and template.job_fields().get("channels_last") else {}),
         **({} if template.roots else template.job_fields()),
         "operands": {name: operand(o) for name, o in call.operands.items()}, "outputs": [operand(o) for o in call.outputs],
         "attrs": {name: list(v) if isinstance(v, tuple) else v for name, v in call.attrs.items()},
@@ -82,8 +83,8 @@ def decode(job: Mapping[str, Any]) -> tuple[Template, Call]:
     if "leaves" in job:
         leaves = {n: api.input(n, tuple(shape), dtype) for n, (shape, dtype) in job["leaves"].items()}
         roots = [build(term, leaves, {}) for term in parse_terms(job["pattern"])]
-        prepared = (job["laid_out"],) if "laid_out" in job else ()  # weights whose layout changes at load time
-        found: Template = backend(job["backend"]).template(roots, *prepared)
+        prepared = job.get("laid_out", ())  # weights whose layout changes at load time
+        found: Template = backend(job["backend"]).template(roots, prepared, job.get("channels_last", False))
     else:
         if "kernel_file" in job:  # this process executes a file that its parent has executed
             path, digest = job["kernel_file"]

@@ -148,8 +148,8 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, InputDistrib
         if node.entry.domain == "positive" and not _whole_power(node):
             for name in signs[args[0]]:
                 found[name].positive = True
-    for name in plain_names & set(found):
-        found[name].signed = found[name].bound > 0
+    for name, role in found.items():
+        role.signed = role.bound > 0 and (name in plain_names or role.signed)
 
 
 def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, InputDistribution]) -> None:
@@ -166,6 +166,9 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
     if node.op == "cast" and node.dtype == "bool":
         for name in from_[0]:
             found[name].near.add(0)
+    if node.op in ("lt", "le") and any(n.op == "full" and n.attr("value") == 0 for a in node.args for n in _sources(a)):
+        for name in from_[0] | from_[1]:  # the graph handles negative indices itself
+            found[name].signed = True
     if node.op in ("lt", "le", "eq", "maximum", "minimum"):
         for names, other in zip(from_, node.args[::-1]):
             base = next(iter(_sources(other)), None)

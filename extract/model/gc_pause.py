@@ -10,11 +10,12 @@ from ...processes.forks import Lock, in_forked_child
 
 # frozen objects: an interpreter may freeze some of its own at startup (3.12: some 400), a program tens of thousands
 MAX_STARTUP_FROZEN = 5_000
+FEW_NEW = 10_000  # new objects that a collection traverses in a fraction of a millisecond
 
 
 def _frozen_by_others() -> bool:
     """Whether the program (not the interpreter) has frozen objects with `gc.freeze`. Takes time in proportion to the
-    number of frozen objects, so it is not to be asked inside a `gc_frozen` block."""
+    number of frozen objects: 10 ms for a million."""
     return gc.get_freeze_count() > MAX_STARTUP_FROZEN
 
 
@@ -24,9 +25,9 @@ def gc_paused() -> Iterator[None]:
 
     A collection every few thousand allocations traverses hundreds of thousands of live objects: a third of the time of
     building candidates. Reference counting is unaffected. On exit new objects are moved to the oldest generation
-    (freeze, unfreeze), so that the next young collection skips them; this step is left out where objects are frozen
-    (`gc_frozen`, or the program has frozen some of its own). Reentrant across threads: the collector resumes when the
-    last block ends.
+    (freeze, unfreeze), so that the next young collection skips them; this step is left out if there are few, or where
+    objects are frozen (`gc_frozen`, or the program has frozen some of its own). Reentrant across threads: the collector
+    resumes when the last block ends.
     """
     with _pausing:
         if not _paused["by"]:
@@ -39,7 +40,7 @@ def gc_paused() -> Iterator[None]:
         with _pausing:
             _paused["by"] -= 1
             if _paused["on"] and not _paused["by"]:
-                if not _frozen["by"] and not _frozen_by_others():
+                if not _frozen["by"] and gc.get_count()[0] > FEW_NEW and not _frozen_by_others():
                     gc.freeze()
                     gc.unfreeze()
                 gc.enable()

@@ -242,6 +242,7 @@ class _Encoding:
             self._scale = found["scale"].copy()
             if "q" in found:
                 owner = found["q"] if found["q"].base is None else found["q"].base  # lives as long as some view of it
+                assert owner.dtype == found["q"].dtype  # the array itself, not one that its bits were computed as
                 self._codes = ref(owner)
                 self._kept += [owner] if self.keeps_codes else []
             return found[name]

@@ -64,7 +64,9 @@ class Encoded:
         x = layer_norm(w, f"{at}.transform.LayerNorm", x, self.eps)
         tied = self.config.flag("tie_word_embeddings", True)
         table = self.words if tied else w.take(f"{at}.decoder.weight", (vocab, hidden), x.dtype)
-        bias = f"{at}.bias" if w.has(f"{at}.bias") else f"{at}.decoder.bias"
+        # tied weights share one bias under two names; a decoder matrix of its own has a bias of its own
+        names = (f"{at}.bias", f"{at}.decoder.bias")[:: 1 if tied else -1]
+        bias = names[0] if w.has(names[0]) else names[1]
         return c.linear(x, t.transpose(table), w.take(bias, (vocab,), x.dtype))
 
     def follows(self) -> Tensor:

@@ -36,7 +36,8 @@ from ..semantics.sampler import FAILURES, INTS, Instance
 from .trial import ORDERS, STYLES, Refuted, RuleTrial
 
 Status = Literal["proved", "tested", "refuted", "unknown"]
-EACH, EACH_ATTEMPTS = 3, 12  # instances of each dtype that is not floating, and draws for each of them
+EACH, EACH_EMPTY = 2, 10  # instances of each dtype that is not floating, and of operands without elements
+EACH_ATTEMPTS = 12  # draws for each of them
 STATUSES: tuple[Status, ...] = ("proved", "tested", "refuted", "unknown")
 COST_GUARDS = ("weight", "active", "chained", "original", "ordered")  # where a rule pays, not where it is sound
 #: Shape guards that bound e-graph growth: the rule is sound without them, but would apply endlessly or gain nothing.
@@ -78,14 +79,17 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
     return counts, None
 
 
-def _refuted_in_other_dtypes(rule: Rule, seed: int) -> Refuted | None:
-    """What refutes a one-way rule for operands of an integer dtype or bool, which random instances may not have had:
-    each of these dtypes is tried on a few."""
-    for dtype in (*INTS, "bool"):
-        draw = random.Random(f"{seed} {dtype}")
-        _, refuted = _judge(rule, instances(rule, draw, EACH, attempts=EACH_ATTEMPTS, dtype=dtype), seed)
+def _refuted_at_corners(rule: Rule, seed: int) -> Refuted | None:
+    """What refutes a one-way rule for operands without elements, of bool, or of an integer dtype, which random
+    instances may not have had: each of these is tried on a few."""
+    for dtype in ("", "bool", *INTS):
+        draw, count = random.Random(f"{seed} {dtype}"), EACH if dtype else EACH_EMPTY
+        few = instances(rule, draw, count, attempts=EACH_ATTEMPTS, dtype=dtype, empty=not dtype)
+        counts, refuted = _judge(rule, few, seed)
         if refuted is not None:
             return refuted
+        if dtype == INTS[0] and not counts["instances"]:
+            break  # a rule of floats
     return None
 
 
@@ -108,7 +112,7 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000)
             )
         if rule.exact and not counts["bitwise"]:
             return Verdict("unknown", f"{one.name}: no instance could be compared bit by bit")
-        if (refuted := _refuted_in_other_dtypes(one, seed)) is not None:
+        if (refuted := _refuted_at_corners(one, seed)) is not None:
             return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
         total = {k: total.get(k, 0) + v for k, v in counts.items()}
     parts = [f"{total['instances']} instances", f"{total['modular']} modulo primes", f"{total['float64']} in float64"]

@@ -23,10 +23,12 @@ from .sample_parts import result_dtype
 from .sampler import FAILURES, Instance, NotYet, Reject, Sampler, Want
 
 
-def attempt(rule: Rule, guards: Sequence[Attr], rng: random.Random, dtype: str = "") -> Instance | None:
-    """One sampling attempt for a one-way rule under these guards; None if it fails. `dtype`: of the operands that need
-    not be floats ("": any)."""
-    s = Sampler(rule, guards, rng, HANDLERS, dtype)
+def attempt(
+    rule: Rule, guards: Sequence[Attr], rng: random.Random, dtype: str = "", empty: bool = False
+) -> Instance | None:
+    """One sampling attempt for a one-way rule under these guards; None if it fails. `dtype` and `empty` as in
+    `instances`."""
+    s = Sampler(rule, guards, rng, HANDLERS, dtype, empty)
     try:
         for left in rule.lefts:
             s.term(left, Want(None, result_dtype(s, left)))
@@ -48,12 +50,13 @@ def instances(
     accept: Callable[[Instance], bool] | None = None,
     attempts: int = 4000,
     dtype: str = "",
+    empty: bool = False,
 ) -> Iterator[Instance]:
     """Yields `count` random instances of a one-way rule (of `rule.directions`); fewer if `attempts` draws find none.
 
     `guards` replaces the rule's own guards and `accept` filters instances (both to test whether a guard is needed).
-    `dtype`: of the operands that need not be floats ("": any); at least one has it. Raises RuleError for a two-way or
-    malformed rule.
+    `dtype`: of the operands that need not be floats ("": any); at least one has it. `empty`: whether at least one
+    operand has no elements. Raises RuleError for a two-way or malformed rule.
     """
     if rule.both:
         raise RuleError("instances are drawn of one direction at a time", where=rule.name, hint="use rule.directions")
@@ -61,8 +64,10 @@ def instances(
     wanted = rule.guards if guards is None else guards
     for _ in range(count):
         for _ in range(attempts):
-            found = attempt(rule, wanted, rng, dtype)
+            found = attempt(rule, wanted, rng, dtype, empty)
             if found is None or (dtype and all(t.dtype != dtype for t in found.types.values())):
+                continue
+            if empty and all(0 not in t.shape for t in found.types.values()):
                 continue
             if accept is None or accept(found):
                 yield found

@@ -106,6 +106,7 @@ class Sampler:
 
     `handlers`: type law (rule for an op's result type) -> function that draws types of a call's operands such that its
     result has the shape and dtype that a `Want` requires. `dtype`: of the operands that need not be floats ("": any).
+    `empty`: whether axes of no elements are among the choices in any case.
     """
 
     def __init__(
@@ -115,13 +116,14 @@ class Sampler:
         rng: random.Random,
         handlers: Mapping[str, Callable[[Sampler, PatternCall, Want], object]],
         dtype: str = "",
+        empty: bool = False,
     ) -> None:
         self.rule, self.guards, self.rng, self.handlers, self.dtype = rule, list(guards), rng, handlers, dtype
         self.reads = [frozenset(attr_names(g)) for g in self.guards]
         self.attrs: dict[str, Any] = {}
         self.types: dict[str, Type] = {}
         self.bounds: dict[str, int] = {}
-        self.pool = rng.sample(SIZES, rng.randint(1, 4)) + ([0] if rng.random() < 0.07 else [])
+        self.pool = rng.sample(SIZES, rng.randint(1, 4)) + ([0] if empty or rng.random() < 0.07 else [])
         self.floating = {
             n for g in self.guards if isinstance(g, Apply) and g.function == "floating" for n in attr_names(g)
         }

@@ -78,8 +78,15 @@ def test_frozen_objects_are_not_counted_at_every_pause(monkeypatch: pytest.Monke
     with gc_frozen():
         monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or 0)
         with gc_paused():
-            pass
-        assert not counted
+            made = [[i] for i in range(20_000)]
+        assert made and not counted
+    gc.collect(0)
+    with gc_paused():
+        pass
+    assert not counted, "nothing new is to be moved"
+    with gc_paused():
+        more = [[i] for i in range(20_000)]
+    assert counted and more
     monkeypatch.undo()
 
 
@@ -102,5 +109,5 @@ def test_what_the_interpreter_froze_when_it_started_counts_for_nothing(monkeypat
     with gc_frozen():
         assert done == ["freeze"], "as Python 3.12 has it"
     with gc_paused():
-        pass
-    assert done == ["freeze", "unfreeze"] * 2
+        made = [[i] for i in range(20_000)]
+    assert done == ["freeze", "unfreeze"] * 2 and made

@@ -184,6 +184,10 @@ def test_a_checkpoint_of_pre_training_serves_each_class(tmp_path: Path) -> None:
     bias = read_folder(folder)["cls.predictions.bias"].load().copy()
     respell(folder, lambda n: None if n == "cls.predictions.bias" else n, {"cls.predictions.decoder.bias": bias})
     np.testing.assert_array_equal(run(folder)[0], before[0])  # under its other name
+    at, table = "cls.predictions", read_folder(folder)["bert.embeddings.word_embeddings.weight"].load().copy()
+    edit(folder, tie_word_embeddings=False)
+    respell(folder, lambda n: n, {f"{at}.decoder.weight": table, f"{at}.decoder.bias": bias + 1, f"{at}.bias": bias})
+    np.testing.assert_allclose(run(folder)[0], before[0] + 1, atol=1e-5)  # a matrix of its own has a bias of its own
 
 
 def test_pooler_may_lack_only_where_the_class_has_none(tmp_path: Path) -> None:

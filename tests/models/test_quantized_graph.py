@@ -294,6 +294,28 @@ def test_the_encoder_of_a_device_gives_the_bits_of_the_host(
         quantization.encoded_on(np.full((2, 32), np.inf, np.float32), form, dtype, True, device)
 
 
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
+def test_codes_that_are_kept_are_the_codes(form: str) -> None:
+    """Read again while somebody has them, of weights of one block of rows."""
+    graph, _ = quantized(model(), form)
+    first = load_data(graph.params["up.q"])
+    again = load_data(graph.params["up.q"])
+    assert again.dtype == first.dtype and np.shares_memory(again, first)
+    np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "mxfp4"])
+def test_a_program_in_this_process_computes_with_the_weights_of_the_saved_one(form: str, tmp_path: Path) -> None:
+    w = RNG.standard_normal((64, 96)).astype(np.float32)
+    y = t.matmul(t.input("x", (8, 64)), t.param("w", (64, 96)))
+    program = tg.optimize(y, params={"w": w}, quantize=form, backend="numpy", budget=1)
+    x = RNG.standard_normal((8, 64)).astype(np.float32)
+    found, want = program(x), x.astype(np.float64) @ w
+    assert np.linalg.norm(found - want) < 0.2 * np.linalg.norm(want)
+    program.save(tmp_path / "p")
+    np.testing.assert_array_equal(tg.load_program(tmp_path / "p")(x), found)
+
+
 def test_a_device_encodes_a_weight_once_for_all_who_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs, references and the digest share its codes; the host copies them. Codes of the host are uploaded."""
     for module in (weights_on_device, upload):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +12,11 @@ from typing import Any
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.errors import WorkerError
 
 torch = pytest.importorskip("torch")
+compiled_graph = pytest.importorskip("tensor_graphs.torch_compile.compiled_graph")
 nn, F = torch.nn, torch.nn.functional
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
@@ -267,6 +272,44 @@ def test_tensors_without_defined_values_are_no_results_of_programs() -> None:
     report = tg.torch_compile.last_report()
     assert ran() == before + 1 and not report.warnings
     assert any("undefined" in i.reason for i in report.traced[0].islands)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_weights_and_their_programs_are_freed_with_the_module(gradients: bool) -> None:
+    """Dynamo keeps compiled graphs in the globals of the module's class."""
+    module = Call(lambda m, a: torch.tanh(m.linear(a)) * 2, linear=nn.Linear(8, 8))
+    compiled, before = tg.compile(module, **QUICK), ran()
+    with torch.set_grad_enabled(gradients):
+        for _ in range(3):
+            y = compiled(x(3, 8))
+            if gradients:
+                y.sum().backward()
+    assert ran() == before + 1
+    weights = [weakref.ref(p) for p in module.parameters()]
+    programs = weakref.WeakSet(p for p in gc.get_objects() if type(p) is Program)
+    count = len(programs)
+    del module, compiled, y
+    gc.collect()
+    assert not any(w() is not None for w in weights)
+    assert gradients or len(programs) < count
+
+
+def test_searches_end_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Call(lambda m, a: torch.tanh(m.linear(a)) * 2, linear=nn.Linear(8, 8))
+    compiled = tg.compile(module, budget=60)
+    with torch.no_grad():
+        compiled(x(3, 8))
+    (search,) = (
+        next(g for g in compiled_graph._graphs if g.report is tg.torch_compile.last_report())
+        .traced[0]
+        .variants[0]
+        .searches
+    )
+    del module, compiled
+    gc.collect()
+    assert search.wait(20)
+    with pytest.raises(WorkerError, match="do not exist"):
+        search.program()
 
 
 def test_inference_mode_and_weights_that_change() -> None:

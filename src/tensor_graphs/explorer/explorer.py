@@ -16,7 +16,7 @@ from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
 from ..option_checks import is_budget, is_named
 from ..pipeline.prices import KernelBounds
-from ..writing.files import write_text
+from ..writing.files import named_path, write_text
 from .derivations import Derivation, TermMatcher, derivations
 from .static_pages import StaticPages
 from .what_if import SOLVE_SECONDS, Question, WhatIf
@@ -102,9 +102,11 @@ class Explorer(StaticPages):
         return viewer_page(explorer_data(self), self.graph.name)
 
     def save_html(self, path: str | Path) -> Path:
-        """Write `html()` to a file and return its path. Raises UnwritableError if it cannot be written."""
-        write_text(Path(path), self.html())
-        return Path(path)
+        """Write `html()` to a file and return its path. Raises UnwritableError if it cannot be written, UsageError if
+        `path` is no path."""
+        place = named_path(path)
+        write_text(place, self.html())
+        return place
 
     def widget(self) -> Any:
         """The viewer as a Jupyter widget that answers what-if questions live. Raises UsageError without anywidget."""

@@ -32,6 +32,7 @@ from .timeline import Rows, is_span
 #: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
 LARGEST = 1 << 28  # bytes of a report.json
+FEW_DIGITS = 0.1  # relative error of the graph as written from which the report has a note
 _RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut": "omitted"}  # fields: old name -> name
 
 
@@ -232,6 +233,13 @@ class Report:
         if v:
             rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
                                   f"({'passed' if v['passed'] else 'FAILED'}, {counted(v['seeds'], 'seed')})"))  # fmt: skip
+            if not v["error_before"] < FEW_DIGITS:
+                rows.append(
+                    (
+                        "note",
+                        f"the graph as written has an error of {v['error_before']:.2g} in its own dtypes, relative to float64",
+                    )
+                )
             for f in v.get("failed", ()):
                 then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
                 rows.append(("failed", f"a plan before: {f['said']}{then}"))

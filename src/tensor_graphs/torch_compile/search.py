@@ -40,6 +40,8 @@ WORKER = "tensor_graphs.torch_compile.worker"
 POLL_S = 0.05
 #: Characters of a failed process's last output that its error quotes.
 TAIL = 300
+#: Error of a search for a program of weights that were freed.
+ABANDONED = "its weights do not exist any more"
 
 
 class Search:
@@ -52,6 +54,7 @@ class Search:
         self._program: Program | None = None
         self._folder: Path | None = None
         self._error = ""
+        self.abandoned = False  # whether nothing waits for the program any more: the search ends
         self.remembered = False  # whether the plan cache had a plan, so that nothing was searched
 
     @property
@@ -105,6 +108,8 @@ class Search:
 
     def _subprocess(self, folder: Path) -> str:
         """Run a subprocess to its end; returns an error text, "" for success."""
+        if self.abandoned:
+            return ABANDONED
         save_graph(self.graph, folder / "graph.safetensors")
         graph = self.graph
         known = {"typical": graph.typical, "inner": sorted(graph.inner)}
@@ -119,6 +124,8 @@ class Search:
         until = time.monotonic() + self.options.seconds
         try:
             while process.poll() is None:
+                if self.abandoned:
+                    return ABANDONED
                 if time.monotonic() >= until:
                     return f"the search process was killed after {self.options.seconds:g} s"
                 time.sleep(POLL_S)

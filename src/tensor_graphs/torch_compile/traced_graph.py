@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,19 +58,29 @@ class Frozen:
     """Weights that the programs treat as constants, recognized by identity, memory address and version.
 
     A write through `weight.data` changes none of these three, so on a CPU three elements of each weight are compared as
-    well.
+    well. The weights are not kept alive; `gone` is called with this object when one of them ceases to exist.
     """
 
-    def __init__(self, positions: Sequence[int], args: Sequence[Any]) -> None:
+    def __init__(self, positions: Sequence[int], args: Sequence[Any], gone: Callable[[Frozen], None]) -> None:
         self.positions = list(positions)
-        self.tensors = [args[i] for i in positions]
-        self._known = [(i, x, x._version, x.data_ptr()) for i, x in zip(self.positions, self.tensors)]
-        self._elements = [(w, w.value) for x in self.tensors for w in _samples(x)]
+        tensors, own = [args[i] for i in positions], weakref.ref(self)
+
+        def ended(_: Any) -> None:
+            if (found := own()) is not None:
+                gone(found)
+
+        self._known = [(i, weakref.ref(args[i], ended), args[i]._version, args[i].data_ptr()) for i in positions]
+        self._elements = [(w, w.value) for x in tensors for w in _samples(x)]
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The weights, in the order of `positions`; None for one that does not exist any more."""
+        return [known[1]() for known in self._known]
 
     def hold(self, args: Sequence[Any]) -> bool:
         """Whether the weights among a call's arguments are the ones that the programs contain, unchanged."""
-        for i, x, version, address in self._known:
-            if args[i] is not x or x._version != version or x.data_ptr() != address:
+        for i, weight, version, address in self._known:
+            if args[i] is not (x := weight()) or x._version != version or x.data_ptr() != address:
                 return False
         # read after the addresses: the memory of other addresses may have been freed
         return not self._elements or all(word.value == value for word, value in self._elements)
@@ -255,6 +266,7 @@ class TracedGraph:
         self.split, self.report = split(module, kind, options.least, self._frozen, seen)
         report.traced.append(self.report)
         self.variants: list[Variant] = []
+        self._frozen_sets = 0  # sets of frozen weights for which searches were begun
         self._steady = frozenset(steady)
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
@@ -290,8 +302,7 @@ class TracedGraph:
         Returns the reasons why parts have no program (`Variant.bind`).
         """
         said = variant.bind()
-        at = self.variants.index(variant)
-        self.variants[at : at + 1] = variant.by_bucket()
+        self.variants = [one for v in self.variants for one in (v.by_bucket() if v is variant else [v])]
         return said
 
     def fitting(self, state: str) -> list[Variant]:
@@ -301,16 +312,24 @@ class TracedGraph:
     def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:
         """Start the searches of a new variant; None if there are enough."""
         frozen = [] if args is None else [i for i in self._frozen if _is_versioned(args[i])]
-        if len({id(v.frozen) for v in self.variants if v.frozen.positions}) >= MOST_FROZEN:
+        if self._frozen_sets >= MOST_FROZEN:
             frozen = []  # weights that change: they become inputs
         if len({id(v.frozen) for v in self.variants}) >= MOST_FROZEN + MOST_SIZES:
             return None
-        guard = Frozen(frozen, args or ())
+        self._frozen_sets += bool(frozen)
+        guard = Frozen(frozen, args or (), self._forget)
         made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen,
                        self._steady)  # fmt: skip
         self.report.frozen = len(frozen)
-        self.variants.insert(0, made)
+        self.variants = [made, *self.variants]
         return made
+
+    def _forget(self, frozen: Frozen) -> None:
+        """Free the programs of weights that do not exist any more, and end their searches. Runs at any time, on any
+        thread."""
+        for search in [s for v in self.variants if v.frozen is frozen for s in v.searches]:
+            search.abandoned = True
+        self.variants = [v for v in self.variants if v.frozen is not frozen]
 
 
 def _is_versioned(x: Any) -> bool:
