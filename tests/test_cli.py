@@ -158,7 +158,7 @@ def test_optimize_as_text(model: str, capsys: pytest.CaptureFixture[str]) -> Non
     shown = capsys.readouterr()
     for label in ("e-graph", "blocks", "kernels", "proven bound", "passed", "program.py"):
         assert label in shown.out
-    assert "saturate: 1 unique blocks of 1" in shown.err and "saturate:" not in shown.out
+    assert "saturate: 1 unique block of 1" in shown.err and "saturate:" not in shown.out
     assert Path("tiny-optimized", "program.py").is_file()
 
 

@@ -65,7 +65,7 @@ def _check(fixed: FixedArgument, value: Any) -> None:
         if not isinstance(value, Mapping | list | tuple):
             return
         try:
-            value = value[key]
+            value = value[key]  # type: ignore[index]
         except (LookupError, TypeError):
             return
     if hasattr(value, "shape") or spelled(value) != fixed.value:

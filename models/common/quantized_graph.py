@@ -80,8 +80,8 @@ def quantized(
             raise UsageError(f"param {name!r} has no data to quantize", hint="bind it: params={name: array}")
         try:
             weight, wrong, size = _weight(name, graph.params[name], form, leaf.dtype, by_rows, known)
-        except UnsupportedError as error:
-            kept[_title(leaf)] = error.message
+        except UnsupportedError as misfit:
+            kept[_title(leaf)] = misfit.message
             continue
         if not wrong <= DESTROYED**2 * size:
             kept[_title(leaf)] = f"quantized it would differ by more than {DESTROYED:.0%} of its norm"
@@ -114,8 +114,11 @@ def _by_reason(kept: Mapping[str, str]) -> str:
     groups: dict[str, list[str]] = {}
     for title, reason in kept.items():
         groups.setdefault(reason, []).append(title)
-    more = lambda titles: f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
-    return "; ".join(f"{', '.join(titles[:NAMED])}{more(titles)}: {reason}" for reason, titles in groups.items())
+    parts = []
+    for reason, titles in groups.items():
+        more = f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
+        parts.append(f"{', '.join(titles[:NAMED])}{more}: {reason}")
+    return "; ".join(parts)
 
 
 def _is_small_matrix(leaf: Tensor) -> bool:
