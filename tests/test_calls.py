@@ -3,6 +3,8 @@ functions."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,60 @@ def test_nested_arguments_find_their_inputs(args: Any, named: Any, names: list[s
     )  # fmt: skip
     found = unfolded(wrap(args), wrap(named), names)
     assert (found if found is None else {k: int(v) for k, v in found.items()}) == order
+
+
+def steps(x: Any, n: int, s: float = 2.0, t: float = 0.5) -> Any:
+    for _ in range(n):
+        x = np.tanh(x) * s
+    return x + t
+
+
+def test_numbers_among_the_examples_are_fixed_and_calls_may_give_them(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 6, dtype=np.float32)
+    made = tg.optimize(steps, (x, 3, 3.0), **QUICK)
+    assert made.report.fixed_arguments == {"n": "3", "s": "3.0"} and "n=3, s=3.0" in str(made.report)
+    wanted = steps(x, 3, 3.0)
+    for program in (made, tg.load_program(made.save(tmp_path / "out"))):
+        for found in (program(x), program(x, 3), program(x, 3, 3.0, 0.5), program(x, s=3.0), program(n=3, x=x)):
+            np.testing.assert_allclose(found, wanted, rtol=1e-5)
+        for args, named, said in (
+            ((x, 3, 2.0), {}, "s was fixed at 3.0 .* gives 2.0"),
+            ((x, 3, 3), {}, "s was fixed at 3.0 .* gives 3$"),
+            ((x,), {"n": True}, "n was fixed at 3 .* gives True"),
+            ((x, 4), {}, "n was fixed at 3"),
+            ((x, 3, 3.0, 1.0), {}, "t was fixed at 0.5"),
+            ((x, x), {}, "n was fixed at 3 .* gives an array"),
+            ((x, 3, 3.0, 0.5, 1), {}, "inputs given, the program has 1"),
+            ((x,), {"u": 1}, "no inputs are called"),
+        ):
+            with pytest.raises(UsageError) as error:
+                program(*args, **named)
+            assert re.search(said, error.value.message), error.value.message
+    first = tg.optimize(lambda s, x: s * x, (2.0, x), **QUICK)
+    assert (first(x) == first(2.0, x)).all()
+
+
+def test_numbers_inside_of_nested_arguments_are_fixed() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Scaled(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, options: Any, scale: float = 1.0, flag: Any = None) -> Any:
+            return x * scale + options["a"] * options["k"]
+
+    x = torch.ones(4)
+    made = tg.optimize(Scaled(), (x, {"a": x, "k": 2}), example_kwargs={"scale": 3.0}, **QUICK)
+    assert made.report.fixed_arguments == {"options['k']": "2", "scale": "3.0"}
+    for args, named in (
+        ((x, {"a": x, "k": 2}), {}), ((x, {"a": x}, 3.0), {}), ((x, {"a": x}), {"scale": 3.0, "flag": None}),
+        ((x, x), {}), ((x,), {"options": {"a": x, "k": 2}}),
+    ):  # fmt: skip
+        assert made(*args, **named).tolist() == [5] * 4
+    for args, named, said in (
+        ((x, {"a": x, "k": 5}), {}, r"options\['k'\] was fixed at 2"), ((x, {"a": x, "k": x}), {}, "gives an array"),
+        ((x, {"a": x}, 4.0), {}, "scale was fixed at 3.0"), ((x, {"a": x}), {"flag": x}, "flag was fixed at None"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=said):
+            made(*args, **named)
 
 
 def test_functions_of_torch_tensors_are_exported() -> None:
@@ -191,6 +247,25 @@ def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
         tg.extract({"nodes": {}})
     with pytest.raises(UsageError, match="foo"), tg.settings.override(foo=1):
         pass
+
+
+@pytest.mark.parametrize("backend", ["torch", None])
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+def test_programs_under_torch_func_are_named_errors(transform: str, backend: str | None) -> None:
+    """C and NumPy have no data to read there, and kernels of PyTorch would drop tangents."""
+    torch = pytest.importorskip("torch")
+    module, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval(), torch.randn(3, 8)
+    program = tg.optimize(module, (x,), backend=backend, budget=1, effort=0, measure=False, allow_caller=False)
+    calls: dict[str, Callable[[], Any]] = {
+        "vmap": lambda: torch.func.vmap(program)(x[None]),
+        "grad": lambda: torch.func.grad(lambda a: program(a).sum())(x),
+        "jvp": lambda: torch.func.jvp(program, (x,), (x,)),
+    }
+    for _ in range(3):
+        with pytest.raises(UsageError, match="has no array"):
+            calls[transform]()
+        program(x)
+    assert torch.allclose(program(x), module(x), atol=1e-5)
 
 
 def test_tensors_that_no_array_holds_are_named() -> None:

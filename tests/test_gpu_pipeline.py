@@ -153,7 +153,7 @@ def test_a_bottleneck_runs_through_generated_convolutions() -> None:
     verified."""
     rng, params = np.random.default_rng(0), dict[str, np.ndarray]()
 
-    def param(name: str, *shape: int) -> t.Tensor:
+    def param(name: str, *shape: int) -> tg.Tensor:
         params[name] = ((rng.random(shape) + 0.5) / np.prod(shape[1:])).astype(np.float16)
         return t.param(name, shape, "float16")
 

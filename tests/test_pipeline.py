@@ -30,6 +30,7 @@ from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.prepare import prepare
 from tensor_graphs.pipeline.rewrite import rewrite
 from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.source import bound
 from tensor_graphs.progress import Progress
 
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
@@ -217,6 +218,20 @@ def test_free_sizes_default_to_batch_1_and_sequence_128() -> None:
     assert made.report.dims == {"batch": 2, "n": 4, "s": 5}
     with pytest.raises(UsageError, match="typo"):
         tg.optimize(x + 1.0, dims={"typo": 5}, **FAST)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "size"),
+    [
+        ("N", ("N", 3), 1), ("n", ("n", 3), 1), ("b", ("b", "T"), 1), ("BS", ("BS", 3), 1), ("batch_0", (3, "batch_0"), 1),
+        ("unk__12", ("unk__12", 3, 8, 8), 1), ("s0", ("s0", 3, 8, 8), 1), ("H", ("N", 3, "H", 8), 128),
+        ("b", ("T", "b", 3), 1), ("N", (3, "N"), 128), ("n", ("n", "n"), 128), ("seq_len", ("seq_len", 3, 4, 4), 128), ("T", ("T", 3, 4, 4), 128),
+        ("unk__12", ("unk__12", 3, 8), 128), ("rows", ("rows", 3), 128),
+    ],
+)  # fmt: skip
+def test_a_batch_is_known_by_name_and_axis(name: str, shape: tuple[Any, ...], size: int) -> None:
+    x = tg.input("x", tuple(tg.dim(d) if isinstance(d, str) else d for d in shape))
+    assert bound(tg.Graph.of(x + 1.0), None)[1][name] == size
 
 
 # ---------------------------------------------------------------- calling
@@ -465,6 +480,7 @@ def test_a_stop_keeps_the_best() -> None:
     close(made(x), evaluate(Graph.of(layered(), params=weights), {"x": x}, float64=True)[0])
     assert "interrupted" in made.report.stopped
     assert made.report.measured_now == 0 and made.report.search_stopped in ("budget", "measured")
+    assert "the search was stopped: " in str(made.report) and "budget" not in str(made.report)
     assert [stage for stage in said if stage != "recall"][:3] == [
         "load",
         "simplify",

@@ -21,6 +21,7 @@ from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
 from ..device import HOST
+from ..runtime.fixed_arguments import FixedArgument
 from ..user.templates import executed_file
 from .buckets import Buckets
 from .emission import device_of, programs_of
@@ -68,6 +69,7 @@ class Manifest:
     # file of user kernels in Python that the program executes -> SHA-256 of its content
     kernel_files: Mapping[str, str] = field(default_factory=dict)
     buckets: Buckets | None = None  # ranges of a free size in which other plans run
+    fixed: tuple[FixedArgument, ...] = ()  # arguments of the traced function that are constants of the program
     # weight -> the weight of the program around this plan that has the same value, and is not saved again
     borrowed: Mapping[str, str] = field(default_factory=dict)
 
@@ -164,6 +166,7 @@ class _File:
     kernel_files: dict[str, str] = field(default_factory=dict)
     buckets: dict[str, list[tuple[Natural, Natural, str]]] = field(default_factory=dict)
     borrowed: dict[str, str] = field(default_factory=dict)
+    fixed: list[tuple[str, int, list[int | str], str]] = field(default_factory=list)
 
 
 def read_manifest(text: str, source: str) -> Manifest:
@@ -210,7 +213,7 @@ def _manifest(record: _File) -> Manifest:
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
         hardware=record.hardware, compared=record.compared, way=record.way, binaries=record.binaries,
         kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
-        borrowed=_borrowed(record), **specs,
+        borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed), **specs,
     )  # fmt: skip
 
 

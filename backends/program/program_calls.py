@@ -18,6 +18,7 @@ from ...processes.forks import Lock
 from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
 from ..runtime.cpu_tensors import LARGE, TensorCalls
+from ..runtime.fixed_arguments import without_fixed
 from ..runtime.marshalling import Quick
 from .binaries import Binaries
 from .buckets import BucketForm, CallsAtSizes
@@ -96,14 +97,18 @@ class ProgramCalls(Unpicklable, ABC):
 
         Raises ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the
         program was traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
+        Arguments that are no tensors, such as numbers, have the values of the examples; a call may leave them out, and
+        UsageError is raised if it gives another value.
         """
         try:
             found = self._flat(args, named)
         except UsageError:
-            inputs = unfolded(args, named, self.input_names)
-            if inputs is None:
+            fixed = self.manifest.fixed
+            taken, kept = without_fixed(args, named, fixed, len(self.input_names)) if fixed else (args, named)
+            inputs = unfolded(taken, kept, self.input_names)
+            if inputs is None and (len(taken), len(kept)) == (len(args), len(named)):
                 raise
-            found = self._flat((), inputs)
+            found = self._flat(taken, kept) if inputs is None else self._flat((), inputs)
         structure = self.manifest.structure
         return found[0] if structure is None else filled(structure, found)
 

@@ -40,19 +40,21 @@ def is_torch(x: Any) -> bool:
 def array_of(x: Any) -> Array:
     """NumPy array with the values of the tensor `x`; it shares memory if the tensor is on the CPU.
 
-    Raises UsageError for a tensor that no array holds: sparse, quantized, or without data.
+    Raises UsageError for a tensor that no array holds: sparse, quantized, or without data (meta, under torch.func).
     """
     if str(x.layout) != "torch.strided" or x.is_quantized or x.device.type == "meta":
         raise UsageError(f"a tensor of {x.dtype} and layout {x.layout} on {x.device} has no array",
                          hint="give a dense tensor: x.to_dense(), x.dequantize()")  # fmt: skip
     x = x.detach().cpu().resolve_conj().resolve_neg()
-    if str(x.dtype) == "torch.bfloat16":
-        import torch
-
-        bits: Array = x.contiguous().view(torch.int16).numpy()
-        return bits.view(dtypes.numpy_dtype("bfloat16"))
-    found: Array = x.numpy()
-    return found
+    narrow = str(x.dtype) == "torch.bfloat16"
+    try:
+        found: Array = (x.contiguous().view(sys.modules["torch"].int16) if narrow else x).numpy()
+    except RuntimeError as error:  # tensors of torch.func, of torch.export and of other traces
+        raise UsageError(
+            f"a tensor without data has no array ({str(error).partition(chr(10))[0]})",
+            hint="programs cannot be traced, differentiated or vectorized: use the module itself there",
+        ) from None
+    return found.view(dtypes.numpy_dtype("bfloat16")) if narrow else found
 
 
 def tensor_of(x: Array) -> Any:
@@ -74,13 +76,15 @@ def tensor_of(x: Array) -> Any:
 def is_plain(x: Any, spec: Spec) -> bool:
     """Whether `x` is a row-major CPU tensor with the shape and dtype of `spec` (name, shape, dtype).
 
-    False for subclasses, for tensors that require gradients, and for tensors that are conjugated or negated when read.
+    False for subclasses, for tensors that require gradients, for those of torch.func (PyTorch's kernels would drop
+    tangents), and for tensors that are conjugated or negated when read.
     """
     torch, (_, shape, dtype) = sys.modules["torch"], spec
     if type(x) is not torch.Tensor or x.dtype is not getattr(torch, dtype) or x.shape != shape:
         return False
     strided = x.is_cpu and x.layout is torch.strided and x.is_contiguous()
-    return strided and not (x.requires_grad or x.is_neg() or x.is_conj())
+    transformed = torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return strided and not (x.requires_grad or x.is_neg() or x.is_conj() or transformed)
 
 
 def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:

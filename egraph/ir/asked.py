@@ -1,4 +1,5 @@
-"""Keeps the errors of code that asks an expression for values while a function is traced.
+"""Keeps the errors of code that asks an expression for values, or for a result that cannot be traced, while a function
+is traced.
 
 Expressions have no values, so such code gets an error. If it catches the error and goes on, the graph is that of the
 branch for errors, whatever the values are at a call.

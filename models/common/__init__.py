@@ -2,5 +2,5 @@
 
 In: tensor expressions and attributes of an operator.
 Out: graph nodes.
-Imports: backends.runtime, egraph.ir, errors, processes.
+Imports: backends.runtime, egraph.ir, errors, processes, wording.
 """

@@ -54,7 +54,7 @@ def group_of(form: str, size: int) -> int:
     groups = (MX_GROUP,) if form == "mxfp4" else (GROUP, GROUP // 2, GROUP // 4)
     found = next((g for g in groups if size % g == 0), size)
     if form == "mxfp4" and size % MX_GROUP:
-        raise UnsupportedError(f"{size} numbers are no multiple of {MX_GROUP}, as mxfp4 wants")
+        raise UnsupportedError(f"{size} inputs are no multiple of {MX_GROUP}, the group size of mxfp4")
     return found
 
 

@@ -20,12 +20,14 @@ from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.ir.weight_data import Data, DerivedData, load_data
 from ...errors import UnsupportedError, UsageError
 from ...processes.forks import Lock
+from ...wording import counted
 from .packed_weight import LazyPart, PackedWeight
 from .quantization import check_form, dequantized, encoded, encoded_on, group_of
 
 Array = np.ndarray[Any, Any]
 SAMPLE = 1 << 17  # numbers of a weight by which its error is judged
 SMALLEST = 1 << 12  # numbers from which a weight is quantized
+NAMED = 3  # weights that a reason names
 DESTROYED = 0.5  # relative error from which a weight stays as it is: its scales underflow in its dtype
 
 
@@ -34,7 +36,8 @@ class Quantization:
     """Summary of the quantization of a graph's weights to `form`.
 
     weights: number of matrices · before, after: their bytes · error: relative error (Frobenius norm) of the quantized
-    weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are.
+    weights, over at most `SAMPLE` numbers of each · kept: weights of products that stay as they are, with their shapes
+    -> why.
     """
 
     form: str
@@ -42,11 +45,11 @@ class Quantization:
     before: int
     after: int
     error: float
-    kept: tuple[str, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        kept = f", {len(self.kept)} kept" if self.kept else ""
-        return f"{self.form}: {self.weights} weights{kept}, {self.before / 1e6:.1f} to {self.after / 1e6:.1f} MB, error of the weights {self.error:.1e}"
+        kept = f", {len(self.kept)} kept ({_by_reason(self.kept)})" if self.kept else ""
+        return f"{self.form}: {counted(self.weights, 'weight')}{kept}, {self.before / 1e6:.1f} to {self.after / 1e6:.1f} MB, error of the weights {self.error:.1e}"
 
 
 #: Name, type and direction of a param -> its quantized weight, squared error and squares (`_error`).
@@ -64,23 +67,24 @@ def quantized(
     value in `but` (logits, say), and those that would lose half of their norm (`DESTROYED`). Packed params are `NAME.q`
     and `NAME.scale`, computed when they are loaded. `known`: cache of results for the same params, which is extended.
 
-    Raises UsageError for another encoding or a param without data, UnsupportedError if the graph has no such weight.
+    Raises UsageError for another encoding or a param without data, UnsupportedError if no weight can be quantized, with
+    the reason for each weight of a product.
     """
     check_form(form)
     found = _matrices(graph, but)
     looked_up = {n.args[0] for n in graph.nodes() if n.op == "gather"}
-    made, params, kept, totals = dict[Tensor, Tensor](), dict(graph.params), list[str](), np.zeros(4)
+    made, params, kept, totals = dict[Tensor, Tensor](), dict(graph.params), dict[str, str](), np.zeros(4)
     for leaf, by_rows in found.items():
         name = str(leaf.attr("name"))
         if name not in graph.params:
             raise UsageError(f"param {name!r} has no data to quantize", hint="bind it: params={name: array}")
         try:
             weight, wrong, size = _weight(name, graph.params[name], form, leaf.dtype, by_rows, known)
-        except UnsupportedError:
-            kept.append(name)
+        except UnsupportedError as error:
+            kept[_title(leaf)] = error.message
             continue
         if not wrong <= DESTROYED**2 * size:
-            kept.append(name)
+            kept[_title(leaf)] = f"quantized it would differ by more than {DESTROYED:.0%} of its norm"
             continue
         if leaf not in looked_up:
             del params[name]
@@ -89,12 +93,34 @@ def quantized(
         after = sum(prod(d.shape) * dtypes.itemsize(dtypes.name_of(d.dtype)) for d in weight.parts.values())
         totals += np.array((leaf.type.nbytes, after, wrong, size))
     if not made:
-        raise UnsupportedError(f"no weight can be quantized to {form}", where=graph.name,
-                               hint=f"weights are float matrices of products, of at least {SMALLEST} numbers")  # fmt: skip
+        kept |= {
+            _title(leaf): f"fewer than {SMALLEST} numbers" for leaf in graph.leaves("param") if _is_small_matrix(leaf)
+        }
+        why = f": {_by_reason(kept)}" if kept else ""
+        raise UnsupportedError(f"no weight can be quantized to {form}{why}", where=graph.name,
+                               hint="" if kept else f"weights are float matrices of products, of at least {SMALLEST} numbers")  # fmt: skip
     roots = rebuild(graph.roots, lambda node, args: _replaced(node, args, made))
     error = sqrt(totals[2] / totals[3]) if totals[3] else 0.0
-    done = Quantization(form, len(made), int(totals[0]), int(totals[1]), error, tuple(kept))
+    done = Quantization(form, len(made), int(totals[0]), int(totals[1]), error, kept)
     return replace(graph.with_roots(roots), params=params), done
+
+
+def _title(leaf: Tensor) -> str:
+    return f"{leaf.attr('name')} {list(leaf.shape)}"
+
+
+def _by_reason(kept: Mapping[str, str]) -> str:
+    """The weights of `kept` (title -> reason) as text: each reason after its weights, of which it names `NAMED`."""
+    groups: dict[str, list[str]] = {}
+    for title, reason in kept.items():
+        groups.setdefault(reason, []).append(title)
+    more = lambda titles: f" and {len(titles) - NAMED} more" if len(titles) > NAMED else ""
+    return "; ".join(f"{', '.join(titles[:NAMED])}{more(titles)}: {reason}" for reason, titles in groups.items())
+
+
+def _is_small_matrix(leaf: Tensor) -> bool:
+    """Whether a param is a float matrix of fewer than `SMALLEST` numbers."""
+    return leaf.rank == 2 and dtypes.is_float(leaf.dtype) and leaf.type.nbytes < SMALLEST * dtypes.itemsize(leaf.dtype)
 
 
 def _weight(
@@ -130,11 +156,7 @@ def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
     last = {n for root in but for n in _elementwise_below(root)}
     found: dict[Tensor, bool] = {}
     for leaf in graph.leaves("param"):
-        if (
-            leaf.rank != 2
-            or not dtypes.is_float(leaf.dtype)
-            or leaf.type.nbytes < SMALLEST * dtypes.itemsize(leaf.dtype)
-        ):
+        if leaf.rank != 2 or not dtypes.is_float(leaf.dtype) or _is_small_matrix(leaf):
             continue
         uses = [u for u in _uses(leaf, turned=False, readers=readers) if u[0].op != "gather" or u[1] is not leaf]
         products = all(n.op in ("matmul", "linear") and len(n.args) > 1 and n.args[1] is a for n, a, _ in uses)
@@ -173,7 +195,7 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
     outputs, inputs = shape if by_rows else shape[::-1]
     scales = (outputs, inputs // group_of(form, inputs))
     if form in ("int4", "mxfp4") and inputs % 2:
-        raise UnsupportedError(f"{inputs} numbers of 4 bits do not fill bytes")
+        raise UnsupportedError(f"an odd number of inputs ({inputs}): two numbers of 4 bits share a byte")
     codes = (outputs, inputs // 2 if form in ("int4", "mxfp4") else inputs)
     encoding = _Encoding(form, dtype, by_rows)
     parts: dict[str, Data] = {

@@ -17,6 +17,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.tensor import Tensor
 from ...errors import TensorGraphsError, TraceError
@@ -118,8 +119,10 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     name = title(function)
     build = FUNCTIONS.get(name)
     if build is None:
-        raise TraceError(
-            f"np.{name} of a traced array cannot be traced", hint="write it with other functions of NumPy, or tg.*"
+        refuse_value(
+            TraceError(
+                f"np.{name} of a traced array cannot be traced", hint="write it with other functions of NumPy, or tg.*"
+            )
         )
     places, given = _by_name(name, function, args, named)
     out = given.pop("out", None)

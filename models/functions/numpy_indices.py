@@ -14,6 +14,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.numpy_indexing import getitem
 from ...egraph.ir.tensor import Tensor
@@ -60,7 +61,7 @@ def picked(x: Tensor, keys: list[Any]) -> tuple[Tensor, bool]:
     arrays = [k for k in keys if _is_array(k)]
     basic = not arrays
     if any(isinstance(k, Tensor) and k.dtype == "bool" for k in keys):
-        raise TraceError("how many elements a mask picks depends on values", hint="np.where(mask, x, 0)")
+        refuse_value(TraceError("how many elements a mask picks depends on values", hint="np.where(mask, x, 0)"))
     if not all(isinstance(d, int) for d in x.shape):
         if len(arrays) > 1 or (arrays and any(isinstance(k, int | np.integer) for k in keys)):
             raise TraceError("several indices into an array with free sizes", hint="one array as an index at a time")

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.axes import axis_of
 from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
@@ -81,9 +82,11 @@ def _meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str =
 
 def _where(condition: Any, x: Any = np._NoValue, y: Any = np._NoValue) -> Any:
     if x is np._NoValue or y is np._NoValue:
-        raise TraceError(
-            "np.where with a condition alone cannot be traced: its size depends on values",
-            hint="np.where(condition, x, y)",
+        refuse_value(
+            TraceError(
+                "np.where with a condition alone cannot be traced: its size depends on values",
+                hint="np.where(condition, x, y)",
+            )
         )
     (a, b), _ = promoted(x, y)
     return traced(t.where(operand(condition, "bool"), a, b))

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.axes import axis_of
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
@@ -152,8 +153,10 @@ def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str
     methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}
     run = methods.get(name)
     if run is None:
-        raise TraceError(
-            f"np.{ufunc.__name__}.{name} of a traced array cannot be traced", hint="np.where, or a loop over parts"
+        refuse_value(
+            TraceError(
+                f"np.{ufunc.__name__}.{name} of a traced array cannot be traced", hint="np.where, or a loop over parts"
+            )
         )
     try:
         return run(ufunc, *inputs, **named)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
+from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.elementwise_builders import elementwise, float_functions
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
@@ -244,8 +245,10 @@ def call(ufunc: np.ufunc, inputs: Sequence[Any], named: Mapping[str, Any]) -> An
     options.pop("subok", None), options.pop("order", None)
     build = BUILDERS.get(ufunc)
     if build is None:
-        raise TraceError(
-            f"np.{ufunc.__name__} of a traced array cannot be traced", hint="write it with other functions of NumPy"
+        refuse_value(
+            TraceError(
+                f"np.{ufunc.__name__} of a traced array cannot be traced", hint="write it with other functions of NumPy"
+            )
         )
     if any(v is not None for v in options.values()):
         raise TraceError(f"np.{ufunc.__name__} with {sorted(options)} cannot be traced")

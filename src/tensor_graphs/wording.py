@@ -1,4 +1,4 @@
-"""Writes words of messages: numbers with their nouns, and indefinite articles."""
+"""Writes words of messages: numbers with their nouns, times, and indefinite articles."""
 
 from __future__ import annotations
 
@@ -13,4 +13,9 @@ def with_article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in tuple('aeiou') else 'a'} {noun}"
 
 
-__all__ = ["counted", "with_article"]
+def spelled_us(us: float) -> str:
+    """A time given in µs, in µs or ms: "12.3 µs", "4.56 ms"."""
+    return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
+
+
+__all__ = ["counted", "spelled_us", "with_article"]

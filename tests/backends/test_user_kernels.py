@@ -27,6 +27,7 @@ from tensor_graphs.backends.user.templates import UserKernel, templates_of
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.errors import KernelError, KernelMissingError, KernelRefusedError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.pipeline import match
 from tensor_graphs.report.report import Report
 
 HEAD = """
@@ -378,6 +379,24 @@ def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(monkeypatch: py
         made = tg.optimize(term, backend="c", kernels=[EXAMPLES / "energy.py"], measure=False, verify=False)
         assert said in str(made.report)
         assert Report.of_json(made.report.fields()).user_kernels == made.report.user_kernels
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_kernels_that_were_not_looked_for_are_not_said_to_match_nothing(
+    stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "CASES", 2)
+    progress = tg.Progress()
+    if stopped:
+        progress.say = lambda stage, message: setattr(progress, "stopped", progress.stopped or stage == "candidates")
+    else:
+        monkeypatch.setattr(match, "matching_limit", lambda *_: lambda: True)
+    x = tg.input("x", (6, 7))
+    options: dict[str, Any] = {"backend": "c", "kernels": [EXAMPLES / "energy.py"], "measure": False, "verify": False}
+    made = tg.optimize(tg.tanh(x) + 1.5, progress=progress, again=True, **options)
+    why = "the search was stopped" if stopped else "out of time"
+    assert f"user.energy: not looked for in the rewritten graph: {why}" in str(made.report), str(made.report)
+    assert f"omitted  {why}: kernels of the rewritten graph" in str(made.report)
 
 
 # ---------------------------------------------------------------- GPU languages

@@ -84,11 +84,7 @@ def test_numbers_match_if_they_are_one_number_in_the_dtype(
     value: float, dtype: str, literal: str, matches: bool
 ) -> None:
     x = t.input("v", (2,), dtype)
-    view = view_of(
-        Graph.of(
-            t.make("mul", (x, t.full((1,), value, dtype))) if hasattr(t, "make") else x * t.full((1,), value, dtype)
-        )
-    )
+    view = view_of(Graph.of(x * t.full((1,), value, dtype)))
     assert bool(find(view, f"mul(a, {literal})")) is matches
 
 

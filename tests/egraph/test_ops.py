@@ -360,7 +360,7 @@ def test_importers_compose_only_functions_that_are_no_ops() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda x, w: t.make("reshape", (x,), {"shape": (1, 1, -5, -5)}),
+        lambda x, w: make("reshape", (x,), {"shape": (1, 1, -5, -5)}),
         lambda x, w: t.broadcast_to(x, (-2, 1, 1, 5, 5)),
         lambda x, w: t.windows(x, 3, 0),
         lambda x, w: t.windows(x, 3, -1),

@@ -45,10 +45,24 @@ def by_array(x):
     return x * 2 if largest < 1e6 else x
 
 
+def by_mask(x):
+    with contextlib.suppress(Exception):
+        x = x[np.abs(x) < 1e6]
+    return x.sum()
+
+
+def by_places(x):
+    try:
+        count = np.argwhere(x > 1e6).shape[0] + np.nonzero(x > 1e6)[0].size
+    except Exception:
+        count = 0
+    return x + count
+
+
 FUNCTIONS = [by_truth, by_number, by_list, by_array]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("function", [*FUNCTIONS, by_mask, by_places])
 def test_numpy_functions(function):
     """The comparison with the function draws no values above a million."""
     with pytest.raises(TraceError, match="the function caught this error and went on"):

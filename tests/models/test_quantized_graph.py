@@ -156,7 +156,7 @@ def test_a_memory_limit_chooses_packed_storage(tmp_path: Path) -> None:
     tight = tg.optimize(x @ w.T, params={"w": weight}, memory_limit=expanded // 4, **options)
     assert tight.plan is not None and tight.report is not None
     read = [o.type.nbytes for s in tight.plan.steps for n, o in s.call.operands.items() if o.type.dtype == "uint8"]
-    assert read == [weight.size // 2] and "int4: 1 weights" in str(tight.report)
+    assert read == [weight.size // 2] and "int4: 1 weight," in str(tight.report)
     given = RNG.standard_normal((1, 256)).astype(np.float32)
     wanted = given @ expanded_int4(weight).T
     np.testing.assert_allclose(tight(given), wanted, rtol=1e-4, atol=1e-4)
@@ -175,9 +175,28 @@ def test_weights_that_quantization_would_destroy_are_kept() -> None:
     small = (RNG.standard_normal((128, 64)) * 1e-7).astype(np.float16)  # scales below the smallest float16
     params = {"w": small, "v": RNG.standard_normal((128, 64)).astype(np.float16)}
     _, done = quantized(Graph.of(x @ w + x @ v, params=params), "int8")
-    assert done.kept == ("w",) and done.weights == 1 and done.error < 0.01
+    assert list(done.kept) == ["w [128, 64]"] and done.weights == 1 and done.error < 0.01
+    assert "1 kept (w [128, 64]: quantized it would differ by more than 50% of its norm)" in str(done)
     with pytest.raises(UnsupportedError, match="no weight can be quantized"):
         quantized(Graph.of(x @ w, params={"w": small}), "int8")
+
+
+@pytest.mark.parametrize(
+    ("form", "shapes", "said"),
+    [
+        ("int4", [(77, 91)], "w0 [77, 91]: an odd number of inputs (77): two numbers of 4 bits share a byte"),
+        ("mxfp4", [(90, 100)], "w0 [90, 100]: 90 inputs are no multiple of 32, the group size of mxfp4"),
+        ("int8", [(64, 63)], "w0 [64, 63]: fewer than 4096 numbers"),
+        ("mxfp4", [(90, 100)] * 5, "w0 [90, 100], w1 [90, 100], w2 [90, 100] and 2 more: 90 inputs are no multiple"),
+        ("mxfp4", [(90, 100), (90, 8)], "w0 [90, 100]: 90 inputs are no multiple of 32, the group size of mxfp4; w1 [90, 8]: fewer"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_weights_and_reasons(form: str, shapes: list[tuple[int, int]], said: str) -> None:
+    weights = {f"w{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
+    outputs = [tg.input("x", (3, shapes[0][0])) @ tg.param(n, w.shape) for n, w in weights.items()]
+    with pytest.raises(UnsupportedError) as error:
+        quantized(Graph.of(outputs, params=weights), form)
+    assert f"no weight can be quantized to {form}: {said}" in str(error.value) and "hint" not in str(error.value)
 
 
 def test_the_error_of_large_weights_is_finite() -> None:

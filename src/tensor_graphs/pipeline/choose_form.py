@@ -30,6 +30,7 @@ from ..report.report import AS_WRITTEN, CALLER, PROGRAM, Report
 from ..verification.comparison import Verification
 from ..verification.memory_checks import eager_bytes, memory_shortage
 from ..verification.verify import verify
+from ..wording import spelled_us
 from .caller import Caller, CallerProgram, dtype_of, expected_inputs
 from .caller_timing import why_program_runs
 from .make_report import describe_as_written
@@ -109,7 +110,7 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
         else "nothing is measured" if not options.measure or options.deterministic
         else "limits of memory or rounding are set" if options.limited
         else f"backend={options.backend_name!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in task.backends}
-        else "Ctrl-C came" if session.progress.stopped
+        else "the search was stopped" if session.progress.stopped
         else why_not_replaceable(program, caller, task.model.graph, first)
     )  # fmt: skip
 
@@ -169,16 +170,12 @@ def _verdict(session: Session, graph: Graph, caller: Caller) -> Verification | N
 def _record(report: Report, *, taken: bool, why: str = "") -> str:
     """Record the comparison and the winner in the report; return the text."""
     assert report.caller_us is not None and report.program_us is not None
-    ours, theirs = (_time(us) for us in (report.program_us, report.caller_us))
+    ours, theirs = (spelled_us(us) for us in (report.program_us, report.caller_us))
     runs = "the caller's own function runs" if taken else "the program runs" + (f", for {why}" if why else "")
     report.compared = f"caller {theirs}, program {ours}: {runs}"
     if taken:
         report.runs = CALLER
     return report.compared
-
-
-def _time(us: float) -> str:
-    return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
 
 
 __all__ = ["faster_form", "faster_unoptimized", "why_not_replaceable"]

@@ -27,6 +27,7 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
+UNMATCHED = "kernels of "  # begin of the names of graphs without kernels, among the omitted work of a report
 SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
 
@@ -81,7 +82,7 @@ def match_all(
             graphs.append(narrow)
     except Halted:
         session.omitted.append(
-            "kernels of the rewritten graph" if not graphs else "kernels of the e-graph at the highest effort"
+            UNMATCHED + ("the rewritten graph" if not graphs else "the e-graph at the highest effort")
         )
     if any(g.stats.get("left_out") for g in graphs):
         session.omitted.append(SOME_LEFT_OUT)
@@ -93,6 +94,13 @@ def match_all(
         if unrewritten.stats.get("left_out"):
             session.omitted.append(SOME_LEFT_OUT)
     return [unrewritten]
+
+
+def unmatched_part(omitted: str) -> str:
+    """The part of the e-graph whose kernels were not matched, by an entry of a report's omitted work; "" for others."""
+    if omitted.startswith(UNMATCHED):
+        return omitted.removeprefix(UNMATCHED)
+    return "the fully rewritten graph" if omitted.startswith("rewriting of ") else ""
 
 
 def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from ..backends.program.program import Program
@@ -26,6 +27,7 @@ from ..verification.memory_checks import memory_errors_named, refuse_too_large, 
 from .backend_filter import with_kernels
 from .choose_form import faster_form
 from .exact_form import bitwise_form
+from .fixed_arguments import fixed_arguments, given_values
 from .load import load
 from .measuring import backends_of, measurer_started, start_measurer
 from .prepare import Task, prepare
@@ -48,7 +50,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
 
     `source`: an expression (or a sequence or dict of expressions), a Graph, a Python function or nn.Module with
     `example_inputs`, an ExportedProgram, or a model path. `example_inputs`: positional arguments of the example call;
-    arrays, tensors or types.
+    arrays, tensors or types. Numbers, strings, bools and None are constants of the program (`report.fixed_arguments`).
 
     Raises the classes of `tensor_graphs.errors`: UsageError, BadModelError, UnsupportedError, NoPlanError, …;
     VerificationError only for a miscompile.
@@ -65,6 +67,9 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
             program = optimize_graph(session, graph, loaded.sizes)
         if done is not None:
             program.report.quantization = str(done)
+        if fixed := fixed_arguments(source, example_inputs, options.example_kwargs):
+            program.manifest = replace(program.manifest, fixed=fixed)
+            program.report.fixed_arguments = given_values(fixed, example_inputs, options.example_kwargs)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared
     return program
@@ -92,6 +97,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
         program = faster_form(session, task, program, report)
     if report.runs != CALLER:
         program = bitwise_form(session, task, program, report)
+    report.interrupted = session.progress.stopped
     report.seconds, report.timeline = session.clock.seconds, session.timeline
     return program
 

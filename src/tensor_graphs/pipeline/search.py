@@ -32,7 +32,7 @@ from .background_weights import BackgroundWeights, start_weights
 from .choose import Carried, choose_cheapest, nothing_carried
 from .choose_form import faster_unoptimized
 from .make_report import describe_plan, make_report
-from .match import match_all
+from .match import match_all, unmatched_part
 from .measuring import take_measurer
 from .overlapped_tuning import OverlappedTuning, start_tuning
 from .prepare import Task, for_every_size
@@ -184,6 +184,7 @@ def _finished(
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
     report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(session.omitted))
+    _note_unsearched(session, report)
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
         session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
@@ -192,6 +193,14 @@ def _finished(
     attach_provenance(program, task, as_written=unoptimized is not None)
     program.reset()  # verification and timing have changed the states
     return SearchResult(program, task, unoptimized is not None)
+
+
+def _note_unsearched(session: Session, report: Report) -> None:
+    """Record for user kernels without matches that part of the e-graph was left out, and why."""
+    left_out = next((part for part in map(unmatched_part, report.omitted) if part), "")
+    if left_out:
+        for row in report.user_kernels:
+            row.unsearched = f"{left_out}: {'the search was stopped' if session.progress.stopped else 'out of time'}"
 
 
 def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..egraph.ir.dims import symbols
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..errors import ExportError, TensorGraphsError, UsageError
@@ -18,7 +19,9 @@ from ..models.files.limits import check_count
 from ..wording import with_article
 
 DEFAULT_SEQUENCE = 128
-BATCH_NAMES = ("batch", "batch_size", "b", "n_batch", "bs")
+_BATCH = re.compile(r"b|bs|bsz|.*batch.*", re.IGNORECASE)  # names of a batch on any axis
+_SEQUENCE = re.compile(r"[tsl]|.*(seq|len|time|token|step|pos).*", re.IGNORECASE)  # names of a length
+IMAGES = 4  # rank from which axis 0 is the batch unless its name is that of a length
 
 
 def as_graph(
@@ -163,13 +166,26 @@ def _array(value: Any) -> Any:
     return value if hasattr(value, "load") else np.asarray(value)
 
 
+def is_batch(graph: Graph, name: str) -> bool:
+    """Whether a free dimension of a graph is taken for a batch: its name is b, bs or bsz or contains "batch"; or,
+    on axis 0 of each input that has it, its name is n, or an input has at least `IMAGES` axes and the name is not that
+    of a length (t, s, l, or with seq, len, time, token, step or pos)."""
+    if _BATCH.fullmatch(name):
+        return True
+    inputs = [n for n in graph.inputs if any(name in symbols(d) for d in n.shape)]
+    if any(name in symbols(d) for n in inputs for d in n.shape[1:]):
+        return False
+    images = any(n.rank >= IMAGES for n in inputs) and not _SEQUENCE.fullmatch(name)
+    return images or name.lower() == "n"
+
+
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
-    """(Graph at concrete sizes, sizes of all its dimensions). Sizes that are not given: batch 1, sequence 128, clamped
-    to the dimension's range."""
+    """(Graph at concrete sizes, sizes of all its dimensions). Sizes that are not given: 1 for a batch (`is_batch`), 128
+    for others, clamped to the dimension's range."""
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:
-            wanted = 1 if name.lower() in BATCH_NAMES else DEFAULT_SEQUENCE
+            wanted = 1 if is_batch(graph, name) else DEFAULT_SEQUENCE
             chosen[name] = min(max(wanted, atom.min), atom.max)
     used = {n: s for n, s in chosen.items() if n in graph.free_dims}
     return (graph.bind(used) if used else graph), chosen

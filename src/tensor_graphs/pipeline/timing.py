@@ -8,6 +8,8 @@ from math import inf, sqrt
 from statistics import median
 from typing import Any
 
+from ..wording import counted, spelled_us
+
 Run = Callable[[], Any]
 
 
@@ -198,9 +200,8 @@ def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -
     if median(one) >= median(other):
         return ""
     found, fewest = margin(one, other, noise), min(len(one), len(other))
-    said = f"the noise of {100 * found:.0f} %" + (
-        f" of {fewest} timed {'call' if fewest == 1 else 'calls'}" if fewest < FEW else ""
-    )
+    said = f"the noise of {100 * found:.0f} %" + (f" of {counted(fewest, 'timed call')}" if fewest < FEW else "")
     if median(one) * (1 + found) >= median(other):
         return f"the difference is within {said}"
-    return f"the fastest calls differ by less than {said}"
+    fastest = f"the fastest calls take {spelled_us(min(one))} and {spelled_us(min(other))}"
+    return fastest if min(one) >= min(other) else f"{fastest}: they differ by less than {said}"

@@ -237,10 +237,13 @@ def _errors(report: Report) -> str:
 
 def advice(report: Report) -> list[str]:
     """Sentences about omitted parts of the search, and about changes that a larger budget could bring."""
-    found = [f"The time was up: {', '.join(report.omitted)} were cut short."] if report.omitted else []
+    ended, end = (
+        ("The search was stopped", "A request to stop") if report.interrupted else ("The time was up", "The budget")
+    )
+    found = [f"{ended}: {', '.join(report.omitted)} were cut short."] if report.omitted else []
     unmeasured = sum(n for source, n in report.priced.items() if source != "measured")
     if report.search_stopped == "budget":
-        found.append("The budget ended the search before the best plan's kernels were all measured.")
+        found.append(f"{end} ended the search before the best plan's kernels were all measured.")
     elif report.search_stopped == "prices only":
         found.append("Nothing was measured in this search: prices are stored or predicted.")
     if report.runs == "as written":

@@ -11,6 +11,7 @@ from ..extract.model.kernel import Template
 from ..extract.model.plan import Plan
 from ..extract.model.pricing import Priced
 from ..plain import Natural, Within
+from ..wording import counted
 
 #: A time, a number of flops or bytes, or an error.
 Amount = Annotated[float, Within(0.0, 1e18)]
@@ -128,7 +129,8 @@ class BucketReport:
 @dataclass
 class UserKernelReport:
     """A user kernel in a search: its matches on the e-graph, its calls in the plan, and µs of its cheapest match (None
-    if unknown) with the origin of that price. `note`: why there are no matches, or no calls."""
+    if unknown) with the origin of that price. `note`: why there are no matches, or no calls. `unsearched`: part of the
+    e-graph in which it was not looked for, and why ("" if there is none)."""
 
     name: str
     matches: Natural
@@ -136,13 +138,16 @@ class UserKernelReport:
     us: Amount | None = None
     source: str = ""
     note: str = ""
+    unsearched: str = ""
 
     def __str__(self) -> str:
+        if not self.matches and self.unsearched:
+            return f"{self.name}: not looked for in {self.unsearched}"
         if not self.matches:
             return f"{self.name}: no match in the e-graph" + (f" ({self.note})" if self.note else "")
         price = f"{self.us:.1f} µs ({self.source})" if self.us is not None else "no time"
         if self.calls:
-            return f"{self.name}: {self.calls} {'call' if self.calls == 1 else 'calls'} in the plan, from {price}"
+            return f"{self.name}: {counted(self.calls, 'call')} in the plan, from {price}"
         return f"{self.name}: {self.matches} {'match' if self.matches == 1 else 'matches'} from {price}, in no call: {self.note or 'other kernels make a faster plan'}"
 
 

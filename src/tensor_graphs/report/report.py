@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BadModelError
 from ..extract.model.plan import Plan
 from ..plain import Natural, decode, read_bytes
-from ..wording import counted
+from ..wording import counted, spelled_us
 from .records import (
     Amount,
     BlockReport,
@@ -95,7 +95,8 @@ class Report:
     seconds: dict[str, Amount] = field(default_factory=dict)
     measuring: dict[str, Amount] = field(default_factory=dict)  # GPU only: seconds by part, and counts
     timeline: Rows = field(default_factory=dict)  # spans of each activity, in seconds since the call
-    omitted: list[str] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
+    omitted: list[str] = field(default_factory=list)  # work omitted because of the budget or a request to stop
+    interrupted: bool = False  # whether there was such a request: Ctrl-C, `Progress.stopped`
     # saturation limits, effort, rules, and the largest iteration count of a block
     searched: dict[str, Any] = field(default_factory=dict)
     snapshot: str = ""
@@ -110,6 +111,7 @@ class Report:
     sizes: dict[str, str] = field(default_factory=dict)  # dimensions that stayed free: "1..2048 (searched at 128)"
     buckets: list[BucketReport] = field(default_factory=list)  # of one of these dimensions; [] for one plan
     quantization: str = ""  # what `quantize=` did to the weights, and their error
+    fixed_arguments: dict[str, str] = field(default_factory=dict)  # examples that are no tensors: name -> value
     user_kernels: list[UserKernelReport] = field(default_factory=list)  # that took part in the search
 
     @classmethod
@@ -181,6 +183,10 @@ class Report:
         return (self.cost_us - self.lower_bound_us) / self.cost_us if self.cost_us > 0 else 0.0
 
     @property
+    def _end(self) -> str:
+        return "a request to stop" if self.interrupted else "the budget"
+
+    @property
     def speedup(self) -> float | None:
         """Measured latency before divided by after; None if not measured."""
         if not self.latency_before_us or not self.latency_after_us:
@@ -209,12 +215,12 @@ class Report:
                         + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
             ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
                      f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
-                     f"{'; the budget ended the search' if self.search_stopped == 'budget' else ''}"
+                     f"{f'; {self._end} ended the search' if self.search_stopped == 'budget' else ''}"
                      f"{'; from the plan cache' if self.from_plan_cache else ''})"),
         ]  # fmt: skip
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us
-            rows.append(("latency", f"{_time(before)} before, {_time(after)} after ({before / after:.2f}x)"))
+            rows.append(("latency", f"{spelled_us(before)} before, {spelled_us(after)} after ({before / after:.2f}x)"))
         if self.finalists:
             timed = (
                 f"{f.measured_us:.1f} µs (predicted {f.predicted_us:.1f}{f', {f.launching}' if f.launching else ''})"
@@ -243,6 +249,8 @@ class Report:
             rows.append(("weights", self.quantization))
         if self.sizes:
             rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
+        if self.fixed_arguments:
+            rows.append(("fixed", ", ".join(f"{name}={value}" for name, value in self.fixed_arguments.items())))
         rows += [("bucket", str(b)) for b in self.buckets]
         rows += [("user", str(k)) for k in self.user_kernels]
         total = sum(self.seconds.values())
@@ -250,7 +258,8 @@ class Report:
             ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
         )
         if self.omitted:
-            rows.append(("omitted", f"out of time: {', '.join(self.omitted)}"))
+            why = "the search was stopped" if self.interrupted else "out of time"
+            rows.append(("omitted", f"{why}: {', '.join(self.omitted)}"))
         if self.source:
             rows.append(("source", self.source))
         return [*rows, *(("cache", why) for why in self.plan_cache_notes), *(("note", w) for w in self.warnings)]
@@ -280,7 +289,3 @@ class Report:
 
 def _counted(parts: Mapping[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in parts.items()) or "none"
-
-
-def _time(us: float) -> str:
-    return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"

@@ -31,7 +31,7 @@ class PlainTensors:
             kind = type(x)
             if kind is self._parameter:
                 known = views[i]
-                if known is None or known[0]() is not x or known[1] != x.data_ptr():
+                if known is None or known[1] != x.data_ptr() or known[0]() is not x:
                     known = views[i] = weakref.ref(x, partial(_forgotten, views, i)), x.data_ptr(), x.detach()
                 found[i] = known[2]
             elif kind is self._tensor and x.requires_grad:
