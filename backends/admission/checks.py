@@ -20,7 +20,7 @@ from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import evaluate
-from ...errors import KernelError, TensorGraphsError, UsageError
+from ...errors import KernelError, TensorGraphsError
 from ...extract.model.kernel import Call, output_names
 from ...extract.model.meaning import output_terms
 from ..generate.kernel_text import call_json
@@ -193,7 +193,7 @@ class Checker:
             )
         except KernelError as error:
             return AdmissionVerdict(kernel.name, kernel.language, "malformed", error.message)
-        except (TypeError, ValueError, ArithmeticError, UsageError) as error:  # constants that the reference cannot have
+        except (TypeError, ValueError, ArithmeticError, TensorGraphsError) as error:  # constants that the reference cannot have
             why = f"its reference cannot be computed: {type(error).__name__}: {error}"[:400]
             return AdmissionVerdict(kernel.name, kernel.language, "malformed", why, where)
         return AdmissionVerdict(kernel.name, kernel.language, "admitted", cases=passed)
