@@ -15,7 +15,7 @@ from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
 from ...egraph.ir.pattern_attrs import Fact
-from ...errors import KernelError, TensorGraphsError
+from ...errors import KernelError, ShapeError
 from ...extract.model.kernel import Call, Operand, contiguous
 from ...extract.model.meaning import output_terms
 from ..user.templates import UserKernel
@@ -98,7 +98,7 @@ def _case(
     attrs = {**constants, **template.form.attributes({n: Fact(t, False) for n, t in types.items()})}
     try:
         terms = output_terms(template, Call(operands, next(iter(operands.values())), attrs))
-    except TensorGraphsError:
+    except ShapeError:
         return None
     first, *more = [_operand(t.type) for t in terms]
     call = Call({n: operands[n] for n in template.operands}, first, attrs, more=tuple(more))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import ShapeError
+from ...errors import ShapeError, UsageError
 from . import dtypes
 from .dims import Dim, Shape, concrete
 from .index_maps import MapOf
@@ -283,7 +283,7 @@ def register(op: Op) -> Op:
 def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
     """Attributes completed with defaults, in table order and as canonical Python types.
 
-    Raises ShapeError for unknown or missing ones.
+    Raises ShapeError for unknown or missing ones, UsageError for values of another kind.
     """
     unknown = set(attrs) - set(op.attrs)
     if unknown:
@@ -299,7 +299,7 @@ def check_attrs(op: Op, attrs: Attrs) -> tuple[tuple[str, Any], ...]:
         try:
             found.append((name, _CANONICAL[kind](value)))
         except (TypeError, ValueError):
-            raise ShapeError(f"{name}={value!r} of {op.name} is no {kind}") from None
+            raise UsageError(f"{name}={value!r} of {op.name} is no {kind}") from None
     return tuple(found)
 
 
