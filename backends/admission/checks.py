@@ -193,7 +193,12 @@ class Checker:
             )
         except KernelError as error:
             return AdmissionVerdict(kernel.name, kernel.language, "malformed", error.message)
-        except (TypeError, ValueError, ArithmeticError, TensorGraphsError) as error:  # constants that the reference cannot have
+        except (
+            TypeError,
+            ValueError,
+            ArithmeticError,
+            TensorGraphsError,
+        ) as error:  # constants that the reference cannot have
             why = f"its reference cannot be computed: {type(error).__name__}: {error}"[:400]
             return AdmissionVerdict(kernel.name, kernel.language, "malformed", why, where)
         return AdmissionVerdict(kernel.name, kernel.language, "admitted", cases=passed)
