@@ -64,7 +64,7 @@ NESTS = table("loops", "loop", [
            f"permute({r}(permute(z, perm=(1, 0, 2, 3)), axes=(2,)), perm=(1, 0, 2, 3))", when=("rank(z) == 4",), growth="expands",
            doc="the second loop goes around the first") for r in REDUCTIONS),
     *(Rule(f"{r}-of-regrouped", f"{r}(reshape(z, shape=s), axes=(0,))", f"reshape({r}(z, axes=(0,)), shape=replace(s, 0, 1))",
-           when=("1 <= rank(z)", "s[0] == size(z, 0)"), doc="the other loops are regrouped after the reduction") for r in REDUCTIONS),
+           when=("1 <= rank(z)", "0 < size(z, 0)", "s[0] == size(z, 0)"), doc="the other loops are regrouped after the reduction") for r in REDUCTIONS),
 ])  # fmt: skip
 
 

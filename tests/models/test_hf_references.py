@@ -231,7 +231,7 @@ def bert_head(cfg: dict[str, Any], sd: dict[str, Any], x: Any) -> list[Any]:
         y = F.layer_norm(y, (cfg["hidden_size"],), *norm, 1e-12)
         tied = cfg.get("tie_word_embeddings", True)
         table = sd["bert.embeddings.word_embeddings.weight" if tied else "cls.predictions.decoder.weight"]
-        return F.linear(y, table, sd["cls.predictions.bias"])
+        return F.linear(y, table, sd["cls.predictions.bias" if tied else "cls.predictions.decoder.bias"])
 
     match cfg["architectures"][0].removeprefix("Bert"):
         case "ForMaskedLM" | "LMHeadModel":
