@@ -86,26 +86,17 @@ def kernels() -> dict[str, dict[str, float]]:
 def net(title: str, budget: float, store: str, rounds: int = 60) -> dict[str, Any]:
     """CPU µs of a network in eager PyTorch, ONNX Runtime and ours, and the ratios to ours. `store`: folder of stored
     measurements."""
-    import onnxruntime
     import torch
 
     import tensor_graphs as tg
+    from benchmarks.onnxruntime_call import onnxruntime_call
     from benchmarks.peer_models import build
 
     module, inputs = build(title)
     program = tg.optimize(module, inputs, budget=budget, costdb=store, again=True)
     values = [x.numpy() for x in inputs]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        path = Path(folder) / "model.onnx"
-        exported = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
-        assert exported is not None
-        exported.save(path, external_data=True)
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        feed = {i.name: x for i, x in zip(session.get_inputs(), values, strict=True)}
-        calls = {"eager": lambda: module(*inputs), "onnxruntime": lambda: session.run(None, feed), "ours": lambda: program.flat(*values)}  # fmt: skip
+    with torch.no_grad():
+        calls = {"eager": lambda: module(*inputs), "onnxruntime": onnxruntime_call(module, inputs), "ours": lambda: program.flat(*values)}  # fmt: skip
         exact = module.double()(*(x.double() for x in inputs)).numpy()
         module.float()
         error = lambda y: float(np.linalg.norm(np.asarray(y, np.float64) - exact) / np.linalg.norm(exact))

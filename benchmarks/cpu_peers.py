@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -29,24 +28,6 @@ import numpy as np
 RESULTS = Path(__file__).parent / "results"
 PEERS = {"eager": "eager", "compile": "torch.compile", "onnxruntime": "ONNX Runtime"}
 ROUNDS, LIMIT_S = 60, 900
-
-
-def session(module: Any, inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    """A call of the module in ONNX Runtime on one thread."""
-    import onnxruntime
-    import torch
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        exported = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
-        assert exported is not None
-        exported.save(path, external_data=True)
-        found = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    feed = {i.name: x.numpy() for i, x in zip(found.get_inputs(), inputs, strict=True)}
-    return lambda: found.run(None, feed)[0]
 
 
 def compiled(module: Any, inputs: tuple[Any, ...]) -> Callable[[], Any]:
@@ -66,6 +47,7 @@ def measure(title: str, budget: float) -> dict[str, Any]:
 
     from .convolutions_cpu import in_turn, quartile
     from .cpu_peer_models import build
+    from .onnxruntime_call import onnxruntime_call
 
     warnings.simplefilter("ignore")
     module, inputs = build(title)
@@ -75,13 +57,14 @@ def measure(title: str, budget: float) -> dict[str, Any]:
     calls: dict[str, Callable[[], Any]] = {"ours": lambda: program(*inputs), "eager": lambda: module(*inputs)}
     failed = {}
     with torch.no_grad():
-        for name, make in (("compile", compiled), ("onnxruntime", session)):
+        for name, make in (("compile", compiled), ("onnxruntime", onnxruntime_call)):
             try:
                 calls[name] = make(module, inputs)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"[:200]
         exact = copy.deepcopy(module).double()(*(x.double() if x.is_floating_point() else x for x in inputs)).numpy()
-        error = lambda y: float(np.linalg.norm(np.asarray(y, np.float64) - exact) / np.linalg.norm(exact))
+        off = lambda y: np.asarray(y, np.float64).reshape(exact.shape) - exact  # ONNX Runtime gives a list of one
+        error = lambda y: float(np.linalg.norm(off(y)) / np.linalg.norm(exact))
         errors = {name: error(call()) for name, call in calls.items()}
         times = in_turn(calls, ROUNDS)
     report = program.report

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ import torch
 import tensor_graphs as tg
 
 from .common import BUDGET, QUICK, THREADS, error, in_turn, row, set_threads, short
+from .onnxruntime_call import onnxruntime_call
 from .peer_models import MODELS, build
 
 SEEN = {  # ms of eager / compile / ONNX Runtime in the requirement, from another run of the same class of machine
@@ -73,7 +72,7 @@ def compare(title: str) -> dict[str, Any]:
         "eager": lambda: lambda: module(*inputs),
         "compile": lambda: _compiled(module, inputs, "default"),
         "compile-max": lambda: _compiled(module, inputs, "max-autotune-no-cudagraphs"),
-        "onnxruntime": lambda: _onnxruntime(module, inputs),
+        "onnxruntime": lambda: onnxruntime_call(module, inputs, THREADS, spinning=False),
         "ours": lambda: _ours(module, inputs),
     }
     errors = {}
@@ -116,23 +115,6 @@ def _compiled(module: Any, inputs: tuple[Any, ...], mode: str) -> Callable[[], A
     compiled = torch.compile(module, mode=mode)
     compiled(*inputs)
     return lambda: compiled(*inputs)
-
-
-def _onnxruntime(module: Any, inputs: tuple[Any, ...]) -> Callable[[], Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
-        program = torch.onnx.export(module, inputs, dynamo=True, verbose=False)
-        assert program is not None
-        program.save(path, external_data=True)
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    feed = {i.name: x.numpy() for i, x in zip(session.get_inputs(), inputs, strict=True)}
-    return lambda: session.run(None, feed)
 
 
 class _ours:

@@ -53,6 +53,8 @@ LARGEST = 1 << 31  # elements of an operand that 32-bit sizes can describe
 #: activation pattern -> its number in C
 ACTIVATIONS = {"{}": 0, "relu({})": 1, "clip({}, lo=lo, hi=hi)": 2, "hard_swish({})": 3, "silu({})": 4}
 AFTER_RESIDUAL = ("{}", "relu({})")
+SIDES = {"": "{}", "_residual": "{} + r", "_residual_left": "r + {}"}
+"""Suffix of a kernel's name -> pattern of a residual that is added before the activation."""
 
 
 # ---------------------------------------------------------------- packed weights
@@ -317,14 +319,14 @@ def convolution_rows() -> list[LibraryKernel]:
         fits = both(usable, SINGLE, _lines_or_images, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():
             code = kind.code(bias, False, act)
-            full = f"c.{name}{suffix}{_ending(spelled)}"
+            full = f"c.{name}{suffix}{ending(spelled)}"
             found.append(LibraryKernel(full, "c", spelled.format(pattern), code, applies=fits, **more))
         for (form, side), spelled in product(
             ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")), AFTER_RESIDUAL
         ):
             kept = {**more, "applies": both(fits, residual_fits_last), "inplace": ("r",)}
             code = kind.code(bias, True, ACTIVATIONS[spelled])
-            full = f"c.{name}{suffix}_residual{side}{_ending(spelled)}"
+            full = f"c.{name}{suffix}_residual{side}{ending(spelled)}"
             found.append(LibraryKernel(full, "c", spelled.format(form), code, **kept))
     return found
 
@@ -342,7 +344,7 @@ def pool_rows() -> list[LibraryKernel]:
     ]  # fmt: skip
 
 
-def _ending(spelled: str) -> str:
+def ending(spelled: str) -> str:
     """Suffix of a kernel's name for an activation pattern."""
     return "" if spelled == "{}" else f"_{spelled.partition('(')[0]}"
 

@@ -17,7 +17,7 @@ from itertools import product
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import SINGLE, both, channels_last, extents, filled, residual_fits_last, usable
-from .convolutions import channels_last_x, few_elements
+from .convolutions import SIDES, channels_last_x, ending, few_elements
 
 BLOCK = 64  # pixels of a partial sum: rounding grows with their number
 MOST_GROUPS = 1024  # whose means are on the stack
@@ -101,10 +101,7 @@ void tiled_group_norm(const float *restrict x, const float *restrict gain, const
 }
 """
 GROUP_NORM = re.sub("@.*?@", lambda found: str(CONSTANTS[found[0]]), _TEXT)
-ACTIVATIONS = ((0, "", "{}"), (1, "_relu", "relu({})"), (2, "_silu", "silu({})"))
-"""(number in C, suffix of the kernel's name, pattern) of each activation."""
-SIDES = {"": "{}", "_residual": "{} + r", "_residual_left": "r + {}"}
-"""Suffix of the kernel's name -> pattern of a residual."""
+ACTIVATIONS = {"{}": 0, "relu({})": 1, "silu({})": 2}  # activation pattern -> its number in C
 SOURCE = {"tiled_group_norm": GROUP_NORM}
 VERSION = blake2b(GROUP_NORM.encode(), digest_size=4).hexdigest()
 
@@ -141,10 +138,10 @@ def group_norm_rows() -> list[LibraryKernel]:
     """Group norms of channels-last images with all epilogues."""
     norm = "group_norm(x, g, b, groups=groups, eps=eps)"
     found = []
-    for (act, name, spelled), (side, text) in product(ACTIVATIONS, SIDES.items()):
+    for (spelled, act), (side, text) in product(ACTIVATIONS.items(), SIDES.items()):
         residual, fits = side != "", both(usable, SINGLE, filled, _fits, few_elements)
         found.append(LibraryKernel(
-            f"c.group_norm{side}{name}", "c", spelled.format(text.format(norm)), _code(residual, act), family="reduction",
+            f"c.group_norm{side}{ending(spelled)}", "c", spelled.format(text.format(norm)), _code(residual, act), family="reduction",
             layout=channels_last, dense=("g", "b"), scratch=_scratch, applies=both(fits, residual_fits_last) if residual else fits,
             inplace=("r",) if residual else (), source=lambda call: SOURCE, rate=4.0, setup=("address", "c_function", "c_library"),
             version=VERSION, reads_last=("x",),

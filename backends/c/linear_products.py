@@ -24,10 +24,11 @@ from ..library.torch_calls import (
     two_d,
     usable,
 )
-from .convolutions import BIAS, RESIDUAL, SOURCE, VERSION, few_elements
+from . import convolutions
+from .convolutions import BIAS, RESIDUAL, SIDES, SOURCE, VERSION, ending, few_elements
 
-#: activation pattern -> its number in C
-ACTIVATIONS = {"{}": 0, "relu({})": 1, "hard_swish({})": 3, "silu({})": 4, "gelu({})": 5, "gelu_tanh({})": 6}
+#: Activation pattern -> its number in C: those of convolutions that have no attributes, and GELU.
+ACTIVATIONS = {p: n for p, n in convolutions.ACTIVATIONS.items() if "=" not in p} | {"gelu({})": 5, "gelu_tanh({})": 6}
 
 
 def _known(call: Call) -> bool:
@@ -61,16 +62,14 @@ def linear_rows() -> list[LibraryKernel]:
         "family": "contraction", "dense": ("*",), "prep": {"w": _pack}, "source": lambda call: SOURCE, "version": VERSION,
         "setup": ("address", "c_function", "c_library", "conv_packed"),
     }  # fmt: skip
-    sides: tuple[tuple[str, str], ...] = (("", "{}"), ("_residual", "{} + r"), ("_residual_left", "r + {}"))
-    for (suffix, pattern, bias), (side, text), (spelled, act) in product(PRODUCTS, sides, ACTIVATIONS.items()):
+    for (suffix, pattern, bias), (side, text), (spelled, act) in product(PRODUCTS, SIDES.items(), ACTIVATIONS.items()):
         residual = side != ""
         if residual and act > 1:
             continue
         inner = text.format(f"({pattern})" if " + " in pattern and side == "_residual_left" else pattern)
-        ending = "" if act == 0 else f"_{spelled.partition('(')[0]}"
         found.append(
             LibraryKernel(
-                f"c.tiled_linear{suffix}{side}{ending}", "c", spelled.format(inner), _code(bias, residual, act),
+                f"c.tiled_linear{suffix}{side}{ending(spelled)}", "c", spelled.format(inner), _code(bias, residual, act),
                 applies=both(fits, residual_fits) if residual else fits, inplace=("r",) if residual else (), **more,
             )
         )  # fmt: skip

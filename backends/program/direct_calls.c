@@ -95,7 +95,7 @@ static int current(Call *c, PyObject *calls, uint64_t *stream) {
 
 // Have all launches use the stream, and tell the program's own code so (`Launches.on`), which otherwise leaves the launches as they
 // are for the stream that it set last. -1 on an error.
-static int use(Call *c, PyObject *calls, uint64_t stream) {
+static int set_stream(Call *c, PyObject *calls, uint64_t stream) {
     PyObject *kernels = PyObject_GetAttr(calls, kernels_name), *number = PyLong_FromUnsignedLongLong(stream);
     int failed = !kernels || !number || PyObject_SetAttr(kernels, stream_name, number);
     Py_XDECREF(kernels), Py_XDECREF(number);
@@ -215,7 +215,7 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     }
     int code, known = c->executable && is(calls, last_name, c->mark);
     if (c->executable && !known && PyObject_SetAttr(calls, last_name, c->mark)) goto end;
-    if (!c->executable && use(c, calls, stream)) goto end;
+    if (!c->executable && set_stream(c, calls, stream)) goto end;
     PyThreadState *state = PyEval_SaveThread();
     code = c->executable ? replayed(c, at, (void *)stream, known) : flat(c, at, &launched);
     PyEval_RestoreThread(state);

@@ -25,8 +25,9 @@ parameters. Each field declares its domain and the moves of the schedule search;
 cost stores, job files and saved plans), legality of values, moves and this page follow from the fields.
 
 To add a parameter, add a field to the schedule class and read it in the strategy's emission function; the strategy's ranking
-model may use it too, and its legality refuses it for kernels on which it has no effect. To add a strategy, append a `Strategy` to the emitter's list. If the text emitted for existing
-schedules changes, raise the emitter's `version`: it is part of the key of stored measurements.
+model may use it too, and its legality refuses it for kernels on which it has no effect. To add a strategy, append a `Strategy`
+to the emitter's list. If the text emitted for existing schedules changes, raise the emitter's `version`: it is part of the key
+of stored measurements.
 
 Columns: *stored name* (`k0`, `k1`, … is one number per reduction axis; `t*` one for rows `m`, columns `n` and each reduction axis
 `0`, `1`, …), *values*, *moves* of the search from a schedule that has the parameter, *meaning*. Parameters in italics may be

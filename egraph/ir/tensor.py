@@ -20,9 +20,9 @@ import numpy as np
 from ...errors import UsageError
 from ...processes.forks import Lock
 from . import dtypes
-from .asked import refuse_value
 from .dims import Dim, Shape
 from .ops import OPS, Attrs, Op, Type, check_attrs
+from .refused_values import refuse_value
 from .type_laws import infer
 
 LEAVES = ("input", "param", "state", "constant")

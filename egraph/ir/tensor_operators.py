@@ -18,12 +18,12 @@ import numpy as np
 from ...errors import UsageError
 from . import builders as t
 from . import dtypes
-from .asked import refuse_value
 from .dims import Dim, volume
 from .elementwise_builders import elementwise
 from .graph import Graph
 from .numpy_indexing import getitem
 from .operand_alignment import Operand, align, as_operand
+from .refused_values import refuse_value
 from .tensor import Tensor, make
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.asked import refuse_value
+from ...egraph.ir.refused_values import refuse_value
 from ...errors import TraceError
 
 #: (kind, handling) of NumPy's error state and the filters that make warnings errors

@@ -17,8 +17,8 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.dims import Dim, volume
+from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
 from . import trace_bounds

@@ -17,8 +17,8 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.dims import concrete
+from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...errors import TensorGraphsError, TraceError
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced

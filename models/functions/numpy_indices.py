@@ -14,9 +14,9 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.numpy_indexing import getitem
+from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..torch_export import aten_index

@@ -10,8 +10,8 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.axes import axis_of
+from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.sampling import running

@@ -14,8 +14,8 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.asked import refuse_value
 from ...egraph.ir.elementwise_builders import elementwise, float_functions
+from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceError
 from ..common.identities import keep_zero_sign

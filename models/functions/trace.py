@@ -10,9 +10,9 @@ import numpy as np
 
 from ...egraph.ir import builders as t
 from ...egraph.ir import dtypes
-from ...egraph.ir.asked import uncaught
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.ops import Type
+from ...egraph.ir.refused_values import uncaught
 from ...egraph.ir.structure import tuple_like
 from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError, TooLargeError, TraceError, UsageError

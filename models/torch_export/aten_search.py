@@ -87,7 +87,5 @@ def is_member(x: Tensor, values: Tensor) -> Tensor:
     order = t.gather(values, t.argsort(values))
     place = _count_below(x, order, right=False)
     (count,) = concrete(values.shape)
-    last = t.full(
-        (), count - 1, "int64"
-    )  # beyond it is the place of a larger element, which differs from the last value
+    last = t.full((), count - 1, "int64")  # a larger element has a place beyond it, and differs from the last value
     return t.eq(_take(order, t.minimum(place, last)), x)

@@ -20,7 +20,7 @@ from ...processes.forks import Lock
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
-from .caught import uncaught
+from .caught_errors import uncaught
 from .divisible_sizes import read_exported
 from .export_bounds import bounded
 from .graph import MODES, overload_of

@@ -4,6 +4,7 @@ kernels)."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def private(name: str) -> Path:
         )
         temporary.mkdir(mode=0o700, exist_ok=True)
     return temporary
+
+
+def evict(files: Iterable[Path], most: int) -> None:
+    """Remove files but the `most` that were written or touched last. Another process may be removing some, too."""
+    used: dict[Path, float] = {}
+    for path in files:
+        with suppress(FileNotFoundError):
+            used[path] = path.stat().st_mtime
+    for old in sorted(used, key=lambda path: used[path], reverse=True)[most:]:
+        old.unlink(missing_ok=True)
 
 
 def _temporary_folder() -> Path:

@@ -36,24 +36,13 @@ def keep_fact(key: object, text: str) -> None:
     """Store a text under a key. No effect if it cannot be written."""
     path = _path(key)
     with suppress(OSError):
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
-        with replacing_raw(path) as file:
+        with replacing_raw(path, own=True) as file:
             file.write(sealed(text.encode(), path.name))
-        _evict(path.parent)
+        cache_folder.evict(path.parent.glob("[!.]*"), MOST)  # hidden files are being written
 
 
 def _path(key: object) -> Path:
     return cache_folder.private(FOLDER) / blake2b(repr(key).encode(), digest_size=16).hexdigest()
-
-
-def _evict(folder: Path) -> None:
-    used: dict[Path, float] = {}
-    for path in folder.glob("[!.]*"):  # hidden files are being written
-        with suppress(FileNotFoundError):  # another process may be evicting facts, too
-            used[path] = path.stat().st_mtime
-    for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
-        old.unlink(missing_ok=True)
 
 
 __all__ = ["fact", "keep_fact"]

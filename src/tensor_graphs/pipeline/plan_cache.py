@@ -13,7 +13,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -200,12 +199,7 @@ class CacheEntry:
         return ""
 
     def _evict(self) -> None:
-        used: dict[Path, float] = {}
-        for path in self.path.parent.glob("*.json"):
-            with suppress(FileNotFoundError):  # another process may be evicting entries, too
-                used[path] = path.stat().st_mtime
-        for old in sorted(used, key=lambda p: used[p], reverse=True)[MOST:]:
-            old.unlink(missing_ok=True)
+        cache_folder.evict(self.path.parent.glob("*.json"), MOST)
         for kernels in self.path.parent.glob(f"*{SUFFIX}"):
             if not kernels.with_suffix(".json").exists():  # a plan is written before its kernels
                 kernels.unlink(missing_ok=True)

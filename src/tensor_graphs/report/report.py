@@ -235,10 +235,7 @@ class Report:
                                   f"({'passed' if v['passed'] else 'FAILED'}, {counted(v['seeds'], 'seed')})"))  # fmt: skip
             if not v["error_before"] < FEW_DIGITS:
                 rows.append(
-                    (
-                        "note",
-                        f"the graph as written has an error of {v['error_before']:.2g} in its own dtypes, relative to float64",
-                    )
+                    ("note", "the graph as written, in its own dtypes, is far from its float64 result (error before)")
                 )
             for f in v.get("failed", ()):
                 then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
