@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`backend`, imported with PyTorch's compiler when it is first asked for."""
+    """`backend`. Dynamo traces before it calls the backend, so its rule is installed when the backend is asked for."""
     if name != "backend":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .dynamo_backend import backend
+    from .recurrent_modules import install_rule
 
+    install_rule()
     return backend
 
 

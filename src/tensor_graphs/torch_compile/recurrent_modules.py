@@ -8,6 +8,7 @@ autocast and dropout are needed (recurrent_operators.py); elsewhere it calls the
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, TypeVar
 
 _MARK = "captures_recurrent_layers"
@@ -15,11 +16,17 @@ Compiler = TypeVar("Compiler")
 
 
 def captures_layers(compiler: Compiler) -> Compiler:
-    """Mark a compiler function of Dynamo, or a class of them, and install the rule for recurrent layers. Returns
-    `compiler`."""
+    """Mark a compiler function of Dynamo, or a class of them, and install the rule for recurrent layers
+    (`install_rule`). Returns `compiler`."""
     setattr(compiler, _MARK, True)
-    _install()
+    install_rule()
     return compiler
+
+
+def install_rule() -> None:
+    """Install the rule for recurrent layers in Dynamo if PyTorch is imported; models are made with it."""
+    if "torch" in sys.modules:
+        _install()
 
 
 def _is_marked(compiler: Any) -> bool:
@@ -90,4 +97,4 @@ def _install() -> None:
     VariableBuilder.wrap_module = wrap_module
 
 
-__all__ = ["captures_layers"]
+__all__ = ["captures_layers", "install_rule"]
