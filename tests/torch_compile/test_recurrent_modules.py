@@ -120,6 +120,22 @@ def test_with_gradients_the_layer_is_called_between_graphs(kind: str) -> None:
     assert whole_layer()
 
 
+def test_a_layer_with_dropout_is_captured_in_evaluation() -> None:
+    module, x = Tagger("GRU", num_layers=2, dropout=0.5), torch.randn(4, 7, 6)
+    fast = compiled(module)
+    with torch.no_grad():
+        fast(x)
+        module.eval()
+        for _ in range(2):
+            compare(fast(x), module(x))
+        assert whole_layer()
+        module.train()
+        torch.manual_seed(1)
+        found = fast(x)
+        torch.manual_seed(1)
+        compare(found, module(x))
+
+
 def test_numbers_of_a_layer_that_is_called_between_graphs() -> None:
     class Stateful(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:

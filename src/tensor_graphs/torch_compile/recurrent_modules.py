@@ -89,8 +89,11 @@ def _install() -> None:
         if not _is_layer(value) or not _is_marked(self.tx.output.compiler_fn):
             return own(self, value)
         if not _traceable(value):
-            inside = self.tx.f_code.co_filename in own_files  # its own code, which then runs as it is
-            return own(self, value) if inside else Layer(value, source=self.source)
+            if self.tx.f_code.co_filename in own_files:  # its own code, which then runs as it is
+                return own(self, value)
+            if value.dropout:  # a guard: in the other mode the layer may be captured
+                VariableBuilder(self.tx, AttrSource(self.source, "training"))(value.training)
+            return Layer(value, source=self.source)
         with torch._dynamo.config.patch(allow_rnn=True):
             return own(self, value)
 
