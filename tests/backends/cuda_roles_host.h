@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <vector>
 
 #define __cluster_dims__(...)
 typedef unsigned Address;
