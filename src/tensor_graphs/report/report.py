@@ -12,6 +12,7 @@ from ..errors import BadModelError
 from ..extract.model.plan import Plan
 from ..plain import Natural, decode, read_bytes
 from ..wording import counted, spelled_us
+from .older_reports import FIELDS, renamed
 from .records import (
     Amount,
     BlockReport,
@@ -26,7 +27,6 @@ from .records import (
     kernel_rows,
     step_rows,
 )
-from .older_reports import FIELDS, renamed
 from .timeline import Rows, is_span
 
 #: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
