@@ -22,7 +22,8 @@ those of sets: two are equal if each contains the other's terms; summands, nonne
 move inside. Where an op that is neither linear nor increasing reads a sum or a maximum, it reads a name (an
 uninterpreted function of the free indices) instead; sums that are equal everywhere share a name.
 semantics/function_facts.py holds the axioms about elementwise functions over the reals; norms, softmax, attention and
-other composite ops over axes are their decompositions (smt/decompositions.py). Gathers are not supported, nor are sums whose terms are not finite everywhere.
+other composite ops over axes are their decompositions (smt/decompositions.py). Gathers are not supported, nor are sums
+whose terms are not finite everywhere.
 
 Modules: smt/unknowns.py (unknowns and attributes), smt/equal_sums.py (equality of sums and maxima),
 smt/sum_arithmetic.py (their arithmetic), smt/elementwise.py, smt/layout.py and smt/contractions.py (semantics of ops);
