@@ -28,7 +28,7 @@ from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
 from ..verification.memory_checks import memory_shortage
-from ..verification.reference import sample_inputs, with_atomic_ops
+from ..verification.reference import call_seconds, sample_inputs, with_atomic_ops
 from .arguments import leaves_of_structure
 from .source import bound, is_module
 from .trace_agreement import Array, Rounding, refuse, refuse_type, title_of
@@ -107,8 +107,8 @@ def _compare_function(
             return _outputs(_called(function, examples, values, copied=False), graph, function)
 
         return compare_large(function, call, graph, seed, "function", time)
-    if missing := lacking_memory(graph):
-        return f"compared with its graph only: {missing}"
+    if missing := lacking_memory(graph) or time.too_long(call_seconds(graph)):
+        return f"compared with its graph only: a call of the function is left out, {missing}"
     leaves, bounds = list(graph.inputs), index_bounds(graph)
     rng = np.random.default_rng((seed, 77))
     flops = graph_flops(list(graph.roots))

@@ -19,8 +19,8 @@ from ..egraph.ir.graph import Graph
 from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
 from ..verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
-from ..verification.reference import with_atomic_ops
-from ..verification.strips import LEAST, OutputStrips, StripPart, WholeOutput, fingerprint, strips_of
+from ..verification.reference import call_seconds, with_atomic_ops
+from ..verification.strips import LEAST, OutputStrips, StripPart, WholeOutput, fingerprint, has_large_values, strips_of
 from .trace_agreement import Array, Rounding, refuse, refuse_type, title_of
 from .trace_randomness import MORE, OptionalTime, random_state_kept, random_states
 
@@ -35,9 +35,9 @@ class CallFails(Exception):
 
 
 def is_large(graph: Graph) -> bool:
-    """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared for one input only, and
-    in strips (runs of indices along an axis)."""
-    return input_output_bytes(graph) > LARGE_BYTES
+    """Whether inputs and outputs, or one value of a graph whose outputs can be computed in strips (runs of indices
+    along an axis), take more than LARGE_BYTES: then strips are compared, for one input only."""
+    return has_large_values(graph, LARGE_BYTES)
 
 
 def lacking_memory(graph: Graph) -> str:
@@ -64,6 +64,8 @@ def compare_large(
     references = max(p.taken for p in places) if places else run_bytes(graph, float64=True)
     needed = max(input_output_bytes(graph), given + eager_bytes(graph)) + references
     if problem := memory_shortage(needed):
+        return f"compared with its graph only: a call of the {kind} is left out, {problem}"
+    if problem := time.too_long(call_seconds(graph)):
         return f"compared with its graph only: a call of the {kind} is left out, {problem}"
     values = drawing.inputs(graph, rng)
     before, states, title = fingerprint(values), random_states(function), title_of(function)

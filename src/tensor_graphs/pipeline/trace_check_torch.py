@@ -22,7 +22,7 @@ from ..egraph.ir.weight_data import load_data
 from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
-from ..verification.reference import expected_seconds, with_atomic_ops
+from ..verification.reference import call_seconds, expected_seconds, with_atomic_ops
 from .arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, refuse_type, title_of
 from .trace_check_large import CallFails, compare_large, is_large, lacking_memory
@@ -60,8 +60,8 @@ def compare_torch(
     if is_large(graph):
         at = partial(_outputs_at, call, len(graph.outputs))
         return compare_large(module, at, graph, seed, "module", time)
-    if missing := lacking_memory(graph):
-        return GRAPH_ONLY + missing
+    if missing := lacking_memory(graph) or time.too_long(call_seconds(graph)):
+        return f"{GRAPH_ONLY}a call of the module is left out, {missing}"
     began = perf_counter()
     try:
         outputs = call.outputs()
