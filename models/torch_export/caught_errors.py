@@ -6,6 +6,7 @@ the exported graph is that of the branch for errors, whatever the values are at 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,13 +19,14 @@ from ...errors import ExportError
 @contextmanager
 def uncaught(title: str) -> Iterator[None]:
     """Context manager in which torch exports the module `title` on this thread. Raises ExportError at its end for the
-    first error about an unknown value that code outside of torch caught. The caller holds the lock of
-    `export.tracing`."""
+    first error about an unknown value that code outside of torch caught, also in threads that were started meanwhile.
+    The caller holds the lock of `export.tracing`."""
     import torch
     from torch._subclasses.fake_tensor import DataDependentOutputException
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     made: list[tuple[int, BaseException]] = []  # (thread, error)
+    others = {t.ident for t in threading.enumerate()} - {get_ident()}
 
     def kept_when_made(init: Callable[..., None]) -> Callable[..., None]:
         def run(self: BaseException, *given: Any, **named: Any) -> None:
@@ -50,7 +52,7 @@ def uncaught(title: str) -> Iterator[None]:
         yield
     inside = str(Path(torch.__file__).parent)
     for thread, error in made:
-        if thread == get_ident() and not _catching_file(error).startswith(inside):
+        if thread not in others and not _catching_file(error).startswith(inside):
             raise ExportError(
                 "a value is asked for that an export does not have, and the error is caught", where=title,
                 hint="branches on values cannot be captured: compute both sides, torch.where",

@@ -1,13 +1,16 @@
 """Functions and modules that decide by errors which a trace does not have are refused."""
 
+import concurrent.futures
 import contextlib
+import threading
 import warnings
 
 import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.errors import ExportError, TraceError, UsageError
+from tensor_graphs import settings as tool_settings
+from tensor_graphs.errors import ExportError, TooLargeError, TraceError, UsageError
 from tensor_graphs.models.functions.trace import trace
 from tensor_graphs.pipeline.source import as_graph
 
@@ -110,6 +113,66 @@ def warned(x):
             return np.sqrt(x)
         except RuntimeWarning:
             return np.sqrt(-x)
+
+
+@pytest.mark.parametrize("workers", ["new", "old"])
+def test_errors_in_threads_of_the_function(workers):
+    """Threads have neither the context of the trace, nor does an error in them end it."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    if workers == "old":
+        pool.submit(int).result()
+
+    def decided(function):
+        def in_a_thread(x):
+            threads = pool if workers == "old" else concurrent.futures.ThreadPoolExecutor(1)
+            return threads.submit(function, x).result()
+
+        return in_a_thread
+
+    with pool:
+        for function in (*FUNCTIONS, by_mask, by_places):
+            with pytest.raises(TraceError, match="the function caught this error and went on"):
+                as_graph(decided(function), (X,))
+        for function in (raising, calling):
+            with pytest.raises(TraceError, match="floating-point errors"):
+                as_graph(decided(function), (X,))
+        if workers == "new":
+            with pytest.raises(UsageError, match="the function caught this error and went on"):
+                trace(decided(by_truth), (X,), arrays=False)
+        assert as_graph(decided(lambda x: x + 1), (X,)).outputs[0].shape == (6,)
+
+
+def test_another_thread_s_mistake_is_not_the_function_s():
+    began, asked = threading.Event(), threading.Event()
+
+    def mistake():
+        began.wait(60)
+        with pytest.raises(UsageError):
+            bool(tg.input("y", (2,)))
+        asked.set()
+
+    def function(x):
+        began.set()
+        assert asked.wait(60)
+        return x + 1
+
+    thread = threading.Thread(target=mistake)
+    thread.start()
+    assert trace(function, (X,)).outputs[0].shape == (6,)
+    thread.join()
+
+
+def test_loops_in_threads_of_the_function_are_bounded():
+    def endless(x):
+        def run():
+            y = x
+            while True:
+                y = y + 1
+
+        return concurrent.futures.ThreadPoolExecutor(1).submit(run).result()
+
+    with tool_settings.override(max_nodes=50), pytest.raises(TooLargeError):
+        trace(endless, (X,))
 
 
 @pytest.mark.parametrize("function", [raising, calling, warned])
