@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import contextlib
+import io
+import logging
 import threading
 import warnings
 
@@ -91,6 +93,71 @@ def test_torch_functions_and_modules(function):
             as_graph(source, (torch.from_numpy(X),))
 
 
+def printed(x):
+    print(x, repr(x), f"a tensor: {x}", f"{x!r} and", ", ".join([str(v) for v in (x, x)]))
+    logging.getLogger(__name__).info("given %s", x)
+    if x.ndim > 5:
+        raise ValueError(f"too many axes: {x}")
+    assert x.ndim == 1, f"{x}"
+    return x * 2
+
+
+def by_repr(x):
+    return x * 2 if "e+" in repr(x) else x
+
+
+def by_format(x):
+    said = f"given {x}"
+    return x * 2 if "e+" in said else x
+
+
+def by_length(x):
+    return x * len(str(x))
+
+
+def by_caught_text(x):
+    with contextlib.suppress(Exception):
+        return x * 2 if "e+" in str(x) else x
+    return x
+
+
+def by_printed_text(x):
+    written = io.StringIO()
+    print(x, file=written)
+    return x * len(written.getvalue())
+
+
+def by_list_text(x):
+    return x * len(repr([x]))
+
+
+TEXTS = [by_repr, by_format, by_length, by_caught_text, by_printed_text, by_list_text]
+
+
+@pytest.mark.parametrize("function", TEXTS)
+def test_functions_that_decide_by_texts(function):
+    with pytest.raises(TraceError, match="might decide by it"):
+        as_graph(function, (X,))
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ExportError, match="might decide by it"):
+        as_graph(function, (torch.from_numpy(X),))
+
+
+def test_texts_without_source_are_refused():
+    known = {}
+    exec("def function(x):\n    print(x)\n    return x", known)
+    with pytest.raises(TraceError, match="might decide by it"):
+        as_graph(known["function"], (X,))
+
+
+def test_texts_that_are_only_shown(capsys):
+    as_graph(printed, (X,))
+    assert capsys.readouterr().out.count("<traced array: float32[6]>") == 6
+    torch = pytest.importorskip("torch")
+    as_graph(printed, (torch.from_numpy(X),))
+    assert capsys.readouterr().out.count("FakeTensor(") == 6
+
+
 def raising(x):
     try:
         with np.errstate(over="raise"):
@@ -133,6 +200,9 @@ def test_errors_in_threads_of_the_function(workers):
         for function in (*FUNCTIONS, by_mask, by_places):
             with pytest.raises(TraceError, match="the function caught this error and went on"):
                 as_graph(decided(function), (X,))
+            torch = pytest.importorskip("torch")
+            with pytest.raises(ExportError):
+                as_graph(decided(function), (torch.from_numpy(X),))
         for function in (raising, calling):
             with pytest.raises(TraceError, match="floating-point errors"):
                 as_graph(decided(function), (X,))
