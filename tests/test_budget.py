@@ -89,7 +89,7 @@ def cut(report: Any) -> list[str]:
     return [c for c in ALL_CUT if any(c in said for said in report.omitted)]
 
 
-STAGES = {"simplify": 0, "saturate": 1, "glue": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
+STAGES = {"simplify": 0, "saturate": 1, "join blocks": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -130,7 +130,7 @@ def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
     assert right(made) and made.report.verification["passed"]
     assert bool(made.report.omitted) == (stage != "time") or made.report.latency_after_us
     assert not list((home / remember.FOLDER).glob("*.json")), "a plan that was cut by hand is not remembered"
-    if stage in ("glue", "extract"):  # what rewriting has found is not thrown away
+    if stage in ("join blocks", "extract"):  # what rewriting has found is not thrown away
         assert cut(made.report)[:1] != ["kernels of"]
 
 

@@ -233,7 +233,7 @@ def test_cyclic_classes_give_acyclic_plans() -> None:
 
 # ---------------------------------------------------------------- 16: stops
 @pytest.mark.parametrize(
-    "stage", ["simplify", "blocks", "saturate", "glue", "candidates", "extract", "build", "verify", "time"]
+    "stage", ["simplify", "blocks", "saturate", "join blocks", "candidates", "extract", "build", "verify", "time"]
 )
 def test_a_stop_at_any_stage_keeps_a_plan(stage: str) -> None:
     progress = Progress()
