@@ -118,7 +118,7 @@ def _lines_or_images(call: Call) -> bool:
 
 
 def channels_last_x(call: Call) -> bool:
-    """Whether x is channels-last."""
+    """Whether the image `x` of a convolution's call lies in memory with its channels innermost (NHWC)."""
     return is_channels_last(call.operands["x"])
 
 

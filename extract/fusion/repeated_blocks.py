@@ -63,7 +63,7 @@ class RepeatedBlocks:
 
     @cached_property
     def of_block(self) -> dict[int, list[int]]:
-        """Block -> its instances."""
+        """Index of each unique block (repeated subgraph) -> indices of its instances in the model."""
         return _by_value(self.blocks)
 
     @cached_property

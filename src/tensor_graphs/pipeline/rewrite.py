@@ -27,8 +27,8 @@ class Rewritten:
     """Saturated model: its blocks (repeated subgraphs), their saturated e-graphs (views), and the e-graph of the whole
     model joined from them.
 
-    Later stages read all three fields of views (the search by short forms joins `block_views` again): what removes
-    e-nodes from one removes them from all.
+    A stage that removes e-nodes has to remove them from `view`, `block_views` and `smaller`, because later stages read
+    each of these: the search by short forms joins `block_views` again.
     """
 
     view: EGraphView  # e-graph of the whole model
