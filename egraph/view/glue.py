@@ -63,7 +63,7 @@ class _Glue:
     @staticmethod
     def _template(view: EGraphView) -> _Template:
         """The part of a block's view to copy per instance: all except leaves that stand for values of the model."""
-        seams = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
+        boundary = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
         own = {i: v for i, v in view.tensors.items() if v.op not in LEAVES[:3]}
         keep = np.array([i for i in range(len(view)) if i not in view.tensors or i in own], np.int64)
         place = {int(i): k for k, i in enumerate(keep)}
@@ -75,7 +75,7 @@ class _Glue:
             width=width[keep],
             kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
             own=view.own[keep] if view.own is not None else np.zeros(len(keep), np.bool_),
-            seams=seams,
+            boundary=boundary,
             constants={place[i]: v for i, v in own.items()},
         )
 
@@ -100,8 +100,8 @@ class _Glue:
             self.name(constant, first + int(template.cls[place]))
         for _, prefix, values in _SEAMS:
             for k, value in enumerate(getattr(instance, values)):
-                if f"{prefix}{k}" in template.seams:
-                    self.name(value, first + template.seams[f"{prefix}{k}"])
+                if f"{prefix}{k}" in template.boundary:
+                    self.name(value, first + template.boundary[f"{prefix}{k}"])
         for value, root in zip(instance.outputs, view.roots):
             self.name(value, first + root)
 
@@ -178,7 +178,8 @@ class _Glue:
 
 @dataclass(frozen=True)
 class _Template:
-    """The part of a block's view that every instance copies; `seams` maps leaf names to e-classes."""
+    """The part of a block's view that every instance copies. `boundary`: name of each leaf (value that the block reads)
+    -> its e-class."""
 
     ops: list[str]
     attrs: list[tuple[tuple[str, Any], ...]]
@@ -186,7 +187,7 @@ class _Template:
     width: Ints
     kid: Ints
     own: Bools
-    seams: dict[str, int]
+    boundary: dict[str, int]
     constants: dict[int, Tensor]
 
 
