@@ -137,7 +137,7 @@ class _Glue:
             self.own.append(np.ones(1, np.bool_))
 
     def view(self) -> EGraphView:
-        """The glued view, e-classes renumbered."""
+        """The joined view, e-classes renumbered."""
         old = np.arange(self.size)
         for c in list(self.up):
             old[c] = self.find(c)
@@ -219,7 +219,7 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
     )
 
 
-def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
+def join_blocks(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     """Join the saturated e-graphs (views) of a model's blocks (repeated subgraphs) into the e-graph of the whole model.
 
     Each occurrence of a block gets a copy of the block's view; values that several occurrences share are merged. Linear
@@ -234,4 +234,4 @@ def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     return work.view()
 
 
-__all__ = ["glue", "merged"]
+__all__ = ["join_blocks", "merged"]
