@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Thread
+from threading import Lock, Thread
 from typing import TextIO
 
 
@@ -29,9 +30,12 @@ def end_with_parent(last: Callable[[], object]) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
 
+    ending = Lock()
+
     def wait() -> None:
         while os.read(reader, 1) != bytes([signal.SIGUSR2]):
             pass
+        ending.acquire()
         try:
             last()
         finally:
@@ -41,6 +45,7 @@ def end_with_parent(last: Callable[[], object]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGUSR2, 0, 0, 0)
     signal.signal(signal.SIGUSR2, lambda number, frame: None)  # the number is written at once, whatever Python does
     Thread(target=wait, name="parent's end", daemon=True).start()
+    atexit.register(ending.acquire)  # an error of the rest, which misses what `last` removes, does not end it
 
 
 def yield_to_others(nice: int) -> None:
