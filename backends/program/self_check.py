@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...egraph.ir import dtypes
+from ...egraph.ir.dims import concrete
 from ...errors import BadModelError, BadWeightsError, VerificationError
 from ...plain import Malformed, decode, read_bytes, strict_json
 from ..runtime.marshalling import array_of, is_torch
@@ -53,7 +54,8 @@ def write_check(folder: Path, program: Program) -> None:
     if program._run is not None:
         with suppress(Exception):  # it may refuse the inputs, such as indices
             results = _sampled_results(program)
-    record = {"files": files, "results": results and [[float(x).hex() for x in r] for r in results]}
+    said = None if results is None else [[float(x).hex() for x in r] for r in results]
+    record = {"files": files, "results": said}
     (folder / FILE).write_text(json.dumps(record), encoding="utf-8")
 
 
@@ -92,7 +94,7 @@ def _sampled_results(program: Program) -> list[Array] | None:
     if program.device != "cpu" or manifest.states or manifest.sizes or not manifest.cost <= LONG_US:
         return None
     draw = np.random.default_rng(SEED)
-    given = [_drawn(tuple(map(int, shape)), dtype, draw) for _, shape, dtype in manifest.inputs]
+    given = [_drawn(concrete(shape), dtype, draw) for _, shape, dtype in manifest.inputs]
     with np.errstate(all="ignore"):
         results = [np.asarray(array_of(y) if is_torch(y) else y) for y in program.flat(*given)]
     places = np.random.default_rng(SEED)
