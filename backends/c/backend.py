@@ -41,6 +41,8 @@ from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
 from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
+from .recurrent_layers import HELPERS as RECURRENT_PACKING
+from .recurrent_layers import recurrent_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -141,7 +143,7 @@ class CLowering(Lowering):
 
 class C(KernelGenerator):
     """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions, pooling, group
-    norms and products with constant matrices in C."""
+    norms, products with constant matrices and recurrent layers in C."""
 
     operands = "address"
 
@@ -211,7 +213,7 @@ def _unavailable() -> str:
 
 BACKEND = C(
     EMITTER,
-    {**HELPERS, **PACKING},
+    {**HELPERS, **PACKING, **RECURRENT_PACKING},
     (
         *convolution_rows(),
         *pool_rows(),
@@ -220,6 +222,7 @@ BACKEND = C(
         *pool_index_rows(),
         *image_copy_rows(),
         *linear_rows(),
+        *recurrent_rows(),
     ),
 )
 """The C backend."""
