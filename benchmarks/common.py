@@ -66,6 +66,14 @@ def cpu_seconds() -> tuple[float, float]:
     return own.ru_utime + own.ru_stime, ended.ru_utime + ended.ru_stime + living
 
 
+def with_bytecode(**more: str) -> dict[str, str]:
+    """Environment of a child process in which imported modules are compiled once, as those of an installed package are:
+    into a folder of the benchmarks, whatever this process' own setting. `more`: further variables."""
+    known = {**os.environ, "PYTHONPYCACHEPREFIX": str(WORK / "bytecode"), **more}
+    known.pop("PYTHONDONTWRITEBYTECODE", None)
+    return known
+
+
 def row(figure: str, required: str, measured: str, ok: bool | None = None, **details: Any) -> Row:
     """One row of the table of figures.
 
