@@ -5,9 +5,10 @@ The model has Gemma-3's shape with 6 layers (hidden 640, vocabulary 32,768, 109 
 first process searches its programs with `--budget` seconds into a home of its own, and completes their checks; with
 `--unchecked` it leaves those for which its searches had no time. Then, after one that does not count, `--runs`
 processes generate one token, one after another, from the remembered plans. Printed is a table of cumulative CPU seconds
-of a process and its workers: Python, the package, each program, the first token; median, least and most of the runs,
-of wall clock the median, and the load of the machine before and after. Results: standard output, and out/bench/llm_startup.json
-(BENCH_WORK). An earlier search in the same folder is reused; `--again` searches anew.
+of a process and its workers: Python, the package, each program, the first token; median, least and most of the runs, of
+wall clock the median, and the load of the machine before and after. Results: standard output, and
+out/bench/llm_startup/llm_startup.json (BENCH_WORK). An earlier search in the same folder is reused; `--again` searches
+anew.
 """
 
 from __future__ import annotations
