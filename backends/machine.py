@@ -20,7 +20,16 @@ from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
 from ..egraph.ir.memo import memo
 
-__all__ = ["REFERENCE", "Machine", "cached_per_machine", "of_facts", "of_key", "target", "using_machine"]
+__all__ = [
+    "REFERENCE",
+    "Machine",
+    "cached_per_machine",
+    "of_facts",
+    "of_key",
+    "shared_per_block",
+    "target",
+    "using_machine",
+]
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +41,7 @@ class Machine:
 
     `shared_per_block`, `shared_per_multiprocessor`: bytes of shared memory that a block may ask for, and that the
     blocks of a multiprocessor (SM) share. `registers`, `threads`: 32-bit registers and resident threads of an SM.
-    `bytes_per_us`: DRAM bandwidth. `cache_bytes`: L2 cache.
+    `bytes_per_us`: DRAM bandwidth. `cache_bytes`: L2 cache. `warp`: threads of a warp, which execute in lockstep.
     """
 
     name: str
@@ -44,6 +53,12 @@ class Machine:
     threads: int
     bytes_per_us: float
     cache_bytes: int
+    warp: int = 32
+
+    @property
+    def warps(self) -> int:
+        """Resident warps of a multiprocessor."""
+        return self.threads // self.warp
 
     @property
     def dynamic_shared(self) -> int:
@@ -63,6 +78,7 @@ SIZES: Mapping[int, Mapping[str, int]] = {
     89: {"shared_per_block": 99 << 10, "shared_per_multiprocessor": 100 << 10, "threads": 1536},
     90: {"shared_per_block": 227 << 10, "shared_per_multiprocessor": 228 << 10, "threads": 2048},
     100: {"shared_per_block": 227 << 10, "shared_per_multiprocessor": 228 << 10, "threads": 2048},
+    103: {"shared_per_block": 227 << 10, "shared_per_multiprocessor": 228 << 10, "threads": 2048},
     120: {"shared_per_block": 99 << 10, "shared_per_multiprocessor": 100 << 10, "threads": 1536},
 }
 ACHIEVED = 0.9  # share of the theoretical DRAM bandwidth that kernels reach
@@ -127,6 +143,11 @@ def of_key(device: str) -> Machine:
     return replace(REFERENCE, name=name, capability=capability, multiprocessors=int(found[3]), **known)
 
 
+def shared_per_block(capability: int) -> int:
+    """Bytes of shared memory that a block may ask for on GPUs of a compute capability; of an unknown one the least."""
+    return SIZES.get(capability, SIZES[86])["shared_per_block"]
+
+
 def of_facts(facts: Mapping[str, Any]) -> Machine:
     """The machine with the properties of a GPU that its driver reports (number of SMs, memory sizes and others), as
     `costdb.keys.device.gpu_facts` returns them."""
@@ -134,5 +155,5 @@ def of_facts(facts: Mapping[str, Any]) -> Machine:
     return Machine(
         facts["name"], facts["capability"], facts["multiprocessors"], facts["shared_per_block"],
         facts["shared_per_multiprocessor"], facts["registers"], facts["threads"],
-        REFERENCE.bytes_per_us if measured else ACHIEVED * facts["bytes_per_us"], facts["cache_bytes"],
+        REFERENCE.bytes_per_us if measured else ACHIEVED * facts["bytes_per_us"], facts["cache_bytes"], facts["warp"],
     )  # fmt: skip

@@ -3,6 +3,7 @@
     python -m benchmarks.fingerprint record OUT.json.gz [--only NAME] [--full] [--device cpu|gpu] [--store FOLDER]
         [--texts FOLDER]
     python -m benchmarks.fingerprint compare BEFORE.json.gz AFTER.json.gz [--common]
+    python -m benchmarks.fingerprint summarize RECORD.json.gz SUMMARY.json.gz
 
 Recorded, without measuring and without a GPU: rules with their guards and stored verdicts, identities of library
 kernels, operators of the importers, and for every benchmark workload, variant, whole model, architecture of the zoo and
@@ -11,7 +12,12 @@ decode step at small sizes (`--full`: workloads at their own sizes too) the e-gr
 chosen with `deterministic=True`, priced by a frozen cost store (`--store`; an empty folder above the starter rows
 without it). `--texts` writes every emitted kernel into a folder, one file a digest, for `diff`. The record is written
 after each workload; `--common` compares what both records have. Fields that differ are printed with both values; the
-exit code is 1 if any does.
+exit code is 1 if any does. `summarize` replaces lists of kernels by a digest a backend, and programs by theirs;
+`compare` summarizes the other record if one is a summary. `benchmarks/results/fingerprint.json.gz` is the summary of
+one tree; `benchmarks/results/fingerprint.md` says what changed since the record before, and why.
+
+Recorded with one BLAS thread: predicted times differ in the seventh digit with the number of threads, and such a
+difference decides between plans of equal cost, which differ in the order of views.
 """
 
 from __future__ import annotations
@@ -134,10 +140,11 @@ def rule_base() -> Json:
 
 
 def operators() -> Json:
-    """Facts of every op of the op table (no memory addresses), and the names that the importers of ONNX and ATen
-    know."""
+    """Facts of every op of the op table (no documentation, no memory addresses), and the names that the importers of
+    ONNX and ATen know."""
     facts = {
-        name: sorted(f"{k}={v}" for k, v in vars(op).items() if " at 0x" not in repr(v)) for name, op in OPS.items()
+        name: sorted(f"{k}={v}" for k, v in vars(op).items() if k != "doc" and " at 0x" not in repr(v))
+        for name, op in OPS.items()
     }
     return {
         "ops": {name: digest("\n".join(lines)) for name, lines in facts.items()},
@@ -205,6 +212,12 @@ def write(file: Path, found: Json) -> None:
     part.replace(file)
 
 
+def read(file: Path) -> Json:
+    """The record in a file."""
+    found: Json = json.loads(gzip.decompress(file.read_bytes()))
+    return found
+
+
 def record(file: Path, only: str, full: bool, devices: list[str], store: Path | None, texts: Path | None) -> None:
     """Write the record, again after each graph; a graph that cannot be made has the error's text."""
     if texts is not None:
@@ -223,6 +236,26 @@ def record(file: Path, only: str, full: bool, devices: list[str], store: Path | 
     write(file, found)
 
 
+def summary(found: Json) -> Json:
+    """A record with digests in place of lists of kernels (by backend) and programs; of a summary the same."""
+    return {name: _summarized(value) if "kernels" in value else value for name, value in found.items()}
+
+
+def _summarized(graph: Json) -> Json:
+    if isinstance(graph["kernels"], dict):
+        return graph
+    backends_: dict[str, list[str]] = {}
+    for line in graph["kernels"]:
+        backends_.setdefault(line.partition(" ")[0], []).append(line)
+    kernels = {name: f"{len(lines)} {digest(chr(10).join(lines))}" for name, lines in backends_.items()}
+    return {**graph, "kernels": kernels, "program": digest(graph["program"])}
+
+
+def is_summary(found: Json) -> bool:
+    """Whether a record is a summary (`summary`)."""
+    return any(isinstance(value.get("kernels"), dict) for value in found.values())
+
+
 def differences(before: Json, after: Json, at: str = "") -> Iterator[str]:
     """Paths at which two records differ, with both values; of lists of lines only those that one record lacks."""
     for key in sorted({*before, *after}):
@@ -239,7 +272,7 @@ def differences(before: Json, after: Json, at: str = "") -> Iterator[str]:
 def main() -> None:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("action", choices=["record", "compare"])
+    parser.add_argument("action", choices=["record", "compare", "summarize"])
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--only", default="", help="part of a workload's name")
     parser.add_argument("--common", action="store_true", help="compare the workloads that both records have")
@@ -253,7 +286,12 @@ def main() -> None:
         devices = ["cpu", "gpu"] if options.device == "both" else [options.device]
         record(options.files[0], options.only, options.full, devices, options.store, options.texts)
         return
-    before, after = (json.loads(gzip.decompress(path.read_bytes())) for path in options.files)
+    if options.action == "summarize":
+        write(options.files[1], summary(read(options.files[0])))
+        return
+    before, after = map(read, options.files)
+    if is_summary(before) or is_summary(after):
+        before, after = summary(before), summary(after)
     if options.common:
         before = {name: value for name, value in before.items() if name in after}
         after = {name: value for name, value in after.items() if name in before}
@@ -263,5 +301,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["record"] and os.environ.get("OMP_NUM_THREADS") != "1":  # read when NumPy is imported
+        command = [sys.executable, "-m", "benchmarks.fingerprint", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "OMP_NUM_THREADS": "1"})
     print(f"tensor_graphs {tg.__version__}", file=sys.stderr)
     main()

@@ -92,7 +92,7 @@ def run(
     with timed(seconds, "saturate"):
         import_in_background([*STORE_MODULES, *SOLVER_MODULES])
         stages = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)
-    with timed(seconds, "glue"):
+    with timed(seconds, "join blocks"):
         whole = [glue(blocks, views) if blocks else views[0] for views in stages]
     found = [hypergraph(session, view, backends) for view in whole]
     seconds["candidates"] = session.clock.seconds["candidates"]

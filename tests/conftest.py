@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -30,8 +31,12 @@ with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     from hypothesis import HealthCheck
     from hypothesis import settings as hypothesis_settings
 
-    # on a busy machine, drawing examples may take seconds, and so may one example
-    hypothesis_settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # On a busy machine, drawing examples may take seconds, and so may one example. Each run has the same examples, so
+    # that a change is what makes a test fail; --hypothesis-profile=random draws others each time.
+    for profile, same in (("suite", True), ("random", False)):
+        hypothesis_settings.register_profile(
+            profile, deadline=None, derandomize=same, suppress_health_check=[HealthCheck.too_slow]
+        )
     hypothesis_settings.load_profile("suite")
 
 
@@ -115,6 +120,17 @@ def even(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(found, samples_us=(found.median,) * 5) if isinstance(found, Timing) else found
 
     monkeypatch.setattr(CpuMeasurer, "time", timed)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """The global random generators of Python, NumPy and PyTorch begin each test in one state, in any order of tests."""
+    import numpy as np
+
+    random.seed(0)
+    np.random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from .only_in import only_in
+
 
 @pytest.fixture
 def bench(benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
@@ -33,7 +35,7 @@ def test_slices_go_on_where_they_ended(bench: Any, monkeypatch: pytest.MonkeyPat
     module = bench.module
     assert module.main(seconds=-1.0) == {"rows": [], "details": {}} and not bench.calls
     clock = iter(range(1000))
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    only_in(monkeypatch, module, "time", monotonic=lambda: float(next(clock)))
     assert not module.main(seconds=7.0)["rows"]
     first = len(bench.calls)
     assert 0 < first < 12 and len(json.loads(module.POINTS.read_text())["points"]) == first

@@ -51,8 +51,8 @@ from tensor_graphs.models.files import limits
 from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.options import Options
+from tensor_graphs.pipeline import choose_form, trace_check_large, trace_randomness
 from tensor_graphs.pipeline import trace_check as caller_reference
-from tensor_graphs.pipeline import trace_check_large, trace_randomness
 from tensor_graphs.pipeline.caller import Caller
 from tensor_graphs.pipeline.caller_timing import why_program_runs
 from tensor_graphs.pipeline.choose_form import why_not_replaceable
@@ -276,11 +276,12 @@ def test_traced_functions_that_need_too_much_memory_are_named() -> None:
     assert peak_of(lambda: as_graph(lambda x: np.convolve(x, x[:9]), (long,))) < began + (1 << 24)
 
 
+@pytest.mark.usefixtures("new_garbage_only")
 def test_views_of_one_array_are_traced_in_linear_time() -> None:
     def seconds(count: int) -> float:
-        began = time.process_time()
+        began = time.thread_time()
         as_graph(lambda x: [x[i:] for i in range(count)].pop(), (np.ones(count, np.float32),))
-        return time.process_time() - began
+        return time.thread_time() - began
 
     seconds(500)
     assert seconds(12000) < 12 * seconds(3000) + 0.5  # 4 times as many; quadratic: 16 times
@@ -536,12 +537,13 @@ def test_a_large_constant_is_held_once_and_not_read_again_from_a_stored_plan(tmp
     assert plan_from_json(written, graph).weights == plan.weights
 
 
+@pytest.mark.usefixtures("new_garbage_only")
 def test_programs_of_many_inputs_and_outputs_are_written_in_linear_time() -> None:
     def seconds(count: int) -> float:
         graph = Graph.of([tg.tanh(tg.input(f"x{i}", (3, 4))) for i in range(count)])
-        plan, began = direct_plan(graph, [backend("numpy")]), time.process_time()
+        plan, began = direct_plan(graph, [backend("numpy")]), time.thread_time()
         Program(plan)
-        return time.process_time() - began
+        return time.thread_time() - began
 
     seconds(100)
     assert seconds(1200) < 8 * seconds(300) + 0.1  # 4 times as many; quadratic: 16 times
@@ -802,3 +804,42 @@ def test_memory_that_runs_out_is_no_bug(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(cli, "app", fails)
     assert cli.run(["extract", "x.json"]) == 3
     assert "memory ran out" in capsys.readouterr().err
+
+
+def test_a_function_whose_call_takes_longer_than_the_budget_is_not_called(monkeypatch):
+    """A table of all pairs, estimated from the trace's sizes: neither compared nor timed, which the report says."""
+    called = []
+
+    def distances(x, y):
+        called.append(type(x) is np.ndarray)
+        return np.abs(x[:, None] - y).sum(1)
+
+    x = np.linspace(0, 1, 300, dtype=np.float32)
+    assert any(called) or "itself" in tg.optimize(distances, (x, x), budget=0).report.verification["caller"]
+    assert any(called)
+    monkeypatch.setattr(trace_randomness, "CALL_S", 1e-6)
+    monkeypatch.setattr(choose_form, "LEAST_S", 1e-6)
+    called.clear()
+    report = tg.optimize(distances, (x, x), budget=0).report
+    assert called == [False]  # the trace
+    assert "a call of the function is left out, it would take about" in report.verification["caller"]
+    assert "not compared with the caller's own: a call takes about" in report.compared
+    torch = pytest.importorskip("torch")
+    x = torch.linspace(0, 1, 300)
+    report = tg.optimize(lambda x: (x[:, None] - x).abs().sum(1), (x,), budget=0).report
+    assert "a call of the module is left out, it would take about" in report.verification["caller"]
+
+
+def test_large_values_of_small_outputs_are_verified_in_strips(monkeypatch):
+    monkeypatch.setattr(verify, "LARGE_BYTES", 1 << 16)
+    monkeypatch.setattr(trace_check_large, "LARGE_BYTES", 1 << 16)
+    x = np.linspace(0, 1, 300, dtype=np.float32)
+    report = tg.optimize(lambda x: np.abs(x[:, None] - x).sum(1), (x,), measure=False, budget=5).report
+    assert "in strips" in report.verification["note"] and report.verification["passed"]
+    assert "itself, on one input, 100 %" in report.verification["caller"]
+    monkeypatch.setattr(strips, "PIECE", 30)  # ten strips
+    pairs, w = tg.input("x", (300, 1)) - tg.input("x", (300, 1)).T, np.ones((300, 4), np.float32)
+    assert strips.has_large_values(Graph.of(tg.sum(pairs, 1)), 1 << 16)
+    mixed = tg.tanh(pairs) @ w @ w.T  # each row needs all rows of the layer below
+    assert not strips.has_large_values(Graph.of(tg.sum(tg.tanh(pairs) @ mixed, 1)), 1 << 16)
+    assert not strips.has_large_values(Graph.of(tg.input("y", (1, 300)) @ tg.tanh(tg.param("w", (300, 300)))), 1 << 16)

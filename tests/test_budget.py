@@ -35,6 +35,8 @@ from tensor_graphs.pipeline.time_program import UNTIMED
 from tensor_graphs.progress import Progress
 from tensor_graphs.verification import reference
 
+from .only_in import only_in
+
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}
 X = RNG.standard_normal((8, 16)).astype(np.float32)
@@ -87,7 +89,7 @@ def cut(report: Any) -> list[str]:
     return [c for c in ALL_CUT if any(c in said for said in report.omitted)]
 
 
-STAGES = {"simplify": 0, "saturate": 1, "glue": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
+STAGES = {"simplify": 0, "saturate": 1, "join blocks": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -128,7 +130,7 @@ def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
     assert right(made) and made.report.verification["passed"]
     assert bool(made.report.omitted) == (stage != "time") or made.report.latency_after_us
     assert not list((home / remember.FOLDER).glob("*.json")), "a plan that was cut by hand is not remembered"
-    if stage in ("glue", "extract"):  # what rewriting has found is not thrown away
+    if stage in ("join blocks", "extract"):  # what rewriting has found is not thrown away
         assert cut(made.report)[:1] != ["kernels of"]
 
 
@@ -330,15 +332,15 @@ def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.Monke
     """Neither a process that nobody ends, nor a worker that later calls would wait for for ever."""
     started, begin = [], worker.start_worker
     monkeypatch.setattr(worker, "start_worker", lambda *a, **k: started.append(begin(*a, **k)) or started[-1])
-    start = threading.Thread.start
 
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        raise KeyboardInterrupt
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            raise KeyboardInterrupt
 
     pool = worker.Pool(2)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(threading.Thread, "start", interrupted)
+        only_in(patch, worker, "threading", Thread=Interrupted)
         pool.begin()
     assert [p.poll() is None for p in started] == [False]
     with pool.session() as one, pool.session() as other:  # both are free

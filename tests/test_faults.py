@@ -38,6 +38,8 @@ from tensor_graphs.pipeline.session import Session
 from tensor_graphs.progress import Progress
 from tensor_graphs.rules import ALL
 
+from .only_in import only_in
+
 FAST: dict[str, Any] = {"backend": "numpy", "measure": False}
 
 
@@ -231,7 +233,7 @@ def test_cyclic_classes_give_acyclic_plans() -> None:
 
 # ---------------------------------------------------------------- 16: stops
 @pytest.mark.parametrize(
-    "stage", ["simplify", "blocks", "saturate", "glue", "candidates", "extract", "build", "verify", "time"]
+    "stage", ["simplify", "blocks", "saturate", "join blocks", "candidates", "extract", "build", "verify", "time"]
 )
 def test_a_stop_at_any_stage_keeps_a_plan(stage: str) -> None:
     progress = Progress()
@@ -425,7 +427,7 @@ def test_a_read_only_home_is_replaced(tmp_path: Path, monkeypatch: pytest.Monkey
     from tensor_graphs import cache_folder
 
     monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(cache_folder.os, "access", lambda path, mode: "home" not in str(path))
+    only_in(monkeypatch, cache_folder, "os", access=lambda path, mode: "home" not in str(path))
     monkeypatch.setattr(cache_folder, "_temporary", [])
     with pytest.warns(UserWarning, match="not writable"):
         folder = cache_folder.home()

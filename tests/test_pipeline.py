@@ -276,7 +276,7 @@ def test_the_report_says_everything(program: Any) -> None:
     assert 0 < report.lower_bound_us <= report.cost_us and 0 <= report.gap < 1
     assert report.search_stopped == "prices only" and report.measured_now == 0 and report.snapshot
     assert report.verification["passed"] and report.verification["seeds"] == 3
-    assert {"load", "simplify", "blocks", "saturate", "glue", "candidates", "extract", "build", "verify"} <= set(
+    assert {"load", "simplify", "blocks", "saturate", "join blocks", "candidates", "extract", "build", "verify"} <= set(
         report.seconds
     )
     assert all(s >= 0 for s in report.seconds.values())
@@ -481,7 +481,7 @@ def test_a_stop_keeps_the_best() -> None:
     assert "interrupted" in made.report.stopped
     assert made.report.measured_now == 0 and made.report.search_stopped in ("budget", "measured")
     assert "the search was stopped: " in str(made.report) and "budget" not in str(made.report)
-    assert [stage for stage in said if stage != "recall"][:3] == [
+    assert [stage for stage in said if stage != "plan cache"][:3] == [
         "load",
         "simplify",
         "blocks",

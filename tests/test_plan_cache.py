@@ -186,7 +186,7 @@ def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
     assert (
         not report.from_plan_cache
         and "µs when it was found" in report.plan_cache_notes[0]
-        and ("recall", report.plan_cache_notes[0]) in said
+        and ("plan cache", report.plan_cache_notes[0]) in said
     )
     assert optimized().report.plan_cache_notes == []
 
@@ -526,6 +526,14 @@ def test_renamed_report_fields_are_readable_under_their_old_names() -> None:
     assert Report.of_json({**fields, **old}) == report
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         _ = report.other
+
+
+def test_reports_with_old_names_of_stages_load() -> None:
+    spans = {name: [[0.0, 1.0]] for name in ("stage: glue", "stage: solve", "ahead: match", "readers: read")}
+    old = {**Report("m", "numpy").fields(), "seconds": {"glue": 1.0, "keep": 2.0, "build": 3.0}, "timeline": spans}
+    found = Report.of_json(old)
+    assert found.seconds == {"join blocks": 1.0, "store plan": 2.0, "build": 3.0}
+    assert list(found.timeline) == ["stage: join blocks", "stage: solve", "overlapped tuning: match", "lowering: read"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -21,6 +21,8 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import UsageError
 from tensor_graphs.private import private_folder, read_sealed, sealed, temporary_place, unsafe_folder
 
+from .only_in import only_in
+
 ROOT = hasattr(os, "getuid") and os.getuid() == 0
 SOURCE = "int f(void) { return 7; }\n"
 
@@ -187,7 +189,7 @@ def test_a_full_cache_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.
         compiler.write_text(f'#!/bin/sh\ncase "$*" in *{tmp_path}*) exit 1;; esac\nexec cc "$@"\n')
         compiler.chmod(0o700)
         patch.setenv("CC", str(compiler))
-        patch.setattr(c_helpers.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 0}))
+        only_in(patch, c_helpers, "shutil", disk_usage=lambda folder: type("Usage", (), {"free": 0}))
         assert c_helpers.c_library(SOURCE).f() == 7
     assert not list((tmp_path / "c").iterdir())
 

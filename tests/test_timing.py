@@ -10,6 +10,8 @@ import pytest
 from tensor_graphs.pipeline import timing
 from tensor_graphs.pipeline.timing import interleaved, is_faster, is_settled
 
+from .only_in import only_in
+
 
 def test_a_median_is_settled_by_its_spread_and_count() -> None:
     assert is_settled([100.0] * 5) and is_settled([100.0, 101.0, 99.0, 100.5, 100.0] * 20)
@@ -37,7 +39,7 @@ def test_rounds_end_once_all_is_known(
         calls[name] += 1
         yield
 
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    only_in(monkeypatch, timing, "time", perf_counter=lambda: now)
     found = interleaved({n: lambda n=n: next(count(n)) for n in calls}, seconds=2.0, settled=settled, clock=clock)  # type: ignore[misc]
     assert calls == {"a": rounds, "b": rounds} and found["a"] in [1000.0 * s for s in steps]
 
@@ -59,8 +61,7 @@ def test_pairs_are_won_significantly_or_not_at_all() -> None:
 def test_time_without_a_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     waited, wall, cpu = iter([0, 20_000_000, 0, 10**12]), iter([0, 30_000_000] * 2), iter([0, 250_000] * 2)
     monkeypatch.setattr(timing, "_waited_ns", lambda: next(waited))
-    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(wall))
-    monkeypatch.setattr(timing.time, "thread_time_ns", lambda: next(cpu))
+    only_in(monkeypatch, timing, "time", perf_counter_ns=lambda: next(wall), thread_time_ns=lambda: next(cpu))
     assert timing.wall_us(lambda: None) == 10e3  # 20 of 30 ms without a core
     assert timing.wall_us(lambda: None) == 250.0  # a wait outside of the two clocks: at least the CPU time
 

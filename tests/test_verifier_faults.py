@@ -91,6 +91,10 @@ def ties_last(v: dict[str, Array]) -> Array:
     return x.shape[1] - 1 - np.argmax(x[:, ::-1], 1)
 
 
+def away(x: Array) -> Array:
+    return np.asarray(np.floor(np.abs(x) + 0.5) * np.sign(x))
+
+
 def half_sums(v: dict[str, Array]) -> Array:
     total = np.zeros(v["x"].shape[0], np.float16)
     for column in v["x"].T:
@@ -144,7 +148,17 @@ FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]
     "only large numbers are wrong": (Graph.of(tg.tanh(X * 1e-3)), replaced(lambda v: np.tanh(np.where(np.abs(v["x"]) > 1e3, v["x"] * 1e-4, v["x"] * 1e-3)))),
     "only zeros are wrong": (Graph.of(tg.where(tg.eq(X, 0.0), 1.0, X)), replaced(lambda v: v["x"])),
     "ties are rounded away from zero": (
-        Graph.of(tg.round(X)), replaced(lambda v: np.floor(np.abs(v["x"]) + 0.5) * np.sign(v["x"]))),
+        Graph.of(tg.round(X)), replaced(lambda v: away(v["x"]))),
+    "ties behind a factor are rounded away from zero": (Graph.of(tg.round(X * 4.0 - 1.0)), replaced(lambda v: away(v["x"] * 4 - 1))),
+    "ties behind limits are rounded away from zero": (
+        Graph.of(tg.cast(tg.minimum(tg.maximum(tg.round(-X * 32.0), -128.0), 127.0), "int8")),
+        replaced(lambda v: np.clip(away(v["x"] * -32), -128, 127))),
+    "a whole number behind a factor has the floor of the next lower one": (
+        Graph.of(tg.floor(X * 0.0625 + 0.25)), replaced(lambda v: np.ceil(v["x"] * 0.0625 + 0.25) - 1)),
+    "the threshold behind a factor counts as below": (
+        Graph.of(tg.where(X.T * 4.0 < 3.0, 1.0, X.T)), replaced(lambda v: np.where(v["x"].T * 4 <= 3, 1, v["x"].T))),
+    "a multiple of a divisor behind a factor has the quotient of the next lower one": (
+        Graph.of(tg.floordiv(tg.input("x", (60, 70), "float16") * 8.0, 5.0)), replaced(lambda v: np.ceil(v["x"].astype(np.float32) * 8 / 5) - 1)),
     "the last of equal numbers is the largest": (Graph.of(tg.argmax(tg.input("x", (300, 70)), 1)), replaced(ties_last)),
     "a sum is taken in 16 bits": (Graph.of(tg.sum(tg.input("x", (30, 2000)), 1)), replaced(half_sums)),
     "a limit of 16-bit numbers is missing": (

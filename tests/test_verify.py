@@ -268,6 +268,25 @@ def test_the_unoptimized_graph_is_accepted_far_beyond_its_limits_with_a_warning(
     assert not warns or ("50 times" in found.warning and "'logits' is off by 0.05" in found.warning)
 
 
+@pytest.mark.parametrize("factor", [1.001, 1.00003])
+def test_the_unoptimized_graph_is_refused_where_rounding_does_not_explain_its_error(
+    factor: float, inject: Callable[..., None]
+) -> None:
+    """A kernel without an alternative, off by less than the error that counts as a miscompile at once."""
+    inject(kernel("my.sin", "sin(x)", f"np.multiply(np.sin({{x}}), {factor}, out={{out}})"), without="np.sin")
+    x = tg.input("x", (8, 8))
+    with pytest.raises(VerificationError, match="off by"):
+        run(tg.sin(x) + 1.0)
+
+
+def test_the_unoptimized_graph_is_accepted_where_rounding_explains_its_error(inject: Callable[..., None]) -> None:
+    """Sines of large numbers, which differ by the rounding of their operand, and of sums that cancel."""
+    inject(kernel("my.sin", "sin(x)", "np.sin({x} * np.float32(1.0000001), out={out})"), without="np.sin")
+    x = tg.input("x", (8, 8))
+    for term in (tg.sin(x * 1e3), tg.sin((x + 1e4) - 1e4)):
+        assert run(term).report.verification["passed"]
+
+
 def test_kernels_that_read_broadcast_values_are_not_blamed() -> None:
     x = tg.broadcast_to(tg.input("x", (30, 1)), (30, 40))
     for backend_name in ("numpy", "torch"):

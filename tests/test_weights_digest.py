@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,8 @@ from tensor_graphs.egraph.ir.weight_data import Data
 from tensor_graphs.models.files.safetensors import read_header, write_arrays
 from tensor_graphs.pipeline import facts, weights_digest
 from tensor_graphs.pipeline.weights_digest import content_digest
+
+from .only_in import only_in
 
 A = np.arange(400_000, dtype=np.float32)
 
@@ -91,10 +92,11 @@ def test_a_changed_file_is_hashed_again(tmp_path: Path, how: str) -> None:
 def test_a_file_changed_just_now_has_no_record(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A further change could bear the same time."""
     found = weights(tmp_path / "w.safetensors")
+    now = changed = (tmp_path / "w.safetensors").stat().st_mtime_ns
+    only_in(monkeypatch, weights_digest, "time", time_ns=lambda: now)
     first = content_digest(found)
     assert not list(home.glob("facts/*"))
-    later = time.time_ns() + 3_000_000_000
-    monkeypatch.setattr(time, "time_ns", lambda: later)
+    now = changed + 3_000_000_000
     assert content_digest(found) == first and len(list(home.glob("facts/*"))) == 1
 
 

@@ -20,6 +20,7 @@ from tensor_graphs.writing import files, folders
 from tensor_graphs.writing.hidden_files import clean
 
 from .fuzz.kill import WHAT, kills
+from .only_in import only_in
 
 
 def names(folder: Path) -> set[str]:
@@ -84,7 +85,7 @@ def test_a_link_that_the_system_does_not_follow_is_not_followed(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return stat(path, **given)
 
-    monkeypatch.setattr(files.os, "stat", refused)
+    only_in(monkeypatch, files, "os", stat=refused)
     with pytest.raises(UnwritableError, match="Permission denied"):
         files.write_text(link, "new")
     monkeypatch.undo()
@@ -129,7 +130,7 @@ def test_a_full_disk_is_named_with_the_bytes_needed(call: str, tmp_path: Path, m
         monkeypatch.setattr(files._Counted, "flush", lambda self: None)
         monkeypatch.setattr(files, "_take_over", full)
     else:
-        monkeypatch.setattr(files.os, call, full)
+        only_in(monkeypatch, files, "os", **{call: full})
     with pytest.raises(UnwritableError, match=r"needs 4321 bytes, \d+ are free") as caught:
         files.write_bytes(target, b"x" * 4321)
     assert caught.value.exit_code == 2 and caught.value.where == str(target)

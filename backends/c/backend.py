@@ -39,6 +39,8 @@ from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
 from .linear_products import linear_rows
+from .recurrent_layers import HELPERS as RECURRENT_PACKING
+from .recurrent_layers import recurrent_rows
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -139,7 +141,7 @@ class CLowering(Lowering):
 
 class C(KernelGenerator):
     """Backend that generates C kernels for the CPU. Its library kernels (`templates`) are convolutions, pooling, group
-    norms and products with constant matrices in C."""
+    norms, products with constant matrices and recurrent layers in C."""
 
     operands = "address"
 
@@ -209,8 +211,8 @@ def _unavailable() -> str:
 
 BACKEND = C(
     EMITTER,
-    {**HELPERS, **PACKING},
-    (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows(), *linear_rows()),
+    {**HELPERS, **PACKING, **RECURRENT_PACKING},
+    (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows(), *linear_rows(), *recurrent_rows()),
 )
 """The C backend."""
 

@@ -31,7 +31,7 @@ from .convolutions import BIAS, RESIDUAL, SIDES, SOURCE, VERSION, ending, few_el
 ACTIVATIONS = {p: n for p, n in convolutions.ACTIVATIONS.items() if "=" not in p} | {"gelu({})": 5, "gelu_tanh({})": 6}
 
 
-def _known(call: Call) -> bool:
+def known_sizes(call: Call) -> bool:
     """Condition on calls: all sizes are known numbers."""
     return all(isinstance(d, int) for o in call.places.values() for d in extents(o))
 
@@ -57,7 +57,7 @@ def linear_rows() -> list[LibraryKernel]:
     """Library kernels for products with a constant matrix: with and without bias, activation, and a residual that is
     added before the activation."""
     found: list[LibraryKernel] = []
-    fits = both(usable, SINGLE, two_d, bias_line, filled, _known, few_elements)
+    fits = both(usable, SINGLE, two_d, bias_line, filled, known_sizes, few_elements)
     more: dict[str, Any] = {
         "family": "contraction", "dense": ("*",), "prep": {"w": _pack}, "source": lambda call: SOURCE, "version": VERSION,
         "setup": ("address", "c_function", "c_library", "conv_packed"),
@@ -76,4 +76,4 @@ def linear_rows() -> list[LibraryKernel]:
     return found
 
 
-__all__ = ["linear_rows"]
+__all__ = ["known_sizes", "linear_rows"]

@@ -24,7 +24,6 @@ from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.work import graph_flops
 from ..ir.expr import walk
 from ..ir.kernel import Buffer, Kernel
-from ..ir.loop_fusion import shared_maximum
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
@@ -208,18 +207,6 @@ class GeneratedKernel(KernelBase):
         found = self.lower(call)
         return len(found.kernel.exprs) if found is not None else 0
 
-    def ways(self, call: Call) -> tuple[str, ...]:
-        """Names of the kernel IR transformations (DEFER, ROLL, ...: see docs/glossary.md) applied to the call's
-        kernel.
-        """
-        found = self.lower(call)
-        if found is None:
-            return ()
-        ways = {*found.kernel.builder.ways}
-        ways |= {"ROLL" for e in found.kernel.reductions if shared_maximum(e, e.axis) is not None}
-        ways |= {"SPLIT"} if self.scheduled(call, found).scratch_parts > 1 else set()
-        return tuple(sorted(ways))
-
     def alike(self, call: Call) -> Hashable | None:
         """Key under which calls share tuning results: calls with equal keys likely have the same best schedule, even
         with different prologues and epilogues. None if the terms cannot be lowered.
@@ -351,7 +338,7 @@ def _read(
     leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
     try:
         kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
-        shape = shape_of(kernel, products="PIECES" not in kernel.builder.ways)
+        shape = shape_of(kernel, products="PIECES" not in kernel.builder.transformations)
         return kernel, shape, can_split(kernel, shape)
     except (Unfusable, RecursionError):  # RecursionError: deeper than `raise_recursion_limit` allows
         return None

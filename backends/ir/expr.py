@@ -90,7 +90,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Expr] = {}
-        self.ways: set[str] = set()  # names of transformations that changed the kernel
+        self.transformations: set[str] = set()  # names of transformations that changed the kernel
 
     def make(self, op: str, args: Sequence[Expr] = (), value: Any = None, kind: str = "float") -> Expr:
         """The expression of the operation `op` on the operands `args`, without simplification; `value`: its attribute
@@ -174,7 +174,7 @@ class Builder:
         found = self._raw("sum", axis, self.product(*inside))
         rest = [f for f in over if axis not in f.axes], [f for f in under if axis not in f.axes]
         if any(f.op != "const" for f in (*rest[0], *rest[1])):
-            self.ways.add("DEFER")
+            self.transformations.add("DEFER")
         return self.product([found, *rest[0]], rest[1])
 
     def _raw(self, monoid: str, axis: Axis, body: Expr) -> Expr:

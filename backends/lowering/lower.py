@@ -155,7 +155,7 @@ def _of_pieces(
     for piece, name, part in zip(apart, names, _alike(reader, [p.term for p in apart], axes), strict=True):
         at = tuple(i + start for i, start in zip(part.at, piece.start, strict=True))
         stores.append(_placed(reader, piece.root, name, part._replace(at=at)))
-    reader.b.ways.add("PIECES")
+    reader.b.transformations.add("PIECES")
     running = tuple(a for n in lying if (a := axes[n]).size > 1)
     return normalized(Kernel(running, tuple(stores), buffers, reader.b))
 

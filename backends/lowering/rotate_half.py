@@ -29,7 +29,7 @@ def with_split_axes(kernel: Kernel) -> Kernel:
     none."""
     for axis in kernel.axes:
         if axis.size % 2 == 0 and _turns(kernel, axis):
-            kernel.builder.ways.add("HALVES")
+            kernel.builder.transformations.add("HALVES")
             return with_split_axes(_cut(kernel, axis))
     return kernel
 

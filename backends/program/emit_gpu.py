@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir import dtypes
 from ...egraph.ir.dims import concrete
 from ...egraph.ir.ops import Type
@@ -169,7 +170,7 @@ class GpuProgramEmitter(ProgramEmitter):
         updates = ", and states, which calls update" if states else ""
         launch, calls = self._calls()
         return [
-            'def bind(weights, states=None, device="cuda", graph=True, way=""):',
+            f'def bind(weights, states=None, device="{GPU_KIND}", graph=True, way=""):',
             f'    """Makes the program for given weights{updates}. With `graph`, launches are recorded; see `Calls` for `way`."""',
             *indented([*states, *fixed, *self.once, *launch], 4),
             f"    return {calls}, way=way)",

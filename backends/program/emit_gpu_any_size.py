@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.dims import Dim, DimExpr, bounds, concrete, parse, volume
 from ...egraph.ir.dtypes import itemsize
 from ...egraph.ir.ops import Type
@@ -204,7 +205,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
             *(["variants=variants"] if "Variants" in self.helpers else []),
         ]
         return [
-            'def bind(weights, states=None, device="cuda", graph=True, way=""):',
+            f'def bind(weights, states=None, device="{GPU_KIND}", graph=True, way=""):',
             f'    """Makes the program for given weights{updates}; it runs at every size. With `graph`, launches at sizes '
             'that recur are recorded; see `Calls` for `way`."""',
             *indented([*states, *fixed], 4), "", f"    def at({', '.join(self.shape_names.values())}):",

@@ -1,8 +1,8 @@
-"""Defines the ways in which consecutive kernels of a GPU program are launched: one after another, or partly
+"""Defines launch overlap, how consecutive kernels of a GPU program are launched: one after another, or partly
 overlapping.
 
-`Plan.launching` is one of `WAYS`. A search times whole programs to choose one, because times of single kernels do not
-tell which way is fastest.
+`Plan.launching` is one of `OVERLAPS`. A search times whole programs to choose one, because times of single kernels do
+not tell which is fastest.
 
 - "": every kernel with the schedule with which it was measured.
 - "held": kernels in CUDA C++ that start while their predecessor runs (programmatic dependent launch) read their
@@ -21,12 +21,12 @@ from ...extract.model.plan import Plan, Step
 from .memory_plan import roots
 
 HELD, OVERLAPPING = "held", "overlapping"
-WAYS = ("", HELD, OVERLAPPING)
+OVERLAPS = ("", HELD, OVERLAPPING)
 
 
 def plan_for_launching(plan: Plan) -> Plan:
-    """`plan` with schedules and constant operands (`Call.constant`) of its kernels changed for its way of launching,
-    `Plan.launching`.
+    """`plan` with schedules and constant operands (`Call.constant`) of its kernels changed for its launch overlap
+    (`Plan.launching`).
 
     If kernels read weights and states before they wait for their predecessor, the first generated kernel is launched
     without programmatic dependent launch. So work before the program, which may write these, has ended when the second
@@ -49,8 +49,8 @@ def plan_for_launching(plan: Plan) -> Plan:
 
 
 def changes_schedules(plan: Plan, launching: str) -> bool:
-    """Whether the kernels of `plan` need other schedules or constant operands if they are launched in the way
-    `launching` (one of `WAYS`) than one after another."""
+    """Whether the kernels of `plan` need other schedules or constant operands if they are launched with the
+    overlap `launching` (one of `OVERLAPS`) than one after another."""
     pairs = zip(plan.steps, plan_for_launching(replace(plan, launching=launching)).steps, strict=True)
     return any(b.call.constant or dict(a.call.schedule) != dict(b.call.schedule) for a, b in pairs)
 

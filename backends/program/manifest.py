@@ -60,9 +60,7 @@ class Manifest:
     hardware: str = ""  # name of the GPU the program was made for
     # free size -> (minimum, maximum, size the plan was chosen for)
     sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
-    way: str = (
-        ""  # how calls launch kernels ("flat", "graph", "copying": see gpu_calls.py); "": timed at the first call
-    )
+    launch_mode: str = ""  # "flat", "graph" or "copying" (see gpu_calls.py); "": chosen by timing the first calls
 
     binaries: Mapping[str, str] = field(default_factory=dict)  # file of a compiled kernel -> its checksum
     compared: str = ""  # report text with both times, if the caller's own function was faster than the program
@@ -79,14 +77,14 @@ class Manifest:
         return {name: size for name, (_, _, size) in self.sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON data, in which size expressions are text."""
+        """All fields as JSON data, in which size expressions are text; `launch_mode` has the name "way" in files."""
         spelled = {
             part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
             for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
         }
-        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
+        fields = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "launch_mode"}
         divided = {} if self.buckets is None else self.buckets.to_json()
-        return fields | spelled | {"structure": pack(self.structure), "buckets": divided}
+        return fields | spelled | {"way": self.launch_mode, "structure": pack(self.structure), "buckets": divided}
 
 
 def _spec(name: str, kind: Type) -> Spec:
@@ -211,7 +209,7 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, compared=record.compared, way=record.way, binaries=record.binaries,
+        hardware=record.hardware, compared=record.compared, launch_mode=record.way, binaries=record.binaries,
         kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
         borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed), **specs,
     )  # fmt: skip

@@ -202,7 +202,9 @@ class Program(ProgramCalls):
         weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange, self.tensors)
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
-            self._run = self._programs.bound(space["bind"], weights, self.states, self.device, self.manifest.way)
+            self._run = self._programs.bound(
+                space["bind"], weights, self.states, self.device, self.manifest.launch_mode
+            )
         if self._steady and hasattr(self._run, "steady"):
             self._run.steady = self._steady
 
@@ -400,7 +402,7 @@ class Program(ProgramCalls):
     def _write(self, part: Path) -> None:
         """Write this plan's files into an empty folder."""
         self._collect()
-        manifest = replace(self.manifest, way=getattr(self._run, "way", "") or self.manifest.way)
+        manifest = replace(self.manifest, launch_mode=getattr(self._run, "way", "") or self.manifest.launch_mode)
         write_program(part, manifest, self.source, self._weights, self._binaries)
         if self.report is not None:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")

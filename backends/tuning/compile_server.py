@@ -45,11 +45,11 @@ class Lines:
 
 @dataclass(eq=False)
 class Compiler:
-    """A forked compiler process: its process id `pid`, its socket `way`, its current job (None: idle) and the time
+    """A forked compiler process: its process id `pid`, its socket `channel`, its current job (None: idle) and the time
     `until` which that may take, on the monotonic clock."""
 
     pid: int
-    way: socket.socket
+    channel: socket.socket
     lines: Lines = field(default_factory=Lines)
     job: Job | None = None
     until: float = float("inf")
@@ -58,11 +58,11 @@ class Compiler:
         """Send a job (request to compile a kernel). A dead compiler is noticed when its socket closes."""
         self.job, self.until = job, time.monotonic() + float(job["timeout"])
         with contextlib.suppress(OSError):
-            self.way.sendall(json.dumps(job).encode() + b"\n")
+            self.channel.sendall(json.dumps(job).encode() + b"\n")
 
     def end(self) -> int:
         """Kill the compiler; returns its exit code."""
-        self.way.close()
+        self.channel.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -106,7 +106,7 @@ class Server:
 
     def _heard(self, compiler: Compiler) -> None:
         try:
-            piece = compiler.way.recv(CHUNK)
+            piece = compiler.channel.recv(CHUNK)
         except OSError:
             piece = b""
         if not piece:
@@ -118,7 +118,7 @@ class Server:
 
     def _lost(self, compiler: Compiler, status: str, message: str) -> None:
         """Remove a compiler that ended or was killed; the reply to its job is a failure of this status and message."""
-        self.selector.unregister(compiler.way)
+        self.selector.unregister(compiler.channel)
         self.compilers.remove(compiler)
         code = compiler.end()
         if code == MEMORY_EXIT:
@@ -155,13 +155,13 @@ class Server:
         return made
 
 
-def _answer_all(way: socket.socket) -> None:
+def _answer_all(channel: socket.socket) -> None:
     """Main loop of a compiler: answer jobs one after another."""
     lines = Lines()
-    while piece := way.recv(CHUNK):
+    while piece := channel.recv(CHUNK):
         for line in lines.of(piece):
             job = json.loads(line)
-            way.sendall(json.dumps({"id": job["id"], **compile_worker.answer(job)}).encode() + b"\n")
+            channel.sendall(json.dumps({"id": job["id"], **compile_worker.answer(job)}).encode() + b"\n")
 
 
 def main() -> None:

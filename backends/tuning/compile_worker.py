@@ -23,11 +23,9 @@ from ...egraph.ir.ops import Type
 from ...extract.model.kernel import Call, Operand
 from ..cuda.cubin import resources
 from ..generate.kernel_text import KernelText, call_of_json, module_of
+from ..machine import REFERENCE, shared_per_block
 from ..program.cuda_helpers import CudaKernel
 from ..triton.async_copy_race import async_copy_races
-
-SHARED_BYTES = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 103: 232_448, 120: 101_376}
-"""Maximum shared memory per block in bytes, by compute capability."""
 
 _launched: list[tuple[Any, Any, tuple[Any, ...]]] = []  # compiled kernel, grid, scalar arguments
 
@@ -43,7 +41,7 @@ def prepare(capability: int) -> None:
 
     class Believed:
         def get_current_target(self) -> Any:
-            return GPUTarget(GPU_KIND, capability, 32)
+            return GPUTarget(GPU_KIND, capability, REFERENCE.warp)
 
         def get_current_device(self) -> int:
             return 0
@@ -108,7 +106,7 @@ def compile_text(text: KernelText, call: Any, capability: int) -> dict[str, Any]
         digest.update(repr((grid, scalars, kernel.metadata.shared, kernel.metadata.num_warps)).encode())
     return {
         "kernels": len(_launched), "digest": digest.hexdigest(), "shared": shared, "registers": registers,
-        "spills": spills, "fits": shared <= SHARED_BYTES.get(capability, 101_376),
+        "spills": spills, "fits": shared <= shared_per_block(capability),
     }  # fmt: skip
 
 
@@ -124,7 +122,7 @@ def cuda_needs(kernels: Any, capability: int) -> dict[str, Any]:
     asked = max((k.room for k in kernels.known.values()), default=0)  # beyond the default shared memory of a block
     return {
         "kernels": len(launched), "digest": blake2b(b"".join(found) + repr(launched).encode(), digest_size=16).hexdigest(),
-        "shared": asked, "registers": registers, "spills": spills, "fits": asked <= SHARED_BYTES.get(capability, 101_376),
+        "shared": asked, "registers": registers, "spills": spills, "fits": asked <= shared_per_block(capability),
     }  # fmt: skip
 
 

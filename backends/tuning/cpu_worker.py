@@ -117,8 +117,8 @@ def _reference(
     """(precision, reference outputs) of terms for given operands, cached while kernels with the same meaning are
     measured. The cache key includes storage dtypes, value ranges, and strides of overlapping operands, because these
     change the operands' values."""
-    ways = [(n, how, operands[n].strides if _shares(operands[n]) else None) for n, how in sorted(given.items())]
-    key = b"".join(map(structural_digest, roots)) + repr(ways).encode()
+    drawn = [(n, how, operands[n].strides if _shares(operands[n]) else None) for n, how in sorted(given.items())]
+    key = b"".join(map(structural_digest, roots)) + repr(drawn).encode()
     if key not in _references:
         wide = flops <= REFERENCE_FLOPS
         value = evaluate(roots, {}, params=dict(operands), float64=wide)

@@ -157,16 +157,16 @@ class ScheduleSearch:
         near = iter([dict(key) for us, key in found if us <= NEAR * found[0][0]])
         seen: set[Key] = set()
         gains = self._gains()
-        while ways := [self._around(centre, gains) for centre in islice(near, CENTRES)]:
-            yield from self._in_turn(ways, seen)
+        while neighbours := [self._around(centre, gains) for centre in islice(near, CENTRES)]:
+            yield from self._in_turn(neighbours, seen)
 
-    def _in_turn(self, ways: list[Iterator[Schedule]], seen: set[Key]) -> Iterator[Schedule]:
+    def _in_turn(self, found: list[Iterator[Schedule]], seen: set[Key]) -> Iterator[Schedule]:
         """Round-robin over the iterators, without duplicates."""
-        while ways:
-            for way in list(ways):
-                step = next(way, None)
+        while found:
+            for neighbours in list(found):
+                step = next(neighbours, None)
                 if step is None:
-                    ways.remove(way)
+                    found.remove(neighbours)
                 elif key_of_schedule(step) not in seen:
                     seen.add(key_of_schedule(step))
                     yield step

@@ -4,7 +4,8 @@ Indices are in range, including the first and the last, and negative ones where 
 that the graph compares with a constant or with positions are near that constant or the positions. Divisors are not
 zero. Integers used only in integer arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with
 the mean and deviation of the graph's typical values where these are known, positive if a logarithm or root is taken of
-them. In the second input a share of the floats is zero, has few bits (causing ties) or is a thousand times as large; in
+them. In the second input a share of the floats is zero, has few bits (causing ties, also behind factors: ties.py) or is
+a thousand times as large; in
 the third, some operands of logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a
 training step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
@@ -25,6 +26,7 @@ from ...egraph.ir.dtypes import HALVES
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, topological
+from .ties import tied_inputs
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call provides
@@ -57,6 +59,7 @@ class InputDistribution:
     signed: bool = False  # whether negative indices are allowed
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
     limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
+    ties: set[float] = field(default_factory=set)  # floats for which an operand of rounding or a comparison is a tie
     counted: int = 0  # compared with positions below this, if not 0
     divisor: bool = False
     exponent: bool = False
@@ -81,6 +84,8 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
     for role in found.values():
         role.large, role.exponential = not narrow, exponential
     _spread(graph, nodes, found, kinds)
+    for name, ties in tied_inputs(nodes, kinds, EDGE if narrow else LIMIT).items():
+        found[name].ties = ties
     fans = _fan_ins(nodes)
     for name in fans.keys() & found.keys() if len(fans) > DEEP else ():
         found[name].weight = True
@@ -278,7 +283,14 @@ def odd_numbers(role: InputDistribution) -> tuple[float, ...]:
     if role.weight:
         found = tuple(role.deviation * x for x in ODD if abs(x) <= 2)
     found += tuple(c * f for c in sorted(role.limits) for f in (1.0, 0.75, 1.5))
-    return tuple(abs(x) for x in found if x) if role.positive else found
+    ties = sorted(x for x in role.ties if (x > 0 or not role.positive) and (abs(x) <= 2 or not role.weight))
+    found = tuple(abs(x) for x in found if x) if role.positive else found
+    return found + tuple(ties) * (len(found) // max(1, len(ties)) or 1)
+
+
+def odd_share(role: InputDistribution) -> float:
+    """Share of `odd_numbers` among the floats of the second input."""
+    return 2 * SHARE if role.ties else SHARE
 
 
 def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequence[str] = GIVEN) -> dict[str, Array]:
@@ -321,7 +333,7 @@ def _floats(shape: tuple[int, ...], role: InputDistribution, rng: np.random.Gene
         away = np.abs(x) + 0.1 * role.deviation
         x = np.where(rng.random(shape) < SHARE, x, away) if turn == 2 else away
     if turn == 1:
-        x = np.where(rng.random(shape) < SHARE, rng.choice(np.array(odd_numbers(role)), shape), x)
+        x = np.where(rng.random(shape) < odd_share(role), rng.choice(np.array(odd_numbers(role)), shape), x)
     return np.asarray(x)
 
 
@@ -346,6 +358,7 @@ __all__ = [
     "input_distributions",
     "inputs",
     "odd_numbers",
+    "odd_share",
     "random_indices",
     "repeated",
     "special_floats",

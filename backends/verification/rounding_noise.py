@@ -7,6 +7,7 @@ explained."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,16 @@ class RoundingSensitivity:
             yield self.moved
         while self.further():
             yield self.moved
+
+    def relative(self, k: int) -> float:
+        """How far rounding may move output `k`, relative to its norm, after all runs. Elements without a finite value
+        or movement do not count."""
+        for _ in self.refined():
+            pass
+        xp, first, moved = module_of(self.first[k]), wide(self.first[k]), self.moved[k]
+        fine = xp.isfinite(first) & xp.isfinite(moved)
+        far, size = (float((xp.where(fine, x, xp.zeros_like(x)) ** 2).sum()) ** 0.5 for x in (moved, first))
+        return far / size if size else math.inf if far else 0.0
 
     def _more(self, k: int, a: Any, b: Any) -> Any:
         if not dtypes.is_float(self.graph.roots[k].dtype):

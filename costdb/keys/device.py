@@ -119,7 +119,7 @@ def _gpu_machine(chosen: str) -> MachineKey:
 @lru_cache(maxsize=1)
 def gpu_facts() -> dict[str, Any]:
     """Properties of the first NVIDIA GPU from Torch, by name (sizes in bytes, registers and threads per
-    multiprocessor); empty if there is none. The driver version has no patch level.
+    multiprocessor, threads per warp); empty if there is none. The driver version has no patch level.
     """
     if "torch" not in sys.modules and not _has_driver():  # without importing Torch, which takes seconds
         return {}
@@ -140,6 +140,7 @@ def gpu_facts() -> dict[str, Any]:
         "shared_per_multiprocessor": int(found.shared_memory_per_multiprocessor),
         "registers": int(found.regs_per_multiprocessor),
         "threads": int(found.max_threads_per_multi_processor),
+        "warp": int(getattr(found, "warp_size", 32)),
         "bytes_per_us": 2e-3 * found.memory_clock_rate * found.memory_bus_width / 8,  # kHz, bits; two transfers a clock
         "driver": _nvidia_driver(),
         "cuda": torch.version.cuda,

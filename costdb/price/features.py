@@ -32,7 +32,9 @@ FAMILIES = ("pointwise", "copy", "reduction", "attention", "conv", "contraction"
 PRODUCTS = ("contraction", "conv", "attention")
 """Families whose flops are multiplications and additions over a summed axis, and elementwise operations beside them."""
 ELEMENTWISE_RATE = 3e7  # flops per µs of a GPU outside of its tensor cores, by order of magnitude
-RESIDENT_THREADS, SHARED_BYTES = 2048, 227e3  # of a multiprocessor
+RESIDENT_THREADS, SHARED_BYTES, WARP = 2048, 227e3, 32.0
+"""Resident threads and shared memory of a multiprocessor, threads of a warp: scales of features, equal for all GPUs,
+because shipped models were fitted with them. Limits of a GPU are in `backends/machine.py`."""
 SMALL = 16  # an operand that is smaller than the largest by this factor is no traffic
 NAME_BITS = 16  # signs that tell names, and backends with families, apart
 NAME_WEIGHTS = {"cpu": 0.3}
@@ -154,7 +156,7 @@ def _tiles(call: Array, known: Mapping[str, Array], amount: Array, machine: Arra
     rows, columns, depth = call[0], call[1], _depth(call, flops)
     tile_rows, tile_columns = one("m", "tm", "um", "vm"), one("n", "tn", "un", "vn")
     tile_depth = one("k0", "t0", "u0", "v0") * np.where(k["k0"] > 0, 1.0, one("deep"))
-    lanes = np.where(k["warps"] > 0, 32.0 * k["warps"], np.where(k["threads"] > 0, k["threads"], one("tm", "tn", "t0")))
+    lanes = np.where(k["warps"] > 0, WARP * k["warps"], np.where(k["threads"] > 0, k["threads"], one("tm", "tn", "t0")))
     split = one("split", "parts")
     down, across = np.ceil(rows / tile_rows), np.ceil(columns / tile_columns)
     blocks = down * across * split
@@ -162,7 +164,7 @@ def _tiles(call: Array, known: Mapping[str, Array], amount: Array, machine: Arra
     shared = np.where(
         k["tm"] + k["tn"] + k["t0"] > 0, 0.0, (tile_rows + tile_columns) * tile_depth * one("stages") * itemsizes
     )
-    resident = np.minimum(RESIDENT_THREADS // np.maximum(32.0, lanes), SHARED_BYTES // np.maximum(1.0, shared))
+    resident = np.minimum(RESIDENT_THREADS // np.maximum(WARP, lanes), SHARED_BYTES // np.maximum(1.0, shared))
     resident = np.clip(resident, 1.0, 32.0)
     roofline = 1e-6 + np.maximum(size_bytes / traffic, flops / peak) + rates.GPU.launch_us
     loads = blocks * (tile_rows + tile_columns) * depth * itemsizes / split / near

@@ -1,8 +1,8 @@
 """Computes the held-out accuracy of predicted kernel times, per device: how far off predictions are, and how well they
 rank.
 
-Rows are left out in three ways, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at some
-shapes with all its schedules, as if it had never been measured there) and *schedules* (single schedules, while the
+Rows are left out by three partitions, in FOLDS parts each: *kernels* (a kernel at all its shapes), *calls* (a kernel at
+some shapes with all its schedules, as if it had never been measured there) and *schedules* (single schedules, while the
 call's other schedules are known). All measurements of one key (a kernel at one shape, layout, schedule and machine) are
 one row. For comparison, the same figures are computed for the roofline, which needs no measurements of kernels.
 """
@@ -54,7 +54,7 @@ class FamilyError:
 
 @dataclass(frozen=True, repr=False)
 class Accuracy(StoreReport):
-    """Accuracy on one device for one way of leaving rows out (ROOFLINE: predicted by the roofline).
+    """Accuracy on one device for one partition of its rows (ROOFLINE: predicted by the roofline).
 
     `mape`, `median`: mean and median relative error of the predicted time. `interval`: share of times inside the
     prediction interval. `tau`: Kendall's τ over all pairs of rows drawn evenly; `tau_schedules`: over the schedules of
@@ -110,7 +110,7 @@ class Accuracy(StoreReport):
 
 @dataclass(frozen=True, repr=False)
 class AccuracyReport(StoreReport):
-    """Result of `accuracy`: one entry per device and way of leaving rows out, of the store and of the shipped rows."""
+    """Result of `accuracy`: one entry per device and partition of its rows, of the store and of the shipped rows."""
 
     root: str
     found: tuple[Accuracy, ...] = ()
@@ -124,7 +124,7 @@ class AccuracyReport(StoreReport):
         return [("root", self.root), *own, *([("rows shipped with the package", "")] if shipped else []), *shipped]
 
 
-WAYS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+PARTITIONS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("kernels", lambda row: str(row["kernel"])), ("calls", lambda row: repr(_call(row))), ("schedules", lambda row: str(row["digest"])),
 )  # fmt: skip
 
@@ -139,7 +139,8 @@ def accuracy(root: Path, snapshot: Snapshot, shipped: Iterable[Accuracy] = ()) -
 
 
 def of_device(snapshot: Snapshot, device: str) -> list[Accuracy]:
-    """Held-out accuracy on one device in each of the WAYS, then of its roofline; empty with fewer than FOLDS rows."""
+    """Held-out accuracy on one device by each of the PARTITIONS, then of its roofline; empty with fewer than
+    FOLDS rows."""
     regime = "hot" if device.startswith("cpu") else "cold"
     rows = [row for row in _rows(snapshot) if row["device"] == device and row["regime"] == regime]
     times: Times = {}
@@ -148,7 +149,7 @@ def of_device(snapshot: Snapshot, device: str) -> list[Accuracy]:
             times[row["digest"]] = row, m.us
     if len(times) < FOLDS:
         return []
-    known = [_summary(device, name, _held_out(device, regime, rows, times, part_of)) for name, part_of in WAYS]
+    known = [_summary(device, name, _held_out(device, regime, rows, times, part_of)) for name, part_of in PARTITIONS]
     rooflines = Rooflines(snapshot, regime)
     bounds = [(row, us, rooflines.of(device, row["backend"], first_dtype(row["dtypes"])).us(_work(row)), False)
               for row, us in times.values()]  # fmt: skip

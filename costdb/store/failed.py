@@ -46,13 +46,13 @@ class FailedReport(StoreReport):
     root: str
     keys: int
     of: int
-    ways: tuple[Failed, ...] = ()
+    kinds: tuple[Failed, ...] = ()
 
     def lines(self) -> list[tuple[str, str]]:
         """(title, text) of the totals, then of each kind."""
         return [
-            *(line for line in super().lines() if line[0] != "ways"),
-            *(x for way in self.ways for x in way.lines()),
+            *(line for line in super().lines() if line[0] != "kinds"),
+            *(x for kind in self.kinds for x in kind.lines()),
         ]
 
 
@@ -63,26 +63,26 @@ def failed(root: Path) -> FailedReport:
     A key that was also timed, in another run, counts as failed: a kernel that is sometimes wrong is wrong.
     """
     tried: dict[tuple[str, str], set[str]] = {}
-    ways: dict[tuple[str, str, str, str], dict[str, Row]] = {}
+    kinds: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for row in _rows(root):
         kernel = row["name"], row["backend"]
         tried.setdefault(kernel, set()).add(row["digest"])
         if row["kind"] == "failure":
-            found = ways.setdefault((*kernel, row["status"], row["stage"]), {})
+            found = kinds.setdefault((*kernel, row["status"], row["stage"]), {})
             if row["digest"] not in found or found[row["digest"]]["time_us"] < row["time_us"]:
                 found[row["digest"]] = row
-    made = [_way(way, found, len(tried[way[:2]])) for way, found in ways.items()]
+    made = [_failed_kind(kind, found, len(tried[kind[:2]])) for kind, found in kinds.items()]
     return FailedReport(
         root=str(root),
-        keys=len({digest for found in ways.values() for digest in found}),
+        keys=len({digest for found in kinds.values() for digest in found}),
         of=len({digest for digests in tried.values() for digest in digests}),
-        ways=tuple(sorted(made, key=lambda way: (-way.keys, way.name, way.backend, way.status, way.stage))),
+        kinds=tuple(sorted(made, key=lambda kind: (-kind.keys, kind.name, kind.backend, kind.status, kind.stage))),
     )
 
 
-def _way(way: tuple[str, str, str, str], found: dict[str, Row], of: int) -> Failed:
+def _failed_kind(kind: tuple[str, str, str, str], found: dict[str, Row], of: int) -> Failed:
     latest = max(found.values(), key=lambda row: (row["time_us"], row["digest"]))
-    return Failed(*way, keys=len(found), of=of, schedule=latest["schedule"], message=latest["message"])
+    return Failed(*kind, keys=len(found), of=of, schedule=latest["schedule"], message=latest["message"])
 
 
 def _rows(root: Path) -> Iterator[Row]:

@@ -172,9 +172,6 @@ def mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     return t.sum(x, axes, True) * _inverse(count(x.shape, axes))
 
 
-_SOFTMAX_IS = "x", "exp(x - max(x, axes=(axis,))) / sum(exp(x - max(x, axes=(axis,))), axes=(axis,))"
-
-
 @composite(
     "softmax",
     1,
@@ -185,15 +182,11 @@ _SOFTMAX_IS = "x", "exp(x - max(x, axes=(axis,))) / sum(exp(x - max(x, axes=(axi
     flops=14,
     onnx=("Softmax",),
     aten=("_softmax", "softmax"),
-    definition=_SOFTMAX_IS,
 )
 def softmax(x: Tensor, axis: int) -> Tensor:
     """exp(x - max) / sum(exp(x - max)) along an axis"""
     e = t.exp(x - t.max(x, axis, True))
     return e / t.sum(e, axis, True)
-
-
-_LOGSUMEXP_IS = "x", "log(sum(exp(x - max(x, axes=axes)), axes=axes)) + max(x, axes=axes)"
 
 
 @composite(
@@ -206,16 +199,12 @@ _LOGSUMEXP_IS = "x", "log(sum(exp(x - max(x, axes=axes)), axes=axes)) + max(x, a
     flops=12,
     onnx=("ReduceLogSumExp",),
     aten=("logsumexp",),
-    definition=_LOGSUMEXP_IS,
 )
 def logsumexp(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """log(sum(exp(x))) over axes, shifted by the largest finite value"""
     top = t.max(x, axes, True)
     top = t.where(t.is_inf(top), t.full((1,) * x.rank, 0.0, x.dtype), top)
     return t.log(t.sum(t.exp(x - top), axes, True)) + top
-
-
-_LOG_SOFTMAX_IS = "x", "(x - max(x, axes=(axis,))) - log(sum(exp(x - max(x, axes=(axis,))), axes=(axis,)))"
 
 
 @composite(
@@ -228,7 +217,6 @@ _LOG_SOFTMAX_IS = "x", "(x - max(x, axes=(axis,))) - log(sum(exp(x - max(x, axes
     flops=12,
     onnx=("LogSoftmax",),
     aten=("_log_softmax", "log_softmax"),
-    definition=_LOG_SOFTMAX_IS,
 )
 def log_softmax(x: Tensor, axis: int) -> Tensor:
     """x - logsumexp(x) along an axis"""
@@ -236,30 +224,14 @@ def log_softmax(x: Tensor, axis: int) -> Tensor:
     return shifted - t.log(t.sum(t.exp(shifted), axis, True))
 
 
-_LAYER_NORM_IS = (
-    "x g b",
-    "(x - mean(x, axes=(rank(x) - 1,))) * rsqrt(mean((x - mean(x, axes=(rank(x) - 1,))) * (x - mean(x, "
-    "axes=(rank(x) - 1,))), axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x))) "
-    "* reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0))) + reshape(b, "
-    "shape=replace(ones(rank(x)), -1, size(b, 0)))",
-)
-
-
 @composite("layer_norm", 3, "norm", {"eps": "float"}, {"eps": 1e-5}, fused_as="rows", several_passes=True, flops=8,
            onnx=("LayerNormalization",),
-           aten=("native_layer_norm", "layer_norm"), definition=_LAYER_NORM_IS)  # fmt: skip
+           aten=("native_layer_norm", "layer_norm"))  # fmt: skip
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + shift over the last axis"""
     centred = x - t.mean(x, -1, True)
     scaled = centred * t.rsqrt(t.mean(centred * centred, -1, True) + eps)
     return scaled * _line(x, gain) + _line(x, shift)
-
-
-_RMS_NORM_IS = (
-    "x g",
-    "x * rsqrt(mean(x * x, axes=(rank(x) - 1,)) + full(value=eps, shape=ones(rank(x)), dtype=dtype(x))) "
-    "* reshape(g, shape=replace(ones(rank(x)), -1, size(g, 0)))",
-)
 
 
 @composite(
@@ -273,23 +245,14 @@ _RMS_NORM_IS = (
     flops=6,
     onnx=("RMSNormalization",),
     aten=("rms_norm",),
-    definition=_RMS_NORM_IS,
 )
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x**2) + eps) * gain over the last axis"""
     return x * t.rsqrt(t.mean(x * x, -1, True) + eps) * _line(x, gain)
 
 
-_BATCH_NORM_IS = (
-    "x g b m v",
-    "x * reshape(g * rsqrt(v + full(value=eps, shape=(1,), dtype=dtype(v))), "
-    "shape=replace(ones(rank(x)), 1, size(x, 1))) + reshape(b - m * (g * rsqrt(v + full(value=eps, "
-    "shape=(1,), dtype=dtype(v)))), shape=replace(ones(rank(x)), 1, size(x, 1)))",
-)
-
-
 @composite("batch_norm", 5, "channel_norm", {"eps": "float"}, {"eps": 1e-5}, fused_as="cheap", flops=4, domain="positive", onnx=("BatchNormalization",),
-           aten=("_native_batch_norm_legit_no_training",), definition=_BATCH_NORM_IS)  # fmt: skip
+           aten=("_native_batch_norm_legit_no_training",))  # fmt: skip
 def batch_norm(x: Tensor, gain: Tensor, shift: Tensor, mean_: Tensor, var_: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + shift per channel (axis 1), with given statistics"""
     scale = gain * t.rsqrt(var_ + eps)
@@ -353,15 +316,8 @@ def causal_mask(rows: Dim, columns: Dim, causal: bool, window: int, dtype: str) 
     return t.where(hidden, t.full((1, 1), float("-inf"), dtype), t.full((1, 1), 0.0, dtype))
 
 
-_ATTENTION_IS = (
-    "q k v",
-    "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), "
-    "dtype=dtype(q)), axis=rank(q) - 1) @ v",
-)
-
-
 @composite("attention", 3, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product", work=op_flops.attention, onnx=("Attention",),
-           aten=("scaled_dot_product_attention",), definition=_ATTENTION_IS)  # fmt: skip
+           aten=("scaled_dot_product_attention",))  # fmt: skip
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float) -> Tensor:
     """softmax(scale * q @ k.T) @ v, optionally soft-capped, causal, windowed; leading axes broadcast (grouped query)
 
@@ -371,15 +327,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, windo
     return _attend(q, k, v, None, scale, causal, window, softcap)
 
 
-_MASKED_ATTENTION_IS = (
-    "q k v m",
-    "softmax((q @ permute(k, perm=swap_last(rank(k)))) * full(value=scale, shape=ones(rank(q)), "
-    "dtype=dtype(q)) + m, axis=rank(q) - 1) @ v",
-)
-
-
 @composite("masked_attention", 4, "attention", _ATTENTION, _ATTENTION_DEFAULTS, fused_as="product",
-           work=op_flops.attention, definition=_MASKED_ATTENTION_IS)  # fmt: skip
+           work=op_flops.attention)  # fmt: skip
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, causal: bool, window: int, softcap: float
 ) -> Tensor:
@@ -391,14 +340,7 @@ def masked_attention(
     return _attend(q, k, v, mask, scale, causal, window, softcap)
 
 
-_ROPE_IS = (
-    "x c s",
-    "x * c + concat(neg(slice(x, axis=rank(x) - 1, start=size(x, -1) // 2, stop=size(x, -1))), slice(x, "
-    "axis=rank(x) - 1, start=0, stop=size(x, -1) // 2), axis=rank(x) - 1) * s",
-)
-
-
-@composite("rope", 3, "rope", fused_as="cheap", flops=3, onnx=("RotaryEmbedding",), definition=_ROPE_IS)  # fmt: skip
+@composite("rope", 3, "rope", fused_as="cheap", flops=3, onnx=("RotaryEmbedding",))  # fmt: skip
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x * cos + rotate_half(x) * sin, with rotate_half(x) = [-second half, first half] of the last axis"""
     half = x.shape[-1] // 2

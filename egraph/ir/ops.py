@@ -145,8 +145,7 @@ class Op:
     Facts for proofs: `algebra` is "ring" if elements of the result are sums and products of operand elements and
     integers, "order" if they are operand elements chosen by their order, else "". `real(z, *elements)` is the value
     over the reals, of terms with Python's arithmetic; `z.If` chooses. `logic(z, *elements)` is the value of boolean
-    terms; `z` has `And`, `Or`, `Xor` and `Not`. `definition` is the decomposition of a composite in the rule language:
-    (names of its operands, term).
+    terms; `z` has `And`, `Or`, `Xor` and `Not`.
 
     Facts for kernels: `fused_as` is the role in fused kernels where `fusion_role` does not derive it. `several_passes`:
     each element of a row is needed more than once, with other elements between (a maximum, then a sum). `work(node)`:
@@ -183,7 +182,6 @@ class Op:
     algebra: str = ""
     real: Callable[..., Any] | None = None
     logic: Callable[..., Any] | None = None
-    definition: tuple[str, str] | None = None
     fused_as: str = ""
     several_passes: bool = False
     wide_operands: bool = False

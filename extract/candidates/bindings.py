@@ -134,11 +134,11 @@ class MatchBinder:
             for operand, vertices in zip(template.operands, options)
         ]
         outputs = [self.layouts.row_major(c) for c in (cls, *more)]
-        ways: Iterable[Sequence[Sequence[int]]] = [allowed]
+        alternatives: Iterable[Sequence[Sequence[int]]] = [allowed]
         if template.backend in self.preparing:
-            ways = self._image_layouts_of(match, allowed).uniform
+            alternatives = self._image_layouts_of(match, allowed).uniform
         picked = dict.fromkeys(
-            picks for way in ways for picks in islice(_layout_combinations(way), template.combinations)
+            picks for layouts in alternatives for picks in islice(_layout_combinations(layouts), template.combinations)
         )
         for picks in picked:
             yield picks, [o[i] for o, i in zip(options, picks)], outputs

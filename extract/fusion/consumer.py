@@ -155,9 +155,9 @@ class ConsumerFusion:
     ) -> MultiOutputGroup | None:
         together, classes = self.together, dict.fromkeys(c for _, c in whole.leaves)
         shown = [together.shown(cls) or DerivedClass(cls) for *_, cls in parts]
-        for (*_, cls), way, end in zip(parts, shown, ends, strict=True):
+        for (*_, cls), form, end in zip(parts, shown, ends, strict=True):
             used = topological([end.term])
-            classes |= dict.fromkeys(together.beside(cls, way))
+            classes |= dict.fromkeys(together.beside(cls, form))
             classes |= dict.fromkeys(c for t, c in end.leaves.items() if t in used and t is not end.start)
         if len(classes) > MAX_CONSUMER_LEAVES or not classes.keys().isdisjoint(e.cls for e in ends):
             return None
@@ -165,10 +165,10 @@ class ConsumerFusion:
         named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(classes)}
         (computed,) = rebuild([whole.term], partial(_substituted, {t: named[c] for t, c in whole.leaves}))
         terms = []
-        for (start, stop, cls), way, end in zip(parts, shown, ends, strict=True):
+        for (start, stop, cls), form, end in zip(parts, shown, ends, strict=True):
             part = make("slice", (computed,), {"axis": axis, "start": start, "stop": stop, "step": 1})
             change = {t: named[c] for t, c in end.leaves.items() if t is not end.start and c in named}
-            change[end.start] = together.derived_term(part, cls, way, named)
+            change[end.start] = together.derived_term(part, cls, form, named)
             terms += rebuild([end.term], partial(_substituted, change))
         order = {leaf: c for c, leaf in named.items()}
         leaves = tuple((t, order[t]) for t in topological(terms) if t in order)

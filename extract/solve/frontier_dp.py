@@ -301,10 +301,10 @@ def _resolve(piece: FrontierPiece, b: int, bucket: dict[int, Label], at: Sequenc
     """
     inside = piece.groups[b]
     if inside == 1 << b:
-        ways = [(move[0], move[1], move) for move in piece.moves(inside)]
+        priced = [(move[0], move[1], move) for move in piece.moves(inside)]
         for mask, (cost, _, _) in bucket.items():
             rest = mask ^ inside
-            for price, reads, move in ways:
+            for price, reads, move in priced:
                 new = rest | reads
                 target = at[new.bit_length()]
                 known = target.get(new)

@@ -52,14 +52,14 @@ class FrontierPiece:
             return _pareto(
                 [(cost, kids, ((top, n),)) for n, (cost, kids) in enumerate(self.rows[top]) if not kids & inside]
             )
-        ways: list[Move] = []
+        found: list[Move] = []
         tried = 0
         stack: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = [(needed, 0, 0, ())]
         while stack:
             todo, cost, reads, chosen = stack.pop()
             if not todo:
                 if len(chosen) == 1 or _acyclic({b: self.rows[b][n][1] & inside for b, n in chosen}):
-                    ways.append((cost, reads, chosen))
+                    found.append((cost, reads, chosen))
                 continue
             b = todo.bit_length() - 1
             made = sum([1 << m for m, _ in chosen]) | 1 << b
@@ -70,22 +70,22 @@ class FrontierPiece:
                         ((todo | kids & inside) & ~made, cost + price, reads | kids & ~inside, (*chosen, (b, n)))
                     )
             if tried > MAX_DERIVATIONS:
-                raise OverflowError("too many ways through a component")
-        return _pareto(ways)
+                raise OverflowError("too many derivations in a component")
+        return _pareto(found)
 
 
-def _pareto(ways: list[Move]) -> list[Move]:
+def _pareto(moves: list[Move]) -> list[Move]:
     """Moves, cheapest first, without those that read all that an earlier one reads."""
-    if len(ways) < 2:
-        return ways
+    if len(moves) < 2:
+        return moves
     kept: list[Move] = []
-    for way in sorted(ways, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
-        beyond = ~way[1]
+    for move in sorted(moves, key=lambda w: (w[0], w[1].bit_count(), w[1], w[2])):
+        beyond = ~move[1]
         for other in kept:
             if not other[1] & beyond:
                 break
         else:
-            kept.append(way)
+            kept.append(move)
     return kept
 
 

@@ -259,11 +259,11 @@ class RelaxedBounds:
             if count > MAX_RELAXATION_STATES or steps > most:
                 return None
             moves = [(price, mask) for price, mask, _ in self.moves[v]]
-            for state, ways in buckets[v].items():
+            for state, moves_on in buckets[v].items():
                 rest = state ^ (1 << v)
                 for price, mask in moves:
                     after = last_bits(rest | mask, depth)
-                    ways.append((price, after))
+                    moves_on.append((price, after))
                     if after:
                         buckets[after.bit_length() - 1].setdefault(after, [])
         return buckets

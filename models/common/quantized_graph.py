@@ -163,9 +163,9 @@ def _matrices(graph: Graph, but: Sequence[Tensor]) -> dict[Tensor, bool]:
             continue
         uses = [u for u in _uses(leaf, turned=False, readers=readers) if u[0].op != "gather" or u[1] is not leaf]
         products = all(n.op in ("matmul", "linear") and len(n.args) > 1 and n.args[1] is a for n, a, _ in uses)
-        ways = {turned for *_, turned in uses}
-        if uses and products and len(ways) == 1 and leaf not in graph.roots and not any(n in last for n, *_ in uses):
-            found[leaf] = ways.pop()
+        sides = {turned for *_, turned in uses}
+        if uses and products and len(sides) == 1 and leaf not in graph.roots and not any(n in last for n, *_ in uses):
+            found[leaf] = sides.pop()
     return found
 
 

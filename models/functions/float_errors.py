@@ -20,6 +20,7 @@ from ...errors import TraceError
 _Raising = frozenset[Any]
 
 _before: ContextVar[_Raising | None] = ContextVar("before", default=None)
+_traces: list[_Raising] = []  # of all traces in progress: threads of the function's own belong to the latest
 
 
 def _raising() -> _Raising:
@@ -30,16 +31,20 @@ def _raising() -> _Raising:
 @contextmanager
 def as_before() -> Iterator[None]:
     """Context manager in which a function is traced: `refuse_changed` compares with the handling of errors now."""
-    token = _before.set(_raising())
+    before = _raising()
+    token = _before.set(before)
+    _traces.append(before)
     try:
         yield
     finally:
         _before.reset(token)
+        _traces.remove(before)
 
 
 def refuse_changed() -> None:
     """Raise TraceError if the function in trace has made errors of operations raise or call something."""
     before = _before.get()
+    before = next(reversed(_traces), None) if before is None else before
     if before is not None and not _raising() <= before:
         refuse_value(
             TraceError(

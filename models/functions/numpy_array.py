@@ -7,10 +7,12 @@ shares the memory in a way that is not tracked, they raise TraceError.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +23,7 @@ from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...errors import TraceAttributeError, TraceError
+from ..common.shown_texts import is_shown
 from . import trace_bounds
 from .float_errors import refuse_changed
 from .free_size import free, free_shape, known
@@ -152,12 +155,15 @@ class TracedArray:
         return (self[i] for i in reversed(range(len(self))))
 
     def __repr__(self) -> str:
-        return f"<traced array: {self._node.type}>"
+        return _text(self, sys._getframe(1))
+
+    def __str__(self) -> str:
+        return _text(self, sys._getframe(1))
 
     def __format__(self, spec: str) -> str:
         if spec:
             _no_value(self)
-        return repr(self)
+        return _text(self, sys._getframe(1))
 
     # ------------------------------------------------------------ methods without a NumPy function
     def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> TracedArray:
@@ -275,6 +281,18 @@ class TracedArray:
                 _set(view, "_node", picked(view._base._node, _keys(view._key))[0])
 
 
+def _text(array: TracedArray, frame: FrameType) -> str:
+    """Text of an array that code in `frame` asks for. Raises TraceError if the function might decide by it."""
+    if not is_shown(frame):
+        refuse_value(
+            TraceError(
+                "a text of a traced array has no values, and the function might decide by it",
+                hint="give it to print, a logger or an error directly, or make texts outside of the function",
+            )
+        )
+    return f"<traced array: {array._node.type}>"
+
+
 def _bases(array: TracedArray) -> list[TracedArray]:
     """Return the array followed by its chain of bases."""
     chain = [array]
@@ -382,7 +400,7 @@ def _no_meaning(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _name in ("bool", "int", "float", "index", "complex", "contains", "array", "str", "floor", "ceil", "trunc", "round", "bytes",
+for _name in ("bool", "int", "float", "index", "complex", "contains", "array", "floor", "ceil", "trunc", "round", "bytes",
               "dlpack", "dlpack_device"):  # fmt: skip
     setattr(TracedArray, f"__{_name}__", _no_value)
 for _name in (

@@ -177,11 +177,7 @@ def _windows_inside(size: int, width: int) -> Any:
 def _correlate(a: Any, v: Any, mode: str = "valid") -> Any:
     if np.size(v) > np.size(a):
         raise TraceError("np.correlate with the longer array second cannot be traced")
-    found = _convolve(a, v[::-1] if is_traced(v) else np.asarray(v)[::-1], mode)
-    if mode == "same" and np.size(v) % 2 == 0:
-        full = _convolve(a, v[::-1] if is_traced(v) else np.asarray(v)[::-1], "full")
-        found = full[np.size(v) // 2 : np.size(v) // 2 + np.size(a)]
-    return found
+    return _convolve(a, v[::-1] if is_traced(v) else np.asarray(v)[::-1], mode)
 
 
 def _trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:

@@ -20,7 +20,7 @@ from ..files.limits import check_count
 SPARE = 4
 
 
-@dataclass
+@dataclass(eq=False)
 class _Bound:
     """State of one bounded trace."""
 
@@ -32,25 +32,29 @@ class _Bound:
 
 
 _bound: ContextVar[_Bound | None] = ContextVar("trace_bound", default=None)
+_traces: list[_Bound] = []  # all that are in progress
 
 
 @contextmanager
 def bounded(title: str, seconds: float) -> Iterator[None]:
-    """Context manager in which a function is traced on this thread within bounds; `title` names it in errors.
+    """Context manager in which a function is traced within bounds; `title` names it in errors.
 
     Inside it `count` raises TooLargeError for more than SPARE times `max_nodes` arrays, ExportTimeError after
-    `seconds`.
+    `seconds`. Arrays that are made in a thread of the function's own count for the latest trace.
     """
-    token = _bound.set(_Bound(title, seconds, time.monotonic() + seconds, SPARE * settings.current().max_nodes))
+    bound = _Bound(title, seconds, time.monotonic() + seconds, SPARE * settings.current().max_nodes)
+    token = _bound.set(bound)
+    _traces.append(bound)
     try:
         yield
     finally:
         _bound.reset(token)
+        _traces.remove(bound)
 
 
 def count() -> None:
     """Count one traced array of the trace in progress. Raises TooLargeError or ExportTimeError at its bounds."""
-    bound = _bound.get()
+    bound = _bound.get() or next(reversed(_traces), None)
     if bound is None:
         return
     bound.made += 1

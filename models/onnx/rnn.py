@@ -78,15 +78,15 @@ def _recurrent(n: Node) -> Result:
     turned = [s if s is None or not batch_first else t.swapaxes(s, 0, 1) for s in given]
     states = [t.zeros((directions, batch, hidden), x.dtype) if s is None else s for s in turned]
 
-    def run(x: Tensor, first: int, ways: int) -> tuple[Tensor, list[Tensor]]:
-        """Run `ways` directions from `first` on.
+    def run(x: Tensor, first: int, run_count: int) -> tuple[Tensor, list[Tensor]]:
+        """Run `run_count` directions (forward, backward), the first of them `first`.
 
         Returns (hidden values, last states). The first direction runs forward.
         """
-        own = [t.slice_axis(s, 0, first, first + ways) for s in states]
-        weights = [w for way in range(first, first + ways) for w in _weights(n, way, hidden)]
+        own = [t.slice_axis(s, 0, first, first + run_count) for s in states]
+        weights = [w for direction in range(first, first + run_count) for w in _weights(n, direction, hidden)]
         return layers(x, own, weights, cell=cell, activations=acts[first], hidden=hidden, width=hidden, count=1,
-                      directions=ways, variant=_variant(n))  # fmt: skip
+                      directions=run_count, variant=_variant(n))  # fmt: skip
 
     def backwards(direction: int) -> tuple[Tensor, list[Tensor]]:
         out, last = run(t.flip(x, 0), direction, 1)

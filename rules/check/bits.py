@@ -263,8 +263,8 @@ def _formats(rule: Rule) -> Iterator[tuple[Any, ...]]:
     rounded = any(OPS[t.op].composite or t.op in ("mul", "div", "recip") for t in calls)
     for name in FLOATS:
         for ties in _ties(calls):
-            ways = (True, False) if rounded else (False,)
-            yield name, *(_Floats(name, ties, rule.exact, signs) for signs in ways)
+            zero_signs = (True, False) if rounded else (False,)
+            yield name, *(_Floats(name, ties, rule.exact, signs) for signs in zero_signs)
     left = {t.op for side in rule.lefts for t in subterms(side) if isinstance(t, PatternCall)}
     floats = any(isinstance(g, Apply) and g.function == "floating" for g in rule.guards)
     if not floats and not any(OPS[op].floats_only for op in left):

@@ -2,5 +2,5 @@
 
 In: a rule.
 Out: proved, refuted or undecided.
-Imports: egraph.ir, rules.semantics.
+Imports: egraph.ir, errors, rules.semantics.
 """

@@ -135,8 +135,8 @@ class LayoutSemantics(Elements):
         """Indices are linearized by an uninterpreted function of the shape and delinearized by another."""
         x, shape = args[0], tuple(attrs["shape"])
         volumes = [self.volume(s) for s in (x.shape, shape)]
-        ways = self.beside_ones(x.shape, shape)
-        self.facts.conditions += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in ways]
+        cases = self.beside_ones(x.shape, shape)
+        self.facts.conditions += [self.z.Implies(same, volumes[0] == volumes[1]) for same, _ in cases]
         facts.conditions += [volumes[0] == volumes[1], *(d >= 0 for d in shape)]
         return shape
 

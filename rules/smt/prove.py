@@ -21,8 +21,9 @@ for any number. A sum whose terms vanish at all indices but one equals that term
 those of sets: two are equal if each contains the other's terms; summands, nonnegative factors and increasing functions
 move inside. Where an op that is neither linear nor increasing reads a sum or a maximum, it reads a name (an
 uninterpreted function of the free indices) instead; sums that are equal everywhere share a name.
-semantics/function_facts.py holds the axioms about elementwise functions over the reals; the op table defines norms,
-softmax and attention. Gathers are not supported, nor are sums whose terms are not finite everywhere.
+semantics/function_facts.py holds the axioms about elementwise functions over the reals; norms, softmax, attention and
+other composite ops over axes are their decompositions (smt/decompositions.py). Gathers are not supported, nor are sums
+whose terms are not finite everywhere.
 
 Modules: smt/unknowns.py (unknowns and attributes), smt/equal_sums.py (equality of sums and maxima),
 smt/sum_arithmetic.py (their arithmetic), smt/elementwise.py, smt/layout.py and smt/contractions.py (semantics of ops);
@@ -38,7 +39,6 @@ from typing import Any
 from ...egraph.ir.ops import OPS, Op, Type
 from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms
 from ...egraph.ir.pattern_attrs import Apply, AttrConstant
-from ...egraph.ir.pattern_parser import parse_term
 from ...egraph.ir.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
@@ -46,12 +46,11 @@ from ..semantics.solver import OutOfScope
 from ..semantics.structures import CONTRACTIONS, CREATED, bound, folds, is_contraction, is_layout, is_view, structures
 from ..semantics.sums import Extreme, Total
 from .contractions import Contractions
+from .decompositions import VECTORS, names_of, pattern_of, size_name
 from .equal_sums import QUESTIONS
 from .unknowns import IllTyped, SizeFacts, Sym
 
 SECONDS = 120.0  # per rule
-#: Attribute values at which the definitions apply.
-PLAIN = {"causal": False, "window": 0, "softcap": 0.0}
 
 
 class _World(Contractions):
@@ -78,8 +77,6 @@ class _World(Contractions):
         args = [b if b is not None else self.term(a, facts, sibling) for a, b in zip(term.args, built)]
         attrs = {n: self.value(a) for n, a in term.attrs}
         entry = OPS[term.op]
-        if entry.definition is not None:
-            return self.defined(entry, args, attrs, facts)
         if folds(term.op):
             return self.reduced(entry.monoid, args, attrs, facts)
         if is_view(term.op):
@@ -89,29 +86,28 @@ class _World(Contractions):
             return law(args, attrs, facts)
         if entry.pointwise or (entry.composite and entry.law == "pointwise"):
             return self.pointwise(entry, args, attrs, facts)
+        if entry.composite:
+            return self.over_axes(entry, args, attrs, facts)
         raise OutOfScope(f"{term.op} is no layout or elementwise op")
 
-    def defined(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
-        """The symbolic value of a composite op, from its definition in the op table; conditions are added to `facts`.
+    def over_axes(self, entry: Op, args: list[Sym], attrs: Mapping[str, Any], facts: SizeFacts) -> Sym:
+        """The symbolic value of a composite op over axes, from its decomposition in the op table; conditions are
+        added to `facts`.
 
         Raises OutOfScope if unsupported, IllTyped if ill typed.
         """
-        assert entry.definition is not None
-        op, (names, text) = entry.name, entry.definition
-        every = {**entry.defaults, **attrs}
         if not self.real:
-            raise OutOfScope(f"{op} of uninterpreted elements")
-        if any(every.get(n, v) != v for n, v in PLAIN.items()):
-            raise OutOfScope(f"{op} with such attributes")
-        if entry.law in ("norm", "channel_norm") and any(len(a.shape) != 1 for a in args[1:]):
-            raise IllTyped
-        outer, self.env = self.env, {**dict(zip(names.split(), args)), **every}
+            raise OutOfScope(f"{entry.name} of uninterpreted elements")
+        every = {**entry.defaults, **attrs}
+        pattern = pattern_of(entry, [len(a.shape) for a in args], every)
+        sizes = {size_name(axis): size for axis, size in enumerate(args[0].shape)}
+        outer, self.env = self.env, {**dict(zip(names_of(entry), args)), **every, **sizes}
         try:
-            found = self.term(parse_term(text), facts)
+            found = self.term(pattern, facts)
         finally:
             self.env = outer
-        if entry.law == "norm":
-            facts.conditions += [a.shape[0] == args[0].shape[-1] for a in args[1:]]
+        if entry.law in VECTORS:
+            facts.conditions += [a.shape[0] == args[0].shape[VECTORS[entry.law]] for a in args[1:]]
         if entry.law == "rope":
             facts.conditions += [found.shape[-1] % 2 == 0, *(n == m for n, m in zip(found.shape, args[0].shape))]
         return found
@@ -177,6 +173,11 @@ class _World(Contractions):
         return False
 
 
+def _is_decomposed(entry: Op) -> bool:
+    """Whether proofs know an op by its decomposition into ops over axes."""
+    return entry.composite and not (entry.pointwise or is_contraction(entry.name))
+
+
 def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str]:
     """Attempt to prove a one-way rule with z3 at every pattern of ranks; returns (proved, text of the proved claim or
     the reason why there is no proof).
@@ -187,7 +188,7 @@ def prove(rule: Rule, suspects: list[Instance] | None = None) -> tuple[bool, str
     suspects = [] if suspects is None else suspects
     calls = {t.op for side in (*rule.lefts, *rule.rights) for t in subterms(side) if isinstance(t, PatternCall)}
     try:
-        summed = any(is_contraction(op) or OPS[op].definition is not None for op in calls)
+        summed = any(is_contraction(op) or _is_decomposed(OPS[op]) for op in calls)
         if rule.exact and summed:
             return False, "sums are looked at over the reals"
         done, conditions = (False, "") if summed else _prove(rule, real=False, suspects=suspects)

@@ -142,8 +142,8 @@ def _cover(keeps: Array, excludes: Array, count: int) -> list[int] | None:
         if len(chosen) == MOST or looked > NODES:
             return
         hardest = np.flatnonzero(left)[np.argmin(excludes[:, left].sum(0))]
-        ways = [i for i in range(count) if excludes[i, hardest] and i not in chosen]
-        for i in sorted(ways, key=lambda i: -int((kept & keeps[i]).sum())):
+        useful = [i for i in range(count) if excludes[i, hardest] and i not in chosen]
+        for i in sorted(useful, key=lambda i: -int((kept & keeps[i]).sum())):
             walk([*chosen, i], kept & keeps[i], left & ~excludes[i])
 
     walk([], np.ones(keeps.shape[1], bool), np.ones(excludes.shape[1], bool))

@@ -326,8 +326,8 @@ def _words(rule: TextRule) -> bool:
 def _agreed(member: TextInstance, rng: np.random.Generator) -> float:
     """Confidence in bits that random evaluations of a member agree: as given, or with redundant rectifiers removed."""
     sides, bits = [side for pair in member.sides() for side in pair], 0.0
-    for way in (list, unrectified):
-        roots = expand_all(way(sides))
+    for form in (list, unrectified):
+        roots = expand_all(form(sides))
         bits = agreement(topological(roots), list(zip(roots[::2], roots[1::2])), rng)
         if bits > 0:
             break

@@ -25,7 +25,7 @@ inline void await(Address at) {
 // Whether all blocks of the cluster have begun: barriers of another block may be used from then on.
 inline void arrive_cluster() { host::moved = true, ++host::begun; }
 inline void await_cluster() {
-    while (host::begun < (int)host::block_meetings.size() * host::size_of_block) host::leave(host::fibers[host::current]);
+    while (host::begun < host::block_meetings.count * host::size_of_block) host::leave(host::fibers[host::current]);
     host::moved = true;
 }
 template <int N> void send(Address to, const float (&x)[N], Address barrier) {

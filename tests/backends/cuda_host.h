@@ -2,10 +2,10 @@
 // their warp or block exchange. What the generated kernels need of the hardware (cuda_intrinsics.cuh), in plain C++; everything else is the text that a GPU runs.
 #include <cmath>
 #include <csetjmp>
+#include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
 #include <utility>
-#include <vector>
 
 #define __device__
 #define __global__
@@ -20,25 +20,38 @@ struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
-struct Copy { void* to; const void* from; int bytes; };
-struct Fiber {
-    ucontext_t context; jmp_buf left; std::vector<char> stack; bool begun, done; int points;
-    std::vector<std::vector<Copy>> rounds;  // asynchronous copies that nobody has waited for; the last round is open
+// A list of plain values that begin as zeros. Its memory lives as long as the process. (The functions of std::vector would be most of
+// a compiled kernel, and take most of the time of its compilation.)
+template <class T> struct List {
+    T* at;
+    int count, room;
+    T& operator[](int i) { return at[i]; }
+    void resize(int n) {
+        if (n > room) room += n, at = static_cast<T*>(std::realloc(static_cast<void*>(at), sizeof(T) * room));
+        if (n > count) std::memset(static_cast<void*>(at + count), 0, sizeof(T) * (n - count));
+        count = n;
+    }
+    void begin(int n) { count = 0, resize(n); }
 };
-struct Meeting { int here = 0, turn = 0; };
-static std::vector<Fiber> fibers;
-static std::vector<Meeting> warp_meetings, block_meetings;
-static std::vector<std::vector<unsigned char>> rooms;  // dynamic shared memory of each block
+struct Copy { void* to; const void* from; int bytes, round; };
+struct Fiber {
+    ucontext_t context; jmp_buf left; List<char> stack; bool begun, done; int points;
+    List<Copy> copies; int round;  // asynchronous copies that nobody has waited for; the round that is open
+};
+struct Meeting { int here, turn; };
+static List<Fiber> fibers;
+static List<Meeting> warp_meetings, block_meetings;
+static List<List<unsigned char>> rooms;  // dynamic shared memory of each block
 static jmp_buf scheduler;
 static int current, size_of_block, begun;  // `begun`: threads that have arrived at the barrier of their cluster
 static bool moved;  // whether a fiber did anything but wait
-static std::vector<double> slots[2];
+static List<double> slots[2];
 
 // Prepare a fiber for a function of the address of a body, in two halves.
 template <class F> void prepare(Fiber& f, void (*function)(unsigned, unsigned), F& body) {
-    f.stack.resize(1 << 16), f.begun = f.done = false, f.points = 0, f.rounds.assign(1, {});
+    f.stack.resize(1 << 16), f.begun = f.done = false, f.points = f.round = f.copies.count = 0;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.data(), f.context.uc_stack.ss_size = f.stack.size(), f.context.uc_link = nullptr;
+    f.context.uc_stack.ss_sp = f.stack.at, f.context.uc_stack.ss_size = f.stack.count, f.context.uc_link = nullptr;
     size_t at = reinterpret_cast<size_t>(&body);
     makecontext(&f.context, reinterpret_cast<void (*)()>(function), 2, unsigned(at), unsigned(at >> 32));
 }
@@ -64,8 +77,8 @@ inline void meet(Meeting& there, int size) {
 inline void meet() { meet(block_meetings[current / size_of_block], size_of_block); }
 inline void meet_warp() { meet(warp_meetings[current / 32], size_of_block < 32 ? size_of_block : 32); }
 inline unsigned char* room(int block = -1) {
-    if (rooms.empty()) return nullptr;  // where shared memory is known by addresses only (cuda_roles_host.h)
-    unsigned char* at = rooms[block < 0 ? current / size_of_block : block].data();
+    if (rooms.count == 0) return nullptr;  // where shared memory is known by addresses only (cuda_roles_host.h)
+    unsigned char* at = rooms[block < 0 ? current / size_of_block : block].at;
     return at + (128 - reinterpret_cast<size_t>(at) % 128) % 128;
 }
 
@@ -80,11 +93,11 @@ template <class F> void enter(unsigned low, unsigned high) {
 template <class F> bool run_blocks(int first, int cluster, int threads, F body) {
     const int count = cluster * threads;
     size_of_block = threads, begun = 0;
-    if ((int)fibers.size() < count) fibers.resize(count);
-    warp_meetings.assign(count / 32 + 1, Meeting()), block_meetings.assign(cluster, Meeting());
-    rooms.resize(cluster);
-    for (auto& r : rooms) r.assign((256 << 10) + 128, 255);
-    for (auto& s : slots) s.assign(count, 0.0);
+    if (fibers.count < count) fibers.resize(count);
+    warp_meetings.begin(count / 32 + 1), block_meetings.begin(cluster);
+    if (rooms.count < cluster) rooms.resize(cluster);
+    for (int b = 0; b < cluster; ++b) rooms[b].resize((256 << 10) + 128), std::memset(rooms[b].at, 255, rooms[b].count);
+    for (auto& s : slots) s.begin(count);
     for (int t = 0; t < count; ++t) prepare(fibers[t], enter<F>, body);
     for (bool more = true; more;) {
         more = moved = false;
@@ -128,18 +141,23 @@ template <int N> void fetch_near(void* to, const void* from) {
 #ifdef AT_ONCE
     std::memcpy(to, from, N);
 #else
-    host::fibers[host::current].rounds.back().push_back({to, from, N});
+    host::Fiber& f = host::fibers[host::current];
+    f.copies.resize(f.copies.count + 1);
+    f.copies[f.copies.count - 1] = {to, from, N, f.round};
 #endif
 }
 template <class P, class T> void fetch_word(P& to, const T* from) { fetch_near<16>(&to, from); }
 template <class P, class T> void fetch_line(P& to, const T* from) { fetch_word(to, from); }
-inline void end_round() { host::fibers[host::current].rounds.emplace_back(); }
+inline void end_round() { ++host::fibers[host::current].round; }
 template <int N> void await_round() {
-    auto& rounds = host::fibers[host::current].rounds;
-    while (rounds.size() > N + 1) {
-        for (const auto& c : rounds.front()) std::memcpy(c.to, c.from, c.bytes);
-        rounds.erase(rounds.begin());
+    host::Fiber& f = host::fibers[host::current];
+    int left = 0;
+    for (int i = 0; i < f.copies.count; ++i) {
+        const host::Copy c = f.copies[i];
+        if (c.round < f.round - N) std::memcpy(c.to, c.from, c.bytes);
+        else f.copies[left++] = c;
     }
+    f.copies.count = left;
 }
 inline int atomicAdd(int* x, int n) { int before = *x; *x += n; return before; }
 

@@ -2,9 +2,7 @@
 // products and results as late as they may be: memory that is given back too early shows. Lines of shared memory are exchanged as
 // the copy unit and the matrix unit do.
 #include <cstdint>
-#include <deque>
-#include <functional>
-#include <map>
+#include <new>
 
 #define __cluster_dims__(...)
 typedef unsigned Address;
@@ -17,22 +15,61 @@ struct Described {
 #define DESCRIBED Described
 
 namespace host {
-struct Barrier { int arrivals = 0, here = 0, phase = 0; int64_t bytes = 0; };
-struct Group { int here = 0, turn = 0; };
-struct Work {  // of one thread: groups of products, and of results, under way
-    std::deque<std::vector<std::function<void()>>> products, puts;
+struct Barrier { int block; Address at; int arrivals, here, phase; int64_t bytes; };
+struct Group { int block, which, here, turn; };
+struct Task { void (*run)(void*); void* data; int round; };
+struct Tasks {  // of one thread: those under way, by rounds; the last round is open
+    List<Task> listed;
+    int round;
+    void end_round() { ++round; }
+    // Run all but the last `left` rounds that have ended.
+    void finish(int left) {
+        int kept = 0;
+        for (int i = 0; i < listed.count; ++i) {
+            const Task one = listed[i];
+            if (one.round < round - left) one.run(one.data), std::free(one.data);
+            else listed[kept++] = one;
+        }
+        listed.count = kept;
+    }
+    template <class F> void add(F task) {
+        listed.resize(listed.count + 1);
+        void (*run)(void*) = [](void* data) { (*static_cast<F*>(data))(); };
+        listed[listed.count - 1] = {run, new (std::malloc(sizeof(F))) F(task), round};
+    }
 };
 static int cluster = 1, changes;
 static bool stuck;
-static std::vector<std::vector<unsigned char>> memory;
-static std::map<std::pair<int, Address>, Barrier> barriers;
-static std::map<std::pair<int, int>, Group> groups;
-static std::vector<Work> works;
-static std::vector<Fiber> threads_of_cluster;
+static const int MEMORY = 227 << 10;
+static List<List<unsigned char>> memory;
+static Barrier barriers[1024];  // in arrays whose elements stay where they are: threads wait with references to them
+static Group groups[1024];
+static int count_of_barriers, count_of_groups;
+static List<Tasks> products, puts;
+static List<Fiber> threads_of_cluster;
 static int threads_of_block, now;
 
 inline int block() { return blockIdx.x % cluster; }
-inline unsigned char* at(int block, Address a) { return &memory[block].at(a); }
+inline unsigned char* at(int block, Address a) {
+    if (block >= memory.count || a >= Address(MEMORY)) std::abort();
+    return &memory[block][a];
+}
+inline Barrier* found(int block, Address at) {
+    for (int i = 0; i < count_of_barriers; ++i)
+        if (barriers[i].at == at && barriers[i].block == block) return &barriers[i];
+    return nullptr;
+}
+inline Barrier& barrier(int block, Address at) {
+    Barrier* b = found(block, at);
+    if (!b) std::abort();
+    return *b;
+}
+inline Group& group(int block, int which) {
+    for (int i = 0; i < count_of_groups; ++i)
+        if (groups[i].block == block && groups[i].which == which) return groups[i];
+    if (count_of_groups == 1024) std::abort();
+    return groups[count_of_groups++] = {block, which, 0, 0};
+}
 inline Address exchanged(Address a) { return a ^ (a >> 3 & 0x70); }
 inline float value(int block, Address a, bf16) { bf16 x; std::memcpy(&x, at(block, exchanged(a)), 2); return wide(x); }
 inline float value(int block, Address a, f16) { f16 x; std::memcpy(&x, at(block, exchanged(a)), 2); return wide(x); }
@@ -45,10 +82,6 @@ inline void step(Barrier& b, int here, int64_t bytes) {
     b.here += here, b.bytes += bytes, ++changes;
     if (b.here == b.arrivals && b.bytes == 0) b.here = 0, ++b.phase;
 }
-inline void finish(std::deque<std::vector<std::function<void()>>>& under_way, size_t left) {
-    for (; under_way.size() > left; under_way.pop_front())
-        for (auto& one : under_way.front()) one();
-}
 
 template <class F> void begin(unsigned low, unsigned high) {
     (*reinterpret_cast<F*>((size_t(high) << 32) | low))();
@@ -57,14 +90,20 @@ template <class F> void begin(unsigned low, unsigned high) {
 }
 // All blocks of a cluster; whether they ended, and nobody waits for ever.
 template <class F> bool blocks(int first, int threads, F body) {
-    memory.assign(cluster, std::vector<unsigned char>(227 << 10));
-    barriers.clear(), groups.clear(), works.assign(cluster * threads, Work());
-    threads_of_cluster.resize(cluster * threads), threads_of_block = threads;
-    for (auto& f : threads_of_cluster) prepare(f, begin<F>, body);
+    const int count = cluster * threads;
+    if (memory.count < cluster) memory.resize(cluster);
+    for (int b = 0; b < cluster; ++b) memory[b].begin(MEMORY);
+    if (products.count < count) products.resize(count), puts.resize(count);
+    if (threads_of_cluster.count < count) threads_of_cluster.resize(count);
+    count_of_barriers = count_of_groups = 0, threads_of_block = threads;
+    for (int t = 0; t < count; ++t) {
+        products[t].listed.count = puts[t].listed.count = products[t].round = puts[t].round = 0;
+        prepare(threads_of_cluster[t], begin<F>, body);
+    }
     for (bool more = true; more;) {
         const int before = changes;
         more = stuck = false;
-        for (now = 0; now < cluster * threads; ++now) {
+        for (now = 0; now < count; ++now) {
             if (threads_of_cluster[now].done) continue;
             threadIdx.x = now % threads, blockIdx.x = first + now / threads;
             resume(threads_of_cluster[now]);
@@ -91,15 +130,20 @@ inline int alike(int x) { return x; }
 inline int block_of_cluster() { return host::block(); }
 template <int N> void fewer_registers() {}
 template <int N> void more_registers() {}
-inline void make_barrier(Address at, int arrivals) { host::barriers[{host::block(), at}].arrivals = arrivals; }
+inline void make_barrier(Address at, int arrivals) {
+    host::Barrier* b = host::found(host::block(), at);
+    if (!b && host::count_of_barriers == 1024) std::abort();
+    if (!b) b = &(host::barriers[host::count_of_barriers++] = {host::block(), at, 0, 0, 0, 0});
+    b->arrivals = arrivals;
+}
 inline void barriers_made() {}
-inline void announce(Address at, int bytes) { host::step(host::barriers.at({host::block(), at}), 1, bytes); }
-inline void arrive(Address at) { host::step(host::barriers.at({host::block(), at}), 1, 0); }
-inline void arrive_in(Address at, int block) { host::step(host::barriers.at({block, at}), 1, 0); }
+inline void announce(Address at, int bytes) { host::step(host::barrier(host::block(), at), 1, bytes); }
+inline void arrive(Address at) { host::step(host::barrier(host::block(), at), 1, 0); }
+inline void arrive_in(Address at, int block) { host::step(host::barrier(block, at), 1, 0); }
 inline Address in_block(Address at, int block) { return at | block << 20; }
 inline void send(Address to, const float* x, Address barrier) {
     std::memcpy(host::at(to >> 20, to & 0xfffff), x, 16);
-    host::step(host::barriers.at({int(barrier >> 20), barrier & 0xfffff}), 0, -16);
+    host::step(host::barrier(barrier >> 20, barrier & 0xfffff), 0, -16);
 }
 inline void add_held(float* x, Address at) {
     float held[4];
@@ -107,11 +151,11 @@ inline void add_held(float* x, Address at) {
     for (int i = 0; i < 4; ++i) x[i] += held[i];
 }
 inline void await(Address at, int parity) {
-    const host::Barrier& b = host::barriers.at({host::block(), at});
+    const host::Barrier& b = host::barrier(host::block(), at);
     host::wait_for([&] { return (b.phase & 1) != parity; });
 }
 inline void meet(int which, int threads) {
-    host::Group& g = host::groups[{host::block(), which}];
+    host::Group& g = host::group(host::block(), which);
     const int turn = g.turn;
     if (++g.here == threads) g.here = 0, ++g.turn;
     host::wait_for([&] { return g.turn != turn; });
@@ -119,9 +163,9 @@ inline void meet(int which, int threads) {
 inline void meet_group(int group) { meet(group, 128); }
 inline void meet_warp() { meet(100 + threadIdx.x / 32, 32); }
 inline void meet_cluster() {
-    host::Group& g = host::groups[{-1, 0}];
+    host::Group& g = host::group(-1, 0);
     const int turn = g.turn;
-    if (++g.here == int(host::threads_of_cluster.size())) g.here = 0, ++g.turn;
+    if (++g.here == host::cluster * host::threads_of_block) g.here = 0, ++g.turn;
     host::wait_for([&] { return g.turn != turn; });
 }
 inline void leave_cluster() {}
@@ -135,24 +179,21 @@ template <int BLOCKS> void fetch_box(Address to, const Box& box, int column, int
                 if (there) std::memcpy(&x, box.data + ((row + r) * box.apart + column + c) * 2, 2);
                 std::memcpy(host::at(block, host::exchanged(to + r * 128 + c * 2)), &x, 2);
             }
-        host::step(host::barriers.at({block, barrier}), 0, -box.height * 128);
+        host::step(host::barrier(block, barrier), 0, -box.height * 128);
     }
 }
-inline std::deque<std::vector<std::function<void()>>>& puts() { return host::works[host::now].puts; }
-inline std::deque<std::vector<std::function<void()>>>& products() { return host::works[host::now].products; }
-static std::map<int, std::vector<std::function<void()>>> open_puts, open_products;
 inline void put_box(const Box& box, int column, int row, Address from) {
     const int block = host::block();
-    open_puts[host::now].push_back([=, &box] {
+    host::puts[host::now].add([=, &box] {
         for (int r = 0; r < box.height; ++r)
             for (int c = 0; c < box.width; ++c)
                 if (row + r < box.rows && column + c < box.columns)
                     std::memcpy(box.data + ((row + r) * box.apart + column + c) * 2, host::at(block, host::exchanged(from + r * 128 + c * 2)), 2);
     });
 }
-inline void end_puts() { puts().push_back(std::move(open_puts[host::now])), open_puts[host::now].clear(); }
-template <int N> void await_puts() { host::finish(puts(), N); }
-inline void await_all_puts() { host::finish(puts(), 0); }
+inline void end_puts() { host::puts[host::now].end_round(); }
+template <int N> void await_puts() { host::puts[host::now].finish(N); }
+inline void await_all_puts() { host::puts[host::now].finish(0); }
 inline void shown_to_copies() {}
 inline unsigned held_word(Address at) {
     unsigned x;
@@ -165,8 +206,8 @@ inline unsigned long long strip(Address at, unsigned apart, unsigned next) {
     return (unsigned long long)((at & 0x3ffff) >> 4) | (unsigned long long)(apart >> 4) << 16 | (unsigned long long)(next >> 4) << 32;
 }
 inline void begin_products() {}
-inline void end_products() { products().push_back(std::move(open_products[host::now])), open_products[host::now].clear(); }
-template <int N> void await_products() { host::finish(products(), N); }
+inline void end_products() { host::products[host::now].end_round(); }
+template <int N> void await_products() { host::products[host::now].finish(N); }
 template <int N> void settle(float (&)[N][32]) {}
 template <class T, int COLUMNS> struct Product {
     template <bool LEFT_DOWN, bool RIGHT_DOWN> static void add(float (&x)[(COLUMNS + 63) / 64][32], unsigned long long a, unsigned long long b, bool more) {
@@ -175,7 +216,7 @@ template <class T, int COLUMNS> struct Product {
             const unsigned start = (strip & 0x3fff) << 4, apart = (strip >> 16 & 0x3fff) << 4, next = (strip >> 32 & 0x3fff) << 4;
             return host::value(block, down ? start + i / 64 * apart + k / 8 * next + k % 8 * 128 + i % 64 * 2 : start + i / 8 * next + i % 8 * 128 + k * 2, T());
         };
-        open_products[host::now].push_back([=, &x] {
+        host::products[host::now].add([=, &x] {
             for (int j = 0; j < COLUMNS / 8; ++j)
                 for (int i = 0; i < 2; ++i)
                     for (int c = 0; c < 2; ++c) {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,3 +87,27 @@ def test_every_backend_has_the_declared_members(name: str) -> None:
     if not found.generates:
         with pytest.raises(UsageError, match="generates no kernels"):
             found.template([t.input("x", (2,), "float32")])
+
+
+#: Names of NVIDIA's libraries and of functions of its driver; `torch.cuda` is also the name of other vendors' GPUs.
+VENDOR = re.compile(
+    r"libcuda|(?<!\|)nvidia|\bcu(?:Launch|Graph|Tensor|Stream|Func|Module|Ctx)\w+|CudaLauncher|tl\.extra\.cuda|cuda\.core|nvrtc"
+)
+
+
+def test_docs_name_every_file_that_another_gpu_vendor_touches() -> None:
+    root = Path(__file__).resolve().parents[2]
+    files = [
+        f for folder in ("backends", "costdb", "extract", "models", "src") for f in (root / folder).rglob("*.[pc]*")
+    ]
+    own = ("backends/cuda/", "backends/library/torch_cuda")
+    found = set()
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        if file.suffix in (".py", ".c") and file.resolve() == file and not name.startswith(own):
+            found |= {name} if VENDOR.search(file.read_text(encoding="utf-8")) else set()
+    section = (root / "docs" / "backends.md").read_text(encoding="utf-8").partition("### A GPU of another vendor")[2]
+    listed = set(re.findall(r"`([\w/]+/\w+\.(?:py|c))`", section.partition("`tests/backends")[0])) - {
+        "backends/machine.py"
+    }
+    assert found == listed

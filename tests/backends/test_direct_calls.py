@@ -15,6 +15,7 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.egraph.ir.dims import dim
 from tensor_graphs.errors import ShapeError
 
+from ..only_in import only_in
 from . import driver_host
 from .test_direct_launches import N, calls, inputs, pytestmark, wanted  # noqa: F401
 
@@ -335,7 +336,7 @@ def test_programs_of_every_size_have_a_function_at_each(driver: Any, monkeypatch
 
 
 def test_without_python_headers_the_program_makes_all_calls(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_calls.sysconfig, "get_path", lambda name: "/nowhere")
+    only_in(monkeypatch, direct_calls, "sysconfig", get_path=lambda name: "/nowhere")
     assert direct_calls.c_function.__wrapped__("direct_call") is None
     monkeypatch.setattr(direct_calls, "c_function", lambda name: None)
     run = calls(driver, "flat")

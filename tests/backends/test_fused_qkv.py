@@ -48,6 +48,7 @@ from tensor_graphs.verification.comparison import relative_error
 
 from .test_cuda_cpp import _compiled_alone
 from .test_cuda_cpp import memory as cuda_memory
+from .transformations import transformations
 
 B, T, H, K, D, L, W = 2, 3, 4, 2, 16, 32, 64  # samples, tokens, heads of queries, of keys, their width, places, hidden
 
@@ -329,10 +330,10 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
 def test_kernels_say_what_they_owe_their_form_to() -> None:
     template = generated(step())
     call = call_of(template, "float16")
-    assert template.ways(call) == ("DEFER", "HALVES")
-    assert template.ways(replace(call, schedule=TILES | JOINED)) == ("DEFER", "HALVES", "SPLIT")
+    assert transformations(template, call) == ("DEFER", "HALVES")
+    assert transformations(template, replace(call, schedule=TILES | JOINED)) == ("DEFER", "HALVES", "SPLIT")
     rows = generated(c.softmax(x("a", 20, 48), axis=1))
-    assert rows.ways(call_of(rows, "float16")) == ("ROLL",)
+    assert transformations(rows, call_of(rows, "float16")) == ("ROLL",)
 
 
 # ---------------------------------------------------------------- programs

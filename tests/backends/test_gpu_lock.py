@@ -12,6 +12,8 @@ from tensor_graphs.backends.tuning import gpu_lock as module
 from tensor_graphs.backends.tuning.gpu_lock import GpuLock
 from tensor_graphs.backends.tuning.gpu_process import LOCK
 
+from ..only_in import only_in
+
 WAIT_S = 60.0
 
 
@@ -58,7 +60,7 @@ def test_others_have_the_device_between_turns(path: str, monkeypatch: pytest.Mon
 
 def test_whoever_is_hurried_keeps_it(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOLD_S", 0.0)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: pytest.fail("the device was left alone"))
+    only_in(monkeypatch, module, "time", sleep=lambda seconds: pytest.fail("the device was left alone"))
     with GpuLock() as lock:
         lock.hurried = True
         lock()

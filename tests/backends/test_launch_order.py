@@ -10,7 +10,7 @@ import pytest
 
 from tensor_graphs.backends.program.emission import emit_for
 from tensor_graphs.backends.program.launch_order import order_problems
-from tensor_graphs.backends.program.launching import WAYS
+from tensor_graphs.backends.program.launching import OVERLAPS
 
 from .test_launching import planned
 
@@ -109,7 +109,7 @@ def test_states_that_a_kernel_writes_are_not_read_before_a_wait() -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", OVERLAPS)
 @pytest.mark.parametrize("name", ["mlp", "decode"])
 def test_programs_as_they_are_emitted(name: str, way: str) -> None:
     for parts in (False, True) if name == "mlp" else (False,):

@@ -17,7 +17,7 @@ from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import launches
 from tensor_graphs.backends.program.emission import emit_for, executed
-from tensor_graphs.backends.program.launching import HELD, OVERLAPPING, WAYS, plan_for_launching
+from tensor_graphs.backends.program.launching import HELD, OVERLAPPING, OVERLAPS, plan_for_launching
 from tensor_graphs.backends.program.weights import EvaluatedWeights
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
@@ -192,13 +192,13 @@ def test_matrices_are_under_way_to_shared_memory_before_the_wait() -> None:
     assert read_before_wait(replace(step, call=replace(call, constant=frozenset("g")))) <= {"g"}
 
 
-def test_plans_remember_their_way_to_launch() -> None:
+def test_plans_keep_their_launch_overlap() -> None:
     plan = planned("mlp")
     graph = replace(plan.graph, params={n: np.zeros(s, np.float32) for n, s in SIZES.items()})
-    for way in WAYS:
+    for way in OVERLAPS:
         stored = plan_to_json(replace(plan, graph=graph, launching=way))
         assert stored.get("launching", "") == way and plan_from_json(stored, graph).launching == way
-    with pytest.raises(UsageError, match="no way to launch"):
+    with pytest.raises(UsageError, match="no launch overlap"):
         plan_from_json({**stored, "launching": "at once"}, graph)
 
 

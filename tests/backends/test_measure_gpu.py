@@ -42,6 +42,8 @@ from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Templat
 from tensor_graphs.extract.model.library_kernel import LibraryKernel, identify
 from tensor_graphs.pipeline.prices import CostPricer
 
+from ..only_in import only_in
+
 torch = pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
 
@@ -689,7 +691,7 @@ def test_the_driver_is_initialized_with_and_without_a_context(monkeypatch: pytes
         def __getattr__(self, name: str) -> Any:
             return lambda *given: calls.append(name) or 0
 
-    monkeypatch.setattr(gpu_context.ctypes, "CDLL", lambda name: Driver())
+    only_in(monkeypatch, gpu_context, "ctypes", CDLL=lambda name: Driver())
     gpu_context.begin_driver().join()
     assert calls == ["cuInit"]
     gpu_context.begin_context().join()

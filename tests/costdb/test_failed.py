@@ -24,7 +24,7 @@ def test_failures_are_counted_by_key_and_way(
     Store(tmp_path).add([*wrong, spills, timing(size=2), timing(size=4)])
     found = failed(tmp_path)
     assert (found.keys, found.of) == (3, 4)
-    first, second = found.ways
+    first, second = found.kinds
     assert (first.name, first.status, first.keys, first.of, first.message) == (one.name, "wrong", 2, 3, "at 3")
     assert (second.name, second.status, second.keys, second.of) == ("other", "spills", 1, 1)
     assert "2 of 3 (66.7%) wrong in try" in repr(found)
@@ -32,4 +32,4 @@ def test_failures_are_counted_by_key_and_way(
 
 def test_nothing_failed(tmp_path: Path) -> None:
     """An empty store."""
-    assert failed(tmp_path).ways == ()
+    assert failed(tmp_path).kinds == ()

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tensor_graphs import private
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
@@ -28,7 +29,9 @@ from tensor_graphs.costdb.store import schema
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, to_table
 from tensor_graphs.costdb.store.store import Store, cache, shards
 from tensor_graphs.errors import CostStoreError
+from tensor_graphs.writing import files
 
+from ..only_in import only_in
 from .reading import lookup
 
 Make = Callable[..., TimingRow]
@@ -50,6 +53,10 @@ def child(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str
     """Another Python process running PRELUDE and `code`."""
     command = [sys.executable, "-c", PRELUDE + code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def raised(error: Exception) -> None:
+    raise error
 
 
 def cache_file(root: Path) -> Path:
@@ -195,7 +202,7 @@ def test_a_store_that_cannot_be_written_works_in_memory(timing: Make) -> None:
 
 
 def test_a_readable_store_without_a_writable_cache(filled: Path, timing: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    only_in(monkeypatch, private, "os", access=lambda path, mode: False)
     with pytest.warns(CostStoreWarning, match="read-only"):
         assert all_found(Store(filled), timing)
 
@@ -205,7 +212,7 @@ def test_a_full_disk_keeps_rows_in_memory_until_there_is_room(
 ) -> None:
     store = Store(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda descriptor: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+        only_in(patch, files, "os", fsync=lambda descriptor: raised(OSError(errno.ENOSPC, "No space left")))
         with pytest.warns(CostStoreWarning, match="No space left"):
             assert not store.add([timing(1.0, 1)]).durable
         assert lookup(store, [timing(size=1).key])
@@ -434,7 +441,7 @@ def test_compacting_that_dies_before_its_shard_is_durable_loses_nothing(
     filled: Path, timing: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", lambda *a: (_ for _ in ()).throw(OSError(errno.EIO, "dead")))
+        only_in(patch, files, "os", replace=lambda *a: raised(OSError(errno.EIO, "dead")))
         with pytest.raises(CostStoreError, match="dead"):
             Store(filled).compact()
     assert all_found(Store(filled), timing) and len(shards.find(filled)) == 2
@@ -478,7 +485,8 @@ def test_a_foreign_cache_folder_is_refused(filled: Path, timing: Make, monkeypat
     ours = cache_file(filled).parent
     uid = os.getuid() + 1
     ours.rename(ours.with_name(f"cache-{uid}"))
-    monkeypatch.setattr(os, "getuid", lambda: uid)
+    for user in (cache, private):
+        only_in(monkeypatch, user, "os", getuid=lambda: uid)
     with pytest.warns(CostStoreWarning, match="another user"):
         assert all_found(Store(filled), timing)
 

@@ -26,6 +26,8 @@ from tensor_graphs.costdb.keys.key import (
 from tensor_graphs.costdb.keys.source import normalise, source_hash
 from tensor_graphs.errors import UsageError
 
+from ..only_in import only_in
+
 scalars = st.text(max_size=8) | st.integers() | st.floats() | st.booleans()
 plain = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=8)
 few = settings(deadline=None, max_examples=60)
@@ -213,5 +215,5 @@ def test_the_drivers_version_is_read_where_the_kernel_tells_it(
         place.write_text(told)
     monkeypatch.setattr(device, "_KERNEL_MODULE", place)
     answered = subprocess.CompletedProcess([], 0, stdout="470.82.01\n")
-    monkeypatch.setattr(subprocess, "run", lambda *given, **more: answered)
+    only_in(monkeypatch, device, "subprocess", run=lambda *given, **more: answered)
     assert device._nvidia_driver() == version

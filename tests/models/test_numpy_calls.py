@@ -257,6 +257,14 @@ def test_padding_of_convolutions_is_not_multiplied(function, mode):
         np.testing.assert_array_equal(evaluate(graph, {"x": x, "y": y})[0], function(x, y, mode))
 
 
+@pytest.mark.parametrize("function", [np.convolve, np.correlate])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8])
+def test_the_middle_of_convolutions_of_even_and_odd_widths(function, width):
+    x = np.arange(1, 9, dtype=np.float32) ** 2
+    for mode in ("full", "same", "valid"):
+        agrees(lambda x, m=mode: function(x, x[:width] + 1, m), x)
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: x.astype(">f4"), lambda x: np.zeros_like(x, dtype=">f8"), lambda x: np.astype(x, np.dtype(">i2"))],

@@ -3,19 +3,25 @@ them."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tensor_graphs.egraph.ir import builders as api
+from tensor_graphs.egraph.ir.composite_ops import expand
 from tensor_graphs.egraph.ir.interpret import expand_all
+from tensor_graphs.egraph.ir.pattern import build
 from tensor_graphs.egraph.ir.rule import Rule
-from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.rules import EVERY
-from tensor_graphs.rules.check.check import check
 from tensor_graphs.rules.check.piecewise_linear import decides_at
 from tensor_graphs.rules.semantics.exponents import sure
 from tensor_graphs.rules.semantics.prime_field import BITS, agreement, unrectified
+from tensor_graphs.rules.semantics.solver import OutOfScope
 from tensor_graphs.rules.smt import prove as smt
+from tensor_graphs.rules.smt.decompositions import names_of, pattern_of, size_name
+from tensor_graphs.rules.smt.unknowns import IllTyped
 
 _UNIT = "cast(eq(iota(axis=0, shape=s, dtype='int64'), iota(axis=1, shape=s, dtype='int64')), dtype=f)"
 _POOL = "kernel=k, strides=t, pads=p, dilations=d"
@@ -102,15 +108,40 @@ def test_proved(name: str) -> None:
     assert all(smt.prove(one)[0] for one in rule.directions)
 
 
-@pytest.mark.parametrize("op", [op.name for op in smt.OPS.values() if op.definition is not None])
-def test_definitions_are_what_ops_are(op: str) -> None:
-    definition = smt.OPS[op].definition
-    assert definition is not None
-    names, text = definition
-    attrs = [a for a in ("axis", "axes", "eps", "scale") if a in smt.OPS[op].attrs]
-    call = f"{op}({', '.join([*names.split(), *(f'{a}={a}' for a in attrs)])})"
-    found = check(Rule(f"{op}-is", call, text), samples=8)
-    assert found.status == "tested", found
+#: Composite ops over axes, with operand shapes and attributes.
+DECOMPOSED: dict[str, tuple[list[tuple[int, ...]], dict[str, Any]]] = {
+    "softmax": ([(2, 3, 4)], {"axis": 1}),
+    "log_softmax": ([(2, 3)], {"axis": 0}),
+    "layer_norm": ([(2, 3, 4), (4,), (4,)], {"eps": 1e-5}),
+    "rms_norm": ([(2, 4), (4,)], {"eps": 1e-6}),
+    "batch_norm": ([(2, 3, 5, 4), (3,), (3,), (3,), (3,)], {"eps": 1e-3}),
+    "group_norm": ([(2, 6, 5), (6,), (6,)], {"groups": 2, "eps": 1e-3}),
+    "attention": ([(1, 3, 4), (2, 5, 4), (2, 5, 6)], {"scale": 0.5}),
+    "masked_attention": ([(2, 3, 4), (2, 5, 4), (1, 5, 6), (1, 3, 5)], {"scale": 0.5}),
+    "rope": ([(2, 3, 8), (1, 3, 8), (3, 8)], {}),
+}
+
+
+@pytest.mark.parametrize("op", DECOMPOSED)
+def test_patterns_of_composite_ops_are_their_decompositions(op: str) -> None:
+    """The pattern, derived at unknown sizes and numbers, stands for the decomposition at given ones."""
+    shapes, attrs = DECOMPOSED[op]
+    shapes = [s if op != "rope" else (1,) * (3 - len(s)) + s for s in shapes]
+    entry = smt.OPS[op]
+    operands = {n: api.input(n, s) for n, s in zip(names_of(entry), shapes)}
+    every = {**entry.defaults, **attrs}
+    unknown = {n: object() if n in ("eps", "scale") else v for n, v in every.items()}
+    found = pattern_of(entry, [len(s) for s in shapes], unknown)
+    sizes = {size_name(axis): size for axis, size in enumerate(shapes[0])}
+    assert build(found, operands, {**every, **sizes}) is expand(make(op, tuple(operands.values()), attrs))
+
+
+def test_decompositions_that_compute_with_an_unknown_number_have_no_pattern() -> None:
+    every = {**smt.OPS["attention"].defaults, "scale": 0.5, "softcap": object()}
+    with pytest.raises(OutOfScope, match="computes with an attribute"):
+        pattern_of(smt.OPS["attention"], (3, 3, 3), every)
+    with pytest.raises(IllTyped):
+        pattern_of(smt.OPS["rms_norm"], (3, 2), {"eps": 1e-5})
 
 
 # ---------------------------------------------------------------- evaluations

@@ -36,11 +36,11 @@ class FragmentLoads(CudaPart):
         """
         frame = self.frame
         if e.op == "where":
-            c, *ways = e.args
+            c, *branches = e.args
             apart = all(x.op not in ("load", "reduce") for x in walk([c])) and is_uniform(
                 c, frame.groups[frame.dim][0], 8
             )
-            return apart and all(map(self.read_whole, ways)) and len({self.dtype(w) for w in ways}) == 1
+            return apart and all(map(self.read_whole, branches)) and len({self.dtype(w) for w in branches}) == 1
         if e.op != "load" or e.value[2]:
             return False
         return self.repeated(e) or self.single.vectorized(e.value[1], frame.dim, e.value[3], e.args, ())
@@ -118,11 +118,11 @@ class FragmentLoads(CudaPart):
         if e.op == "where":
             c, yes, no = e.args
             other = self.kernel.builder.make("not", (c,), None, "bool")
-            ways = [self.source(nest, w, known | {k}) for w, k in ((yes, c), (no, other))]
-            if any(conditions for *_, conditions in ways):
+            branches = [self.source(nest, w, known | {k}) for w, k in ((yes, c), (no, other))]
+            if any(conditions for *_, conditions in branches):
                 raise Unfusable("a select between vectors that are loaded under conditions")
             chosen = enclosed(nest.scalar(c, nest.depth(frame.spans(c))))
-            return f"{chosen} ? {ways[0][0]} : {ways[1][0]}", ways[0][1], []
+            return f"{chosen} ? {branches[0][0]} : {branches[1][0]}", branches[0][1], []
         operand, at, _, _ = e.value
         where = f"{frame.param[operand]} + {nest.position(at, (), span(at, ()))}"
         conditions = [nest.scalar(g, nest.depth(frame.spans(g))) for g in e.args if g not in known]

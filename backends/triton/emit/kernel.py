@@ -33,6 +33,7 @@ from ...ir.source_text import words
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...ir.unfusable import Unfusable
 from ...lowering.split_reduction import counted_tiles
+from ...machine import target
 from .frame import TileFrame, TritonPart, TritonScope
 from .grid import Grid
 from .index import Positions
@@ -68,7 +69,7 @@ def emit_joined(first: Kernel, second: Kernel, tiling: Tiling, name: str, shape:
     own = shape_of(first)
     spread = replace(own, rows=shape.rows, cols=shape.cols, batch=(first.axes[0], *shape.batch))
     parts = first.axes[0].size
-    across = max(2, min(parts, (64 * 32 * tiling.warps) // max(tiling.m * tiling.n, 1)))
+    across = max(2, min(parts, (64 * target().warp * tiling.warps) // max(tiling.m * tiling.n, 1)))
     joining = replace(shape, joined={}, inner=reduction_axes(second), outer=reduction_axes(second), dots={})
     if joining.inner == () or shape.joined:
         raise Unfusable("no reductions in the combining kernel, or reductions over the output's columns")

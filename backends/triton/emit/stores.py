@@ -13,6 +13,7 @@ from ...ir.index import WIDE
 from ...ir.kernel import OutputStore
 from ...ir.tiling import padded
 from ...ir.unfusable import Unfusable
+from ...machine import target
 from .frame import TritonPart, TritonScope
 from .index import Positions
 from .row_stores import RowStore, joined_tiles, rows
@@ -74,7 +75,7 @@ class TileStores(TritonPart):
     def _each(self, load: Expr) -> float:
         """Elements of a load per thread."""
         dims = {self.frame.dim_of(a) for a in load.axes if a not in self.shape.batch}
-        return max(1.0, math.prod(self.frame.block[d] for d in dims) / (32 * self.tiling.warps))
+        return max(1.0, math.prod(self.frame.block[d] for d in dims) / (target().warp * self.tiling.warps))
 
     def write_all(self, stores: Sequence[OutputStore]) -> None:
         """Emit the given stores; those of columns that a program processes tile by tile share one loop."""

@@ -238,7 +238,7 @@ def _squared(facts: KernelFacts) -> Ranked:
                 continue
             schedule = tile.but(warps=warps, stages=stages)
             resident = max(1, min(target().shared_per_block // max(stages * staged, 1), 16 // warps))
-            wide = 0.3 if warps * 32 * 64 < size else 0.2 if warps * 32 * 32 >= size else 0
+            wide = 0.3 if each(size, warps) > 64 else 0.2 if each(size, warps) <= 32 else 0
             for split in parts:
                 if split > 1 and (facts.size // split < 4 * k or (facts.periods and facts.size // split % k)):
                     continue
@@ -355,13 +355,15 @@ def _attention(facts: KernelFacts) -> Ranked:
             continue
         programs, stage = facts.programs(schedule), 2 * k * facts.head * facts.width
         shared = m * facts.head * facts.width + stages * stage
-        resident = min(target().shared_per_block // (shared - stage), 64 // warps)  # all stages but one are live
+        resident = min(
+            target().shared_per_block // (shared - stage), target().warps // warps
+        )  # all stages but one are live
         for split in facts.parts(schedule) if programs < 2 * target().multiprocessors else (1,):
             busy = programs * split / target().multiprocessors
             later = 0 if many else -(-busy // resident) - 1  # waves whose first loads nothing hides
             registers = OWN + each(m * (n + k + facts.head // 2), warps)
             together = min(
-                target().shared_per_block // shared, int(target().registers / (32 * warps * registers))
+                target().shared_per_block // shared, int(target().registers / (target().warp * warps * registers))
             )  # resident programs per SM
             waves = busy / max(1, together) if many else 0.0
             uneven = -(-waves // 1) / waves - 1 if waves > 1 else 0.0  # the last wave's programs run alone

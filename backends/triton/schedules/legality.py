@@ -23,7 +23,7 @@ ABREAST = 64  # maximum elements per thread of interleaved results
 
 def each(elements: float, warps: int) -> float:
     """Elements per thread of a tile of `elements` elements, in a program of `warps` warps."""
-    return elements / (32 * warps)
+    return elements / (target().warp * warps)
 
 
 def within(value: int, size: int, least: int = 1) -> bool:
@@ -55,7 +55,7 @@ def _pointwise(facts: KernelFacts, s: TileSchedule) -> bool:
     size = s.m * s.n
     fine = within(s.n, facts.n, min(32, padded(facts.n))) and (within(s.m, facts.m) if facts.rows else s.m == 1)
     plain = s.stages == 1 and not (s.group or s.split or s.precision or s.boxes or s.inside or s.walk)
-    least = 32 * s.warps if facts.heavy else 256
+    least = target().warp * s.warps if facts.heavy else 256
     return fine and plain and (least <= size <= TILE // 2 or (s.n >= facts.n and s.m >= facts.m and size < 256)) \
         and each(size, s.warps) <= 64  # fmt: skip
 

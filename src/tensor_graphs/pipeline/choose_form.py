@@ -29,6 +29,7 @@ from ..extract.model.clock import Halted
 from ..report.report import AS_WRITTEN, CALLER, PROGRAM, Report
 from ..verification.comparison import Verification
 from ..verification.memory_checks import eager_bytes, memory_shortage
+from ..verification.reference import call_seconds
 from ..verification.verify import verify
 from ..wording import spelled_us
 from .caller import Caller, CallerProgram, dtype_of, expected_inputs
@@ -40,6 +41,8 @@ from .session import Session, open_store
 from .time_program import time_program
 from .timing import Run, wall_us
 from .verify_program import verify_program
+
+LEAST_S = 1.0  # estimated seconds of a call of the caller's function up to which it is called without budget left
 
 
 # ---------------------------------------------------------------- the unfused baseline
@@ -111,6 +114,7 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
         else "limits of memory or rounding are set" if options.limited
         else f"backend={options.backend_name!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in task.backends}
         else "the search was stopped" if session.progress.stopped
+        else f"a call takes about {seconds:.1f} s, and the budget is over" if (seconds := call_seconds(task.model.graph)) > max(LEAST_S, session.left)
         else why_not_replaceable(program, caller, task.model.graph, first)
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ from .fixed_arguments import fixed_arguments, given_values
 from .load import load
 from .measuring import backends_of, measurer_started, start_measurer
 from .prepare import Task, prepare
-from .recall import keep, look_up, recall
+from .recall import look_up, recall, store_plan
 from .search import search
 from .session import Session
 from .size_buckets import FIRST, buckets_of, with_buckets
@@ -117,7 +117,7 @@ def _found(
         if program is None:
             _warn_without_c(session, backends)
             found = search(session, task)
-            keep(session, slot, found)
+            store_plan(session, slot, found)
             program = found.program
             program.report.plan_cache_notes = session.plan_cache_notes
     return task, program

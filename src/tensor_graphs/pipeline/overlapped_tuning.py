@@ -116,7 +116,7 @@ def start_tuning(
     generated kernels."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
-    session.clocks.append(("ahead", clock))
+    session.clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
     def match(chosen: Sequence[Backend]) -> Hypergraph:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.generate.free_terms import SizedCall
-from ..backends.program.launching import WAYS
+from ..backends.program.launching import OVERLAPS
 from ..backends.tuning.jobs import job_of, read_job, template_of_job
 from ..egraph.ir import dtypes
 from ..egraph.ir.dims import DimExpr
@@ -178,8 +178,8 @@ def _template(item: Json, call: Call, lift: Lift | None) -> Template:
 
 def _launching(data: Json) -> str:
     found = data.get("launching", "")
-    if found not in WAYS:
-        raise ValueError(f"{found!r} is no way to launch kernels")
+    if found not in OVERLAPS:
+        raise ValueError(f"{found!r} is no launch overlap")
     return str(found)
 
 

@@ -1,5 +1,5 @@
-"""Runs the stage "recall": builds the program from the plan (choice of kernels) that an earlier equal search stored in
-the plan cache, or stores the plan of a new search there."""
+"""Runs the stages "plan cache", which builds the program from the plan (choice of kernels) that an earlier equal search
+stored, and "store plan", which stores the plan of a new search."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _rebuilt(session: Session, task: Task, entry: CacheEntry, data: Json) -> tup
 
     Raises StalePlan if kernels, prices or the emitted text have changed.
     """
-    with session.stage("recall"):
+    with session.stage("plan cache"):
         if data["plan"].get("sizes"):
             task = replace(task, symbolic=for_every_size(session, task.source, task.model, task.backends))
         symbolic = task.symbolic
@@ -193,12 +193,12 @@ def _refuse_higher_prices(session: Session, entry: CacheEntry, cached: CachedPla
         keep_fact(checked, rows)
 
 
-def keep(session: Session, slot: CacheSlot, found: SearchResult) -> None:
+def store_plan(session: Session, slot: CacheSlot, found: SearchResult) -> None:
     """Store the plan of a search in the cache, unless Ctrl-C ended it; a failure is noted for the report."""
     program, task, options = found.program, found.task, session.options
     if slot.entry is None or session.progress.stopped or program.plan is None:
         return
-    with session.clock.running("keep"):
+    with session.clock.running("store plan"):
         verified = content_digest(task.source.params, program.tensors) if program.report.verification else ""
         short = session.clock.seconds.get("build", 0.0) <= CHECK_S
         why = slot.entry.write(
@@ -218,4 +218,4 @@ def _keep_kernels(session: Session, entry: CacheEntry, program: Program, source:
         session.plan_cache_notes.append(f"the compiled kernels of this plan are not kept: {lost}")
 
 
-__all__ = ["CacheSlot", "keep", "look_up", "recall", "unchecked"]
+__all__ = ["CacheSlot", "look_up", "recall", "store_plan", "unchecked"]

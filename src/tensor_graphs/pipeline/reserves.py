@@ -1,7 +1,7 @@
 """Computes how many seconds a search on a GPU leaves for the stages after it, so that `optimize` ends in its budget.
 
-After measuring come the last choices of kernels, the program, timing of the finalists (best few plans) and of the ways
-to launch kernels, verification, timing, and storing the plan. With small budgets no time is reserved: measuring gets
+After measuring come the last choices of kernels, the program, timing of the finalists (best few plans) and of launch
+overlaps, verification, timing, and storing the plan. With small budgets no time is reserved: measuring gets
 it, and stages for which no time is left are omitted.
 """
 
@@ -13,7 +13,7 @@ LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
 WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
-FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing ways to launch
+FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 
 
@@ -23,22 +23,22 @@ def is_kept(session: Session) -> bool:
 
 
 def launching_s(session: Session) -> float:
-    """Seconds that timing the finalists leaves for comparing ways to launch kernels (time_launching.py)."""
+    """Seconds that timing the finalists leaves for comparing launch overlaps (time_launching.py)."""
     return LAUNCHING_S + session.binding_s if is_kept(session) else 0.0
 
 
 def after_launching_s(session: Session) -> float:
-    """Seconds that comparing ways to launch kernels leaves: for verification on one input, timing and the end of
+    """Seconds that comparing launch overlaps leaves: for verification on one input, timing and the end of
     `optimize`.
 
-    Verification on further inputs gets the time that is left: another way to launch saves up to a fifth of a program's
+    Verification on further inputs gets the time that is left: another launch overlap saves up to a fifth of a program's
     time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
     """
     return session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
 
 
 def after_finalists_s(session: Session) -> float:
-    """Seconds that timing finalists and ways to launch leaves for verification, timing and the end of `optimize`."""
+    """Seconds that timing finalists and launch overlaps leaves for verification, timing and the end of `optimize`."""
     return (
         session.verified_inputs * session.verification_s + TIMING_S + ENDING_S
         if is_kept(session)

@@ -1,5 +1,5 @@
-"""Runs the stages "blocks", "saturate" and "glue": saturates each repeated subgraph (block) of a model once, and joins
-the results to one e-graph."""
+"""Runs the stages "blocks", "saturate" and "join blocks": saturates each repeated subgraph (block) of a model once, and
+joins the results to one e-graph."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewr
         session.warnings.append("the clock or memory ended rewriting: the next call may find another plan")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
-    with session.stage("glue"):
+    with session.stage("join blocks"):
         smaller = [glue(blocks, stage) for stage in less]
         return Rewritten(glue(blocks, views), blocks, views, smaller)
 

@@ -113,7 +113,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
             tuning.end()
         weights.end()
         session.lowerings.close()
-        with session.clock.running("end"):
+        with session.clock.running("stop workers"):
             _ended(session, store, measurer)
     return _finished(session, task, accepted, report, measurer)
 
@@ -145,7 +145,7 @@ def _match(
         session.lowerings.close()  # frees the worker processes' memory
     _expect(session, task, derived=not weights.started)
     if tuning is not None:
-        with session.stage("ahead"):
+        with session.stage("overlapped tuning"):
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     if short is not None:
@@ -187,7 +187,7 @@ def _finished(
     _note_unsearched(session, report)
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
-        session.clocks += [("readers", session.lowerings.pool.clock), *measurer.clocks]
+        session.clocks += [("lowering", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline, report.finalists = session.timeline, session.finalists
     program.report = report
     attach_provenance(program, task, as_written=unoptimized is not None)

@@ -170,7 +170,7 @@ class Session:
     def refused(self, reason: Exception) -> None:
         """Record why a cached plan is not used."""
         self.plan_cache_notes.append(f"the plan of an earlier search is not used: {reason}")
-        self.progress.say("recall", self.plan_cache_notes[-1])
+        self.progress.say("plan cache", self.plan_cache_notes[-1])
 
     def interrupted(self) -> Callable[[], bool]:
         """Predicate: whether Ctrl-C arrived since the predicate was created."""

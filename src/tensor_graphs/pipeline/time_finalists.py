@@ -48,7 +48,7 @@ def fastest_finalist(
     That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
     than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to
     run, are left out. The predicted and the measured time of each goes to the session, for the report. All kernels of
-    the others were measured alone, hence checked; the program is verified later. Finally, the way to launch kernels is
+    the others were measured alone, hence checked; the program is verified later. Finally, the launch overlap is
     chosen (time_launching.py); `compiler` compiles the programs for that in advance (None: kernels are launched as they
     were measured).
     """

@@ -1,5 +1,5 @@
 """Chooses how the kernels of a GPU program are launched, one after another or partly overlapping, by timing the program
-in each way.
+with each launch overlap.
 
 See `backends/program/launching.py`. Kernels are measured one by one, which does not tell how much of one overlaps with
 the next.
@@ -12,7 +12,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..backends.program.launching import WAYS, changes_schedules, plan_for_launching
+from ..backends.program.launching import OVERLAPS, changes_schedules, plan_for_launching
 from ..backends.program.program import Program
 from ..backends.verification.compare import equal_bits
 from ..extract.model.kernel import Call, Template
@@ -38,13 +38,13 @@ def begin_compiling(session: Session, program: Program, compiler: Compiler | Non
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:
         return
-    compiler(_calls(plan, _other_ways(plan)), 0.0)
+    compiler(_calls(plan, _other_overlaps(plan)), 0.0)
 
 
 def other_forms(
     session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
 ) -> list[tuple[Choice, Program]]:  # fmt: skip
-    """For each way to launch the kernels of `choice` other than that of `program`: the choice with that way, and its
+    """For each launch overlap of the kernels of `choice` other than that of `program`: the choice with it, and its
     program.
 
     `build` returns the program of a choice of kernels. `compiler` compiles these programs' kernels in advance.
@@ -53,27 +53,27 @@ def other_forms(
     plan: Plan | None = getattr(program, "plan", None)
     if plan is None or compiler is None or session.progress.stopped:
         return []
-    ways = _other_ways(plan)
-    if not ways:
+    overlaps = _other_overlaps(plan)
+    if not overlaps:
         return []
     if _room(session) < SHORTEST_S:
         session.omitted.append(OMITTED)
         return []
-    if not compiler(_calls(plan, ways), max(0.0, _room(session))):
+    if not compiler(_calls(plan, overlaps), max(0.0, _room(session))):
         session.omitted.append(OMITTED)
         return []
-    choices = [replace(choice, launching=way) for way in ways]
+    choices = [replace(choice, launching=one) for one in overlaps]
     return [(c, build(c)) for c in choices]
 
 
-def _other_ways(plan: Plan) -> list[str]:
-    """The ways to launch a plan's kernels that differ from its own."""
-    return [way for way in WAYS if way != plan.launching and changes_schedules(plan, way)]
+def _other_overlaps(plan: Plan) -> list[str]:
+    """The launch overlaps that change a plan's kernels, without its own."""
+    return [one for one in OVERLAPS if one != plan.launching and changes_schedules(plan, one)]
 
 
-def _calls(plan: Plan, ways: Sequence[str]) -> list[tuple[Template, Call]]:
-    """The kernels of a plan that some ways to launch change."""
-    return [call for way in ways for call in _changed(plan, plan_for_launching(replace(plan, launching=way)))]
+def _calls(plan: Plan, overlaps: Sequence[str]) -> list[tuple[Template, Call]]:
+    """The kernels of a plan that some launch overlaps change."""
+    return [call for one in overlaps for call in _changed(plan, plan_for_launching(replace(plan, launching=one)))]
 
 
 def _room(session: Session) -> float:
@@ -85,10 +85,10 @@ def fastest_launching(
     session: Session, choice: Choice, program: Program, forms: Sequence[tuple[Choice, Program]], values: Sequence[Any],
     sample: Callable[[Sequence[Program]], Sequence[Sequence[float]]], fastest: Callable[[Sequence[Sequence[float]]], int],
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with its program, or with the program of the fastest other way to launch its kernels if that is faster
-    by more than noise.
+    """The choice with its program, or with the program of the fastest other launch overlap of its kernels if that
+    is faster by more than noise.
 
-    `forms`: programs with other ways to launch (`other_forms`). `values`: inputs on the device. Programs whose results
+    `forms`: programs with other launch overlaps (`other_forms`). `values`: inputs on the device. Programs whose results
     differ in any bit are left out, with a warning. `sample` times programs in turn, `fastest` returns the index of the
     fastest one that is surely faster than the first, or 0. All other programs release their weights.
     """
@@ -132,7 +132,7 @@ def _results(program: Program, values: Sequence[Any]) -> list[Any]:
         program.reset()
     with program.poisoned():
         results = program.flat_near(*values)
-    program.wait("comparing ways to launch kernels")
+    program.wait("comparing launch overlaps")
     return [*results, *(x.clone() for x in program.states.values())]
 
 

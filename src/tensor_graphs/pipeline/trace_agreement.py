@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,37 +10,60 @@ import numpy as np
 from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import expand_all
 from ..egraph.ir.tensor import Tensor, topological
 from ..errors import TraceError
-from ..verification.comparison import allowed_error, misplaced, pieces, relative_error
+from ..verification.accumulation import summation_error
+from ..verification.comparison import allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
-SHARP = 1e-6  # float64 tolerance: relative to the element, and
-FINE = 1e-10  # relative to the largest element
-ENLARGED = 1e5  # growth of a rounding error that later operations may cause,
-LARGEST = 0.1  # and the largest relative error that counts as one: results that differ more have to be explained
+LARGEST = 0.1  # the largest relative error that counts as rounding: results that differ more have to be explained
 ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in their own dtypes
 
 
 class Rounding:
-    """Elements of a graph's outputs that rounding decides on given inputs (cancellation, ties, discontinuities)."""
+    """Differences that rounding explains between a graph's outputs, run in its own dtypes (`found`) and in float64
+    (`sharp`) on the inputs and states `values`, and those of the function that it was traced from. The graph has no
+    composite ops.
+    """
 
-    def __init__(self, graph: Graph, values: Mapping[str, Array]) -> None:
-        self._disturbed = RoundingSensitivity(graph.with_roots(expand_all(graph.roots, wide_means=True)), values)
+    def __init__(
+        self, graph: Graph, values: Mapping[str, Array], found: Sequence[Array], sharp: Sequence[Array]
+    ) -> None:
+        self.roots, self.found, self.sharp = graph.outputs, found, sharp
+        self._sums = summation_error(self.roots)
+        self._disturbed = RoundingSensitivity(graph, values)
 
-    def explains(self, output: int, own: Array, found: Array) -> bool:
+    def limit(self, output: int) -> float:
+        """Largest relative error of float output number `output` that needs no explanation: a multiple of the graph's
+        own rounding error, and what another order of sums may cause."""
+        error = relative_error(self.found[output], self.sharp[output])
+        rounding = allowed_error("fast", error, self.roots[output].dtype) * ROUNDINGS
+        return min(LARGEST, rounding + self._sums[output])
+
+    def accepts(self, output: int, own: Array, exact: Array | None = None) -> bool:
+        """Whether output number `output` of the function, `own`, equals the graph's up to rounding.
+
+        `exact`: the same output of a call with float64 inputs, which may have NaN and infinities of its own; None if it
+        is not known, or has another shape.
+        """
+        found, root = self.found[output], self.roots[output]
+        return near(root, found, own, exact, self.sharp[output], self.limit(output)) or self.explains(output, own)
+
+    def explains(self, output: int, own: Array) -> bool:
         """Whether rounding explains every difference between output number `output` of the traced function (`own`) and
-        of its graph (`found`).
+        of its graph (cancellation, ties, discontinuities).
 
         The graph runs up to eleven times with random noise of the size of its dtypes' rounding
         (`backends/verification/rounding_noise.py`).
         """
+        found = np.asarray(self.found[output])
+        floats = dtypes.is_float(dtypes.name_of(found.dtype))
         with np.errstate(all="ignore"):
-            same = (own == found) | ((own != own) & (found != found))
+            overflows = floats & ~np.isfinite(found) & np.isfinite(self.sharp[output])  # in the order of its sums
+            found = np.where(overflows, self.sharp[output], found)
+            same = (own == found) | ((own != own) & (found != found)) | (overflows & ~np.isfinite(own))
             gap = np.where(same, 0.0, np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64)))
-            floats = dtypes.is_float(dtypes.name_of(found.dtype))
-            fine = np.abs(np.asarray(own, np.float64)) * allowed_error("fast", 0.0, found.dtype.name) if floats else 0.0
+            fine = np.abs(np.asarray(own, np.float64)) * self.limit(output) if floats else 0.0
             off = ~same & ~((gap <= fine) & np.isfinite(gap))  # an infinity explains no other value
             for movements in self._disturbed.refined() if off.any() else ():
                 moved = movements[output]
@@ -50,32 +73,22 @@ class Rounding:
         return not off.any()
 
 
-def agrees(function: Any, name: str, root: Tensor, own: Array, exact: Array | None, found: Array, sharp: Array) -> bool:
-    """Whether an output of the graph (`found`) equals the function's (`own`) up to rounding.
-
-    `sharp`, `exact`: the output of the graph and of the function in float64 (`exact` None: unknown). `root`: the output
-    in the graph. Raises TraceError, which names `function` and the output `name`, for another shape or dtype.
-    """
-    if own.shape != found.shape or dtypes.name_of(own.dtype) != root.dtype:
+def refuse_type(function: Any, name: str, root: Tensor, own: Array, shape: tuple[int, ...]) -> None:
+    """Raise TraceError if the output `name` of a function or module, `own`, has another dtype than its graph's output
+    `root`, or another shape than `shape`."""
+    if own.shape != shape or dtypes.name_of(own.dtype) != root.dtype:
         raise TraceError(
             f"output {name!r} of the function is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=title_of(function),
             hint="a Python condition on shapes, types or values was decided while tracing",
         )  # fmt: skip
-    if (
-        exact is not None
-        and exact.shape == sharp.shape
-        and _equal(root.dtype, sharp, exact)
-        and _roughly(root, found, own)
-    ):
-        return True
-    return near(root, found, own, exact if exact is not None and exact.shape == own.shape else own, sharp)
 
 
 def refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[str, Array]) -> NoReturn:
     """Raise TraceError for the output `name`, with the index of the largest difference between the function's value
     `own` and the graph's value `found`. `values`: the inputs, for the message.
     """
-    gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(np.asarray(found, np.float64) - np.asarray(own, np.float64))
     gap = np.where((found == own) | ((found != found) & (own != own)), 0, np.where(gap == gap, gap, np.inf))
     place = tuple(map(int, np.unravel_index(int(np.argmax(gap)), gap.shape))) if gap.ndim else ()
     raise TraceError(
@@ -87,40 +100,23 @@ def refuse(function: Any, name: str, own: Array, found: Array, values: Mapping[s
     )
 
 
-def _equal(dtype: str, y: Array, exact: Array) -> bool:
-    """Whether the graph's and the function's float64 results agree."""
-    if not dtypes.is_float(dtype):
-        return bool(np.array_equal(y, exact))
-    if misplaced(y, exact, exact):
-        return False
-    scale = max((float(np.abs(b).max(initial=0.0, where=np.isfinite(b))) for (b,) in pieces(exact)), default=0.0)
-    with np.errstate(invalid="ignore"):
-        return all(
-            bool(np.all((np.abs(a - b) <= SHARP * np.abs(b) + FINE * scale) | ~np.isfinite(b)))
-            for a, b in pieces(y, exact)
-        )
-
-
-def _roughly(root: Tensor, y: Array, own: Array) -> bool:
-    """Whether an output in the graph's own dtypes agrees with the function's, up to amplified rounding. The comparison
-    in float64 alone does not suffice: a function may decide by the dtype."""
-    if not dtypes.is_float(root.dtype):
-        return bool(np.array_equal(y, own))
-    return bool(relative_error(y, own) <= min(LARGEST, allowed_error("fast", 0.0, root.dtype) * ENLARGED))
-
-
-def near(root: Tensor, y: Array, own: Array, exact: Array, sharp: Array | None = None) -> bool:
-    """Whether a graph's output `y` in its own dtypes equals the function's output `own` up to rounding.
+def near(
+    root: Tensor, found: Array, own: Array, exact: Array | None = None, sharp: Array | None = None,
+    limit: float | None = None,
+) -> bool:  # fmt: skip
+    """Whether a graph's output `found` in its own dtypes equals the function's output `own` up to a relative error.
 
     Integers and booleans must be equal, except elements computed from floats whose value differs between runs of the
-    graph in its dtypes and in float64 (`sharp`). `exact`: the function's output in float64."""
+    graph in its dtypes and in float64 (`sharp`). `exact`: the function's output in float64. `limit`: of floats; None:
+    rounding of a single operation."""
     if not dtypes.is_float(root.dtype):
-        unstable = False if sharp is None or not _reads_floats(root) else y != sharp  # rounding decides these elements
-        return not bool(np.any((y != own) & ~np.asarray(unstable)))
-    if misplaced(y, own, exact):
+        unstable = False if sharp is None or not _reads_floats(root) else found != sharp  # rounding decides these
+        return not bool(np.any((found != own) & ~np.asarray(unstable)))
+    if misplaced(found, own, own if exact is None or exact.shape != own.shape else exact):
         return False
-    rounding = min(LARGEST, 2 * relative_error(own, exact))
-    return bool(relative_error(y, own) <= min(LARGEST, allowed_error("fast", rounding, root.dtype) * ROUNDINGS))
+    return relative_error(found, own) <= (
+        ROUNDINGS * allowed_error("fast", 0.0, root.dtype) if limit is None else limit
+    )
 
 
 def _reads_floats(root: Tensor) -> bool:
@@ -132,4 +128,4 @@ def title_of(function: Any) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-__all__ = ["Rounding", "agrees", "near", "refuse", "title_of"]
+__all__ = ["Rounding", "near", "refuse", "refuse_type", "title_of"]

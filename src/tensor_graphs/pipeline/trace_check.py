@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -29,15 +28,14 @@ from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
 from ..models.functions.trace import is_passed_through
 from ..verification.memory_checks import memory_shortage
-from ..verification.reference import sample_inputs
+from ..verification.reference import call_seconds, sample_inputs, with_atomic_ops
 from .arguments import leaves_of_structure
 from .source import bound, is_module
-from .trace_agreement import Array, Rounding, agrees, refuse, title_of
+from .trace_agreement import Array, Rounding, refuse, refuse_type, title_of
 from .trace_check_large import (
     CallFails,
     compare_large,
     is_large,
-    judge_function,
     lacking_memory,
 )
 from .trace_check_torch import compare_torch
@@ -108,9 +106,9 @@ def _compare_function(
         def call(values: Mapping[str, Array]) -> list[Array]:
             return _outputs(_called(function, examples, values, copied=False), graph, function)
 
-        return compare_large(function, call, graph, seed, partial(judge_function, function), "function", time)
-    if missing := lacking_memory(graph):
-        return f"compared with its graph only: {missing}"
+        return compare_large(function, call, graph, seed, "function", time)
+    if missing := lacking_memory(graph) or time.too_long(call_seconds(graph)):
+        return f"compared with its graph only: a call of the function is left out, {missing}"
     leaves, bounds = list(graph.inputs), index_bounds(graph)
     rng = np.random.default_rng((seed, 77))
     flops = graph_flops(list(graph.roots))
@@ -161,21 +159,20 @@ def _compare_on(
     call_again(function, again, took, time)
     exact: list[Array] | None = None
     began = perf_counter()
+    atomic = with_atomic_ops(graph)
     with np.errstate(all="ignore"):
-        sharp = found = evaluate(graph, values)
+        sharp = found = evaluate(atomic, values)
     took += perf_counter() - began
     if in_float64 and not memory_shortage(_widened_bytes(graph)) and time.suffices(WIDE, WIDER * took):
         wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
         with suppress(CallFails, TraceError):  # the function rejects float64: compare in its own dtypes only
             exact = _outputs(_called(function, examples, wide), graph, function)
         with np.errstate(all="ignore"):
-            sharp = evaluate(graph, values, float64=True)
-    rounding = Rounding(graph, values)
+            sharp = evaluate(atomic, values, float64=True)
+    rounding = Rounding(atomic, values, found, sharp)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
-        in_wide = exact[i] if exact else None
-        if not agrees(function, name, root, outputs[i], in_wide, found[i], sharp[i]) and not rounding.explains(
-            i, outputs[i], found[i]
-        ):
+        refuse_type(function, name, root, outputs[i], found[i].shape)
+        if not rounding.accepts(i, outputs[i], exact[i] if exact else None):
             refuse(function, name, outputs[i], found[i], values)
 
 

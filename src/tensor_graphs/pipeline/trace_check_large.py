@@ -14,26 +14,20 @@ from zlib import crc32
 import numpy as np
 
 from ..backends.verification import inputs as drawing
-from ..egraph.ir import dtypes
 from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.tensor import Tensor
 from ..errors import TraceError
 from ..models.functions.numpy_array import OwnFunction
-from ..verification.comparison import relative_error
 from ..verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
-from ..verification.strips import LEAST, OutputStrips, StripPart, WholeOutput, fingerprint, strips_of
-from .trace_agreement import Array, Rounding, near, refuse, title_of
+from ..verification.reference import call_seconds, with_atomic_ops
+from ..verification.strips import LEAST, OutputStrips, StripPart, WholeOutput, fingerprint, has_large_values, strips_of
+from .trace_agreement import Array, Rounding, refuse, refuse_type, title_of
 from .trace_randomness import MORE, OptionalTime, random_state_kept, random_states
 
 HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
 LARGE_DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
 WHOLE_RUNS = 4  # calls of the function that take as long as comparing a whole output with its graph, at least
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
-#: Relative tolerance of a Torch module by dtype: Torch sums in another order and has other elementary functions.
-LOOSE = {"float64": 1e-9, "float32": 2e-3}
-
-Judge = Callable[[str, Tensor, StripPart, Array], None]
 
 
 class CallFails(Exception):
@@ -41,9 +35,9 @@ class CallFails(Exception):
 
 
 def is_large(graph: Graph) -> bool:
-    """Whether inputs and outputs take more than LARGE_BYTES, so that they are compared for one input only, and
-    in strips (runs of indices along an axis)."""
-    return input_output_bytes(graph) > LARGE_BYTES
+    """Whether inputs and outputs, or one value of a graph whose outputs can be computed in strips (runs of indices
+    along an axis), take more than LARGE_BYTES: then strips are compared, for one input only."""
+    return has_large_values(graph, LARGE_BYTES)
 
 
 def lacking_memory(graph: Graph) -> str:
@@ -52,7 +46,7 @@ def lacking_memory(graph: Graph) -> str:
 
 
 def compare_large(
-    function: Any, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, judge: Judge, kind: str,
+    function: Any, call: Callable[[Mapping[str, Array]], list[Array]], graph: Graph, seed: int, kind: str,
     time: OptionalTime,
 ) -> str:  # fmt: skip
     """Text that says how a graph was compared with one call of its function on random inputs, or why it was not.
@@ -60,7 +54,7 @@ def compare_large(
     Some strips (runs of indices along an axis) of each output are compared; all outputs as a whole, while time is left,
     if one of them mixes all indices of every axis (a shuffle, a sum over all elements). A function that draws random
     numbers is called a second time, and must give the same results. `call` maps inputs by name to the function's
-    outputs; `judge` raises TraceError for a strip that differs. `kind`: "function" or "module", for texts. `time`:
+    outputs; `kind`: "function" or "module", for texts. `time`:
     limits what is optional. Raises TraceError also for an output of another shape or dtype.
     """
     cuts = strips_of(graph)
@@ -70,6 +64,8 @@ def compare_large(
     references = max(p.taken for p in places) if places else run_bytes(graph, float64=True)
     needed = max(input_output_bytes(graph), given + eager_bytes(graph)) + references
     if problem := memory_shortage(needed):
+        return f"compared with its graph only: a call of the {kind} is left out, {problem}"
+    if problem := time.too_long(call_seconds(graph)):
         return f"compared with its graph only: a call of the {kind} is left out, {problem}"
     values = drawing.inputs(graph, rng)
     before, states, title = fingerprint(values), random_states(function), title_of(function)
@@ -87,17 +83,18 @@ def compare_large(
     if fingerprint(values) != before:
         return f"compared with its graph only: the {kind} writes to its inputs"
     for name, root, own in zip(graph.names, graph.outputs, found, strict=True):
-        _check_type(title, name, root, own, kind)
+        refuse_type(function, name, root, own, concrete(root.shape))
     if cuts is None and not time.suffices("the comparison", len(found) * WHOLE_RUNS * took):
         return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis{time.said}"
-    for name, root, own in zip(graph.names, graph.outputs, () if cuts else found):
-        judge(name, root, WholeOutput(graph, root, values), own)
+    atomic = with_atomic_ops(graph)
+    for name, root, own in zip(graph.names, atomic.outputs, () if cuts else found):
+        judge_strip(function, name, WholeOutput(atomic, root, values), own)
     compared = 1.0
     for name, own, place in zip(graph.names, found, places):
         done = 0
         for start in place.starts[: LEAST + 2]:
             part = place.part(start, values)
-            judge(name, place.root, part, part.of(own))
+            judge_strip(function, name, part, part.of(own))
             done += part.stop - part.start
         compared = min(compared, done / place.axes.size)
     if drew:
@@ -117,47 +114,17 @@ def _checksums(arrays: Sequence[Array]) -> list[int]:
     return [crc32(np.ascontiguousarray(a).reshape(-1).view(np.uint8).data) for a in arrays]
 
 
-def _check_type(title: str, name: str, root: Tensor, own: Array, kind: str) -> None:
-    if own.shape != concrete(root.shape) or dtypes.name_of(own.dtype) != root.dtype:
-        raise TraceError(
-            f"output {name!r} of the {kind} is {own.dtype}{list(own.shape)}, of its graph {root.type}", where=title,
-            hint="a Python condition on shapes, types or values was decided while tracing",
-        )  # fmt: skip
+def judge_strip(function: Any, name: str, part: StripPart, own: Array) -> None:
+    """Raise TraceError if a strip of the output `name` of a function or module differs from the graph's by more than
+    rounding.
 
-
-def judge_function(function: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
-    """Raise TraceError if a strip of a function's output `name` differs from the graph's by more than rounding.
-
-    `part`: the strip (a run of indices along an axis); `own`: its elements in the function's output; `root`: the
-    output in the graph.
+    `part`: the strip (a run of indices along an axis); `own`: its elements in the function's output.
     """
     found = part.run(float64=False)
     if np.array_equal(found, own):  # as shuffles are
         return
-    sharp = part.run(float64=True)
-    if not near(root, found, own, own, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
+    if not Rounding(part.graph, part.values, [found], [part.run(float64=True)]).accepts(0, own):
         refuse(function, name, own, found, part.values)
 
 
-def judge_torch(module: Any, name: str, root: Tensor, part: StripPart, own: Array) -> None:
-    """Raise TraceError if a strip of a Torch module's or function's output differs from the graph's by more than the
-    tolerance LOOSE. `name`, `root`: name of the output and its node in the graph; `part`: the strip (a run of indices
-    along an axis); `own`: its elements in the module's output."""
-    found = part.run(float64=False)
-    if np.array_equal(found, own):
-        return
-    sharp = part.run(float64=True)
-    if not near_torch(root, own, found, sharp) and not Rounding(part.graph, part.values).explains(0, own, found):
-        refuse(module, name, own, found, part.values)
-
-
-def near_torch(root: Tensor, own: Array, found: Array, sharp: Array) -> bool:
-    """Whether the output `own` of a PyTorch module and the output `found` of its graph agree. Floats do if the relative
-    error of `own` against `sharp`, the graph's output in float64, is at most the tolerance LOOSE for the dtype of
-    `root`, the output's node. Other dtypes are compared as the outputs of a NumPy function."""
-    if not dtypes.is_float(root.dtype):
-        return near(root, found, own, own, sharp)
-    return relative_error(own, sharp) <= LOOSE.get(root.dtype, 5e-2)
-
-
-__all__ = ["LOOSE", "CallFails", "compare_large", "is_large", "judge_function", "judge_torch", "near_torch"]
+__all__ = ["CallFails", "compare_large", "is_large", "judge_strip", "lacking_memory"]

@@ -22,10 +22,10 @@ from ..egraph.ir.weight_data import load_data
 from ..errors import TensorGraphsError, TraceError
 from ..extract.model.work import graph_flops
 from ..models.functions.numpy_array import OwnFunction, on_arrays
-from ..verification.reference import expected_seconds
+from ..verification.reference import call_seconds, expected_seconds, with_atomic_ops
 from .arguments import torch_leaves
-from .trace_agreement import Array, Rounding, near, refuse, title_of
-from .trace_check_large import CallFails, compare_large, is_large, judge_torch, lacking_memory, near_torch
+from .trace_agreement import Array, Rounding, near, refuse, refuse_type, title_of
+from .trace_check_large import CallFails, compare_large, is_large, lacking_memory
 from .trace_randomness import MORE, OptionalTime, call_again, extreme_draws, random_state_kept
 
 MODULE_FLOPS, MODULE_BYTES = 2e9, 1 << 27  # flops and weight bytes above which a module is run only if time suffices
@@ -59,9 +59,9 @@ def compare_torch(
         return _compare_states(call, graph)
     if is_large(graph):
         at = partial(_outputs_at, call, len(graph.outputs))
-        return compare_large(module, at, graph, seed, partial(judge_torch, module), "module", time)
-    if missing := lacking_memory(graph):
-        return GRAPH_ONLY + missing
+        return compare_large(module, at, graph, seed, "module", time)
+    if missing := lacking_memory(graph) or time.too_long(call_seconds(graph)):
+        return f"{GRAPH_ONLY}a call of the module is left out, {missing}"
     began = perf_counter()
     try:
         outputs = call.outputs()
@@ -167,6 +167,7 @@ def _compare_values(call: ExampleCall, graph: Graph, outputs: Sequence[Array], t
     from ..models.torch_export.arrays import to_numpy
 
     values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, call.tensors)}
+    graph = with_atomic_ops(graph)
     with np.errstate(all="ignore"):
         found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
     _refuse_difference(call.module, graph, outputs, found, sharp, values)
@@ -195,6 +196,7 @@ def _compare_states(call: ExampleCall, graph: Graph) -> str:
         copied = replace(call, module=copy.deepcopy(call.module))
     except Exception as error:  # whatever its own code raises
         return f"{GRAPH_ONLY}the module has state, and copying it raises {type(error).__name__}"
+    graph = with_atomic_ops(graph)
     for _ in range(STEPS):
         try:
             own = copied.outputs()
@@ -217,16 +219,11 @@ def _refuse_difference(
     """Raise TraceError if a module's outputs differ from the graph's (`found`; in float64 `sharp`) on inputs and states
     `values`.
     """
-    rounding = Rounding(graph, values)
+    rounding = Rounding(graph, values, found, sharp)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):
-        own = outputs[i]
-        if own.shape != found[i].shape or dtypes.name_of(own.dtype) != root.dtype:
-            raise TraceError(
-                f"output {name!r} of the module is {own.dtype}{list(own.shape)}, of its graph {root.type}",
-                where=title_of(module),
-            )
-        if not near_torch(root, own, found[i], sharp[i]) and not rounding.explains(i, own, found[i]):
-            refuse(module, name, own, found[i], values)
+        refuse_type(module, name, root, outputs[i], found[i].shape)
+        if not rounding.accepts(i, outputs[i]):
+            refuse(module, name, outputs[i], found[i], values)
 
 
 def _refuse_others(module: Any, graph: Graph, outputs: Sequence[Array], again: Sequence[Array]) -> None:

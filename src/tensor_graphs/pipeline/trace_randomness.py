@@ -14,6 +14,7 @@ import numpy as np
 from ..imported import imported
 
 LEAST_S = 0.25  # seconds that an optional part may take in any case
+CALL_S = 5.0  # estimated seconds that the first call of a function may take in any case
 MORE_CALLS = 16  # further calls on the same inputs of a function that draws from no known generator, in CHEAP_S
 CHEAP_S = 0.05  # seconds that these calls may take
 DRAWING_CALLS = 64  # further calls of a function that draws random numbers: few of them may change its result
@@ -36,6 +37,13 @@ class OptionalTime:
         if not fits and part not in self.omitted:
             self.omitted.append(part)
         return fits
+
+    def too_long(self, seconds: float) -> str:
+        """Text that says why not even one call, estimated at `seconds`, is made; "" if it is. It may take CALL_S, or
+        ten times as long as an optional part."""
+        if seconds <= max(CALL_S, 10 * self.spare()):
+            return ""
+        return f"it would take about {seconds:.0f} s"
 
     @property
     def said(self) -> str:

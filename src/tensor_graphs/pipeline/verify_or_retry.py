@@ -43,7 +43,8 @@ from ..extract.model.plan import Plan
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..verification.comparison import FACTORS, FailedAttempt, Tolerance, Verification
+from ..verification.accumulation import summation_error
+from ..verification.comparison import FACTORS, FAR, FailedAttempt, Tolerance, Verification
 from ..verification.diagnose import Diagnosis, diagnose
 from ..verification.reference import KEPT_BYTES
 from ..verification.verify import verify
@@ -200,6 +201,8 @@ class Acceptance:
                 continue
             if self.tolerance not in FACTORS:
                 break
+            if self._unexplained(verdict):
+                raise self._miscompiled(verdict, failure.finding)
             self._record(failure, known)
             return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
         raise _no_plan_within_tolerance()
@@ -312,6 +315,17 @@ class Acceptance:
         if self.plan is None or not verdict.miscompiled:
             return ""
         return verdict.worst.said
+
+    def _unexplained(self, verdict: Verification) -> bool:
+        """Whether an output of the unoptimized graph is farther beyond its limits than rounding, or another order of
+        sums, moves it. False where no runs with rounding noise are known (large outputs): a warning says so."""
+        sums = summation_error(self.graph.roots)
+        return bool(self.disturbed) and any(
+            o.excess > FAR
+            and (o.plan if o.plan > o.allowed else o.worst.relative)
+            > sums[k] + max((d.relative(k) for d in self.disturbed.values()), default=0.0)
+            for k, o in enumerate(verdict.outputs)
+        )
 
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst

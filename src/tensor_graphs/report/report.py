@@ -12,6 +12,7 @@ from ..errors import BadModelError
 from ..extract.model.plan import Plan
 from ..plain import Natural, decode, read_bytes
 from ..wording import counted, spelled_us
+from .older_reports import FIELDS, renamed
 from .records import (
     Amount,
     BlockReport,
@@ -33,7 +34,6 @@ from .timeline import Rows, is_span
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
 LARGEST = 1 << 28  # bytes of a report.json
 FEW_DIGITS = 0.1  # relative error of the graph as written from which the report has a note
-_RENAMED = {"remembered": "from_plan_cache", "memory": "plan_cache_notes", "cut": "omitted"}  # fields: old name -> name
 
 
 def _plain(value: Any) -> Any:
@@ -134,7 +134,7 @@ class Report:
     @classmethod
     def of_json(cls, data: Mapping[str, Any]) -> Report:
         """Report from the JSON values of `fields`. Raises KeyError, TypeError or ValueError for anything else."""
-        data = {_RENAMED.get(name, name): value for name, value in data.items()}
+        data = renamed(data)
         blocks = [BlockReport(**b) for b in data["blocks"]]
         kernels = [KernelReport(**k) for k in data["kernels"]]
         rules = {str(name): (int(matches), float(seconds)) for name, (matches, seconds) in data["rules"].items()}
@@ -154,7 +154,7 @@ class Report:
     def read(cls, path: Path) -> Report:
         """The report of a `report.json`. Raises BadModelError if the file is not a report."""
         try:
-            data = {_RENAMED.get(name, name): x for name, x in json.loads(read_bytes(path, LARGEST)).items()}
+            data = renamed(json.loads(read_bytes(path, LARGEST)))
             rules = {n: [r["matches"], r["seconds"]] for n, r in data.get("rules", {}).items()}
             found: Report = decode(cls, {**data, "rules": rules})
             if (v := found.verification) is not None:
@@ -199,7 +199,7 @@ class Report:
 
         found = asdict(self)
         found["rules"] = {n: {"matches": m, "seconds": s} for n, (m, s) in self.rules.items()}
-        found |= {old: found[new] for old, new in _RENAMED.items()}
+        found |= {old: found[new] for old, new in FIELDS.items()}
         found |= {"gap": self.gap, "speedup": self.speedup, "total_seconds": sum(self.seconds.values())}
         return found
 
@@ -268,9 +268,9 @@ class Report:
 
     def __getattr__(self, name: str) -> Any:
         """Value of a field that was renamed, under its old name. Raises AttributeError for other names."""
-        if name not in _RENAMED:
+        if name not in FIELDS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self, _RENAMED[name])
+        return getattr(self, FIELDS[name])
 
     def _repr_html_(self) -> str:
         from .notebook import notebook_html

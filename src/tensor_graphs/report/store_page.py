@@ -246,10 +246,10 @@ def history(kernel: Repeated) -> str:
 
 
 def _failures(found: FailedReport) -> str:
-    if not found.ways:
+    if not found.kinds:
         return ""
     rows = [
-        (w.name, w.backend, w.status, w.stage, f"{w.keys} of {w.of}", w.message[:160]) for w in found.ways[:MOST_ROWS]
+        (w.name, w.backend, w.status, w.stage, f"{w.keys} of {w.of}", w.message[:160]) for w in found.kinds[:MOST_ROWS]
     ]
     return (
         f"<p>{found.keys:,} of {found.of:,} tried kernels, in one shape and schedule each, failed; a failed kernel is not chosen.</p>"

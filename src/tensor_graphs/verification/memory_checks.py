@@ -24,6 +24,18 @@ def input_output_bytes(graph: Graph) -> int:
     return sum(t.type.nbytes for t in (*graph.inputs, *graph.leaves("state"), *graph.roots))
 
 
+def largest_value_bytes(graph: Graph) -> int:
+    """Bytes of the largest value that a run of a graph of known sizes computes from inputs and states; views do not
+    count."""
+    fed: dict[int, bool] = {}
+    largest = 0
+    for n in topological(expand_all(graph.roots)):
+        fed[id(n)] = n.op in ("input", "state") or any(fed[id(a)] for a in n.args)
+        if fed[id(n)] and n.args and n.entry.kind != "view" and n.op not in LAZY:
+            largest = max(largest, n.type.nbytes)
+    return largest
+
+
 def refuse_too_large(graph: Graph) -> None:
     """Raise TooLargeError if a graph of known sizes has inputs and results that exceed this machine's memory."""
     if (needed := input_output_bytes(graph)) > (have := host_bytes()):
@@ -118,6 +130,6 @@ def memory_errors_named(graph: Graph) -> Iterator[None]:
 
 
 __all__ = [
-    "eager_bytes", "host_bytes", "input_output_bytes", "memory_errors_named", "memory_shortage", "refuse_more_than_available",
+    "eager_bytes", "host_bytes", "input_output_bytes", "largest_value_bytes", "memory_errors_named", "memory_shortage", "refuse_more_than_available",
     "refuse_reference", "refuse_too_large", "refuse_too_large_for_gpu", "run_bytes",
 ]  # fmt: skip

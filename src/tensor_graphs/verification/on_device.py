@@ -19,6 +19,7 @@ from ..backends.verification.inputs import (
     InputDistribution,
     input_distributions,
     odd_numbers,
+    odd_share,
     random_indices,
     whole_numbers,
 )
@@ -98,7 +99,8 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
         else:
             wide = torch.float64 if leaf.dtype == "float64" else torch.float32
             x = role.mean + role.deviation * torch.randn(shape, generator=drawn, dtype=wide, device=device)
-            some = torch.rand(shape, generator=drawn, device=device) < ODD_SHARE if turn else None
+            share = odd_share(role) if turn == 1 else ODD_SHARE
+            some = torch.rand(shape, generator=drawn, device=device) < share if turn else None
             if role.positive:
                 away = x.abs() + 0.1 * role.deviation
                 x = torch.where(some, x, away) if turn == 2 and some is not None else away

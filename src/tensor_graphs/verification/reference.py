@@ -20,11 +20,12 @@ from ..egraph.ir.graph import Graph
 from ..egraph.ir.interpret import evaluate, expand_all
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import DerivedData
+from ..extract.model.work import graph_flops
 from .comparison import (
     Array,
     Values,
 )
-from .memory_checks import input_output_bytes, refuse_reference
+from .memory_checks import eager_bytes, input_output_bytes, refuse_reference
 
 LARGE_FLOPS = 2e10  # flops above which one seed is used instead of three (noted in the report)
 
@@ -113,6 +114,14 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = T
     weights = weight_bytes(graph, derived) if on_gpu else sum(leaf.type.nbytes for leaf in graph.leaves("param"))
     read = weights / known.weight_bytes_per_s
     return read + 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
+
+
+def call_seconds(graph: Graph) -> float:
+    """Estimate of the CPU seconds of one call of a function of arrays, from the sizes in its graph: `eager_bytes` are
+    written once and read once."""
+    return graph_flops(list(graph.roots)) / rates.HOST.reference_flops_per_s + 2 * eager_bytes(graph) / (
+        rates.HOST.reference_bytes_per_s
+    )
 
 
 def weight_bytes(graph: Graph, derived: bool = True) -> int:

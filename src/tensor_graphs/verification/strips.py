@@ -27,9 +27,10 @@ from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import load_data
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, refuse_writes, worst_of_inputs
 from .judge import Judge
-from .memory_checks import input_output_bytes, refuse_more_than_available, run_bytes
+from .memory_checks import eager_bytes, input_output_bytes, largest_value_bytes, refuse_more_than_available, run_bytes
 
 PIECE = 1 << 22  # maximum elements of a strip
+REPEATED = 2.0  # work of all strips of an output, as a multiple of that of the whole, up to which a large value is cut
 ROOM = 1 << 28  # maximum bytes of a strip's float64 reference with its intermediates, if a strip can be divided
 LEAST = 6  # random strips of each output that are compared even without remaining time, besides the first and last
 FEW = 3  # strips of each output that are compared on a further input: the first, the last, a random one
@@ -44,6 +45,17 @@ def strips_of(graph: Graph) -> list[StripAxes] | None:
             return None
         found.append(axes)
     return found
+
+
+def has_large_values(graph: Graph, bytes_: int) -> bool:
+    """Whether inputs and outputs of a graph take more than `bytes_`, or one of its values does although strips of the
+    outputs have small values only, and all strips together hardly more work than the whole."""
+    if input_output_bytes(graph) > bytes_:
+        return True
+    if largest_value_bytes(graph) <= bytes_ or (cuts := strips_of(graph)) is None:
+        return False
+    places = [OutputStrips(graph, r, axes, np.random.default_rng(0)) for r, axes in zip(graph.roots, cuts)]
+    return all(p.taken <= ROOM and p.work <= REPEATED * eager_bytes(Graph.of(p.root)) for p in places)
 
 
 def verify_strips(
@@ -142,6 +154,11 @@ class OutputStrips:
 
     def _bytes(self, count: int) -> int:
         return run_bytes(Graph.of(self.axes.strip(count).term), float64=True)
+
+    @property
+    def work(self) -> int:
+        """Bytes of the values that all strips compute."""
+        return eager_bytes(Graph.of(self._strip.term)) * len(self.starts)
 
     def part(self, start: int, inputs: Mapping[str, Array]) -> StripPart:
         """The strip that begins at index `start` of the axis, with the slices of leaves that it reads, cut from

@@ -97,21 +97,21 @@ def verify(
     (inputs, float64 run, own-dtype run) per seed, shared between attempts. `disturbed`: cache of runs with rounding
     noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the caller still accepts an output.
     `device`: Torch device of the tensors that `run` takes and returns, where everything is computed; "": host arrays.
-    Graphs with more than LARGE_BYTES of inputs and outputs are compared in strips if possible (strips.py). `enough()`:
-    asked after each seed but the last; if True, the remaining seeds are skipped and counted in `left_out`. `poll()`:
-    called before every operation of a reference run; if it raises Halted, verification ends, and the exception
-    propagates unless a seed is complete. Raises VerificationError if the program writes to its inputs, TooLargeError
-    before a reference run on the host whose values exceed the available memory (outputs that cannot be cut into strips,
-    or tolerance "exact").
+    Graphs with more than LARGE_BYTES of inputs and outputs, or in one value, are compared in strips if possible
+    (strips.py). `enough()`: asked after each seed but the last; if True, the remaining seeds are skipped and counted in
+    `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification ends, and
+    the exception propagates unless a seed is complete. Raises VerificationError if the program writes to its inputs,
+    TooLargeError before a reference run on the host whose values exceed the available memory (outputs that cannot be
+    cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
     if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
         device = ""
-    if not device and size > LARGE_BYTES and tolerance != "exact":
-        from .strips import strips_of, verify_strips
+    if not device and tolerance != "exact":
+        from .strips import has_large_values, strips_of, verify_strips
 
-        if cuts := strips_of(graph):
+        if has_large_values(graph, LARGE_BYTES) and (cuts := strips_of(graph)):
             return verify_strips(
                 graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll, seeds=seeds
             )

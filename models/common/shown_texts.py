@@ -1,0 +1,129 @@
+"""Tells texts of traced values that are only shown from those by which a function may decide.
+
+`repr(x)` of a traced array or tensor has no values, so what a function does with it is the same at every call. It is
+harmless where it is printed, logged or part of an error message.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import logging
+import pprint
+import sys
+import warnings
+from functools import lru_cache
+from types import FrameType, ModuleType
+from typing import Any
+
+#: Packages that show texts themselves: debuggers, loggers, test runners, error reports.
+SHOWING = frozenset({"IPython", "_pytest", "bdb", "code", "codeop", "debugpy", "ipykernel", "logging", "pdb", "pprint", "pydevd",
+                     "pytest", "rich", "tensor_graphs", "traceback", "unittest"})  # fmt: skip
+_SHOW = (print, pprint.pprint, pprint.pp, warnings.warn)
+_MAKE_TEXT = (repr, str, ascii, format)
+_METHODS = ("format", "join", "ljust", "rjust", "center", "strip", "rstrip", "lstrip", "expandtabs")  # of literal texts
+_PART = (
+    ast.JoinedStr,
+    ast.FormattedValue,
+    ast.Tuple,
+    ast.List,
+    ast.Starred,
+    ast.keyword,
+    ast.GeneratorExp,
+    ast.ListComp,
+)
+
+
+def is_shown(frame: FrameType | None) -> bool:
+    """Whether code that is asking for a text only shows it: as an argument of `print`, a logger or a warning, as a
+    statement, or in the message of an error that is raised. `frame`: that of the code. False where its source is not
+    known.
+    """
+    if frame is None:
+        return False
+    if str(frame.f_globals.get("__name__", "")).partition(".")[0] in SHOWING:
+        return True
+    return _shows(_path(frame), frame)
+
+
+def _path(frame: FrameType) -> list[ast.AST]:
+    """The innermost node of the source that the frame is evaluating, and the nodes around it, inner ones first; empty
+    where the source is not known."""
+    tree = _tree(frame.f_code.co_filename)
+    place = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    line, end, column, end_column = place
+    if tree is None or None in place:
+        return []
+    found, path = list[ast.AST](), list[ast.AST]()
+
+    def visit(node: ast.AST) -> None:
+        nonlocal found
+        path.append(node)
+        if (getattr(node, "lineno", None), getattr(node, "end_lineno", None)) == (line, end) and (
+            getattr(node, "col_offset", None), getattr(node, "end_col_offset", None)) == (column, end_column):  # fmt: skip
+            found = path[::-1]
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+        path.pop()
+
+    visit(tree)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file))) if linecache.getlines(file) else None
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _shows(path: list[ast.AST], frame: FrameType) -> bool:
+    """Whether the text of the first node of a path is only shown."""
+    for inner, node in zip([None, *path], path):
+        if isinstance(node, ast.Call) and inner is not node.func:
+            called = _value(node.func, frame)
+            if called in _SHOW or _is_logging(called):
+                return not any(
+                    k.arg == "file" and _value(k.value, frame) not in (sys.stdout, sys.stderr) for k in node.keywords
+                )
+            error = isinstance(called, type) and issubclass(called, BaseException)
+            literal = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Constant | ast.JoinedStr)
+            method = literal and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
+            if not (called in _MAKE_TEXT or method or error):
+                return False
+        elif isinstance(node, ast.Expr | ast.Raise):
+            return True
+        elif isinstance(node, ast.Assert):
+            return inner is node.msg
+        elif isinstance(node, ast.BinOp):
+            if not isinstance(node.op, ast.Add | ast.Mod):
+                return False
+        elif not isinstance(node, (ast.Call, ast.Attribute, *_PART)) and inner is not None:
+            return False
+    return False
+
+
+def _is_logging(value: Any) -> bool:
+    owner = getattr(value, "__self__", None)
+    return isinstance(owner, logging.Logger | logging.LoggerAdapter) or (
+        inspect.isfunction(value) and value.__module__ == "logging"
+    )
+
+
+def _value(node: ast.AST, frame: FrameType) -> Any:
+    """The object that a name, or an attribute of a module or logger, has in a frame; None for other code."""
+    if isinstance(node, ast.Name):
+        names = (frame.f_locals, frame.f_globals, vars(builtins))
+        return next((known[node.id] for known in names if node.id in known), None)
+    if isinstance(node, ast.Attribute):
+        owner = _value(node.value, frame)
+        if isinstance(owner, ModuleType | logging.Logger | logging.LoggerAdapter):
+            return getattr(owner, node.attr, None)
+        return getattr(owner, "__dict__", {}).get(node.attr)
+    return None
+
+
+__all__ = ["is_shown"]
