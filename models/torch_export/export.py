@@ -7,10 +7,11 @@ that share the module's memory.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -55,14 +56,16 @@ def load_module(
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
     _refuse_autocast(title)
     # (pausing garbage collection makes imports alone a third faster)
-    with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, budget):
-        try:
-            with uncaught(title):
-                program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
-        except ExportError:
-            raise
-        except Exception as error:
-            raise _export_error(error, title) from error
+    with torch.no_grad(), gc_paused(), tracing(), known_shapes():
+        _import_tracer()
+        with bounded(title, budget):
+            try:
+                with uncaught(title):
+                    program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+            except ExportError:
+                raise
+            except Exception as error:
+                raise _export_error(error, title) from error
     graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes), budget=budget)
     return graph.bind(dims) if dims else graph
 
@@ -121,6 +124,14 @@ def tracing() -> Iterator[None]:
         finally:
             if before is not None:
                 setattr(config, name, before)
+
+
+def _import_tracer() -> None:
+    """Import the modules that torch.export imports at its first use. They take seconds, on a busy machine more than an
+    export may go on without a traced operation, which is not to count them."""
+    for name in ("torch.export._trace", "torch.fx.experimental.symbolic_shapes"):
+        with suppress(ImportError):  # of another torch version: imported while it exports
+            importlib.import_module(name)
 
 
 def _as_module(function: Callable[..., Any]) -> Any:
