@@ -252,7 +252,8 @@ class Lowering:
         """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template (a kernel's pattern and
         code) that computes it, or given calls of one template.
 
-        Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
+        Returns (template, flops, number of expressions) of each kernel that computes the group; for calls of one
+        template [], because the template caches their lowered kernels.
         """
         if job.form is None:
             return self.answers(

@@ -51,7 +51,9 @@ def dtype_text(dtype: str) -> str:
 
 #: Name that emitted source may use -> module to import it from ("": the name is the module).
 _STANDARD = {
-    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""),
+    **dict.fromkeys(
+        ("ctypes", "functools", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""
+    ),
     "partial": "functools",
     "Path": "pathlib",
     "finalize": "weakref",

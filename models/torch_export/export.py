@@ -12,6 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from ...egraph.ir.graph import Graph
@@ -201,12 +202,22 @@ def _is_ready(program: Any) -> bool:
     return not _trains_batch_norm(program)
 
 
-def _decompositions(program: Any) -> Any:
+def _decompositions(program: Any) -> dict[Any, Any]:
     """Return torch.export's default decomposition table without the overloads that have a builder."""
     import torch
 
-    table = torch.export.default_decompositions()
-    training = _trains_batch_norm(program)
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    return dict(_decomposition_table(_trains_batch_norm(program), len(registered)))
+
+
+@lru_cache(maxsize=4)
+def _decomposition_table(training: bool, registered: int) -> dict[Any, Any]:
+    """The table of `_decompositions`, which takes torch 50 ms to make: for programs that train a batch norm or do not,
+    and as long as the number of composite operators that are registered, the caller's own included, is the same.
+    """
+    import torch
+
+    table = dict(torch.export.default_decompositions())
     for overload in (*TABLE, *cx.TABLE):
         packet, _, kind = overload.partition(".")
         if packet == "batch_norm" and training:

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import ClassVar
 
-from ...generate.schedule import Domain, Schedule, flag, number, optional
+from ...generate.schedule import Domain, SplitSchedule, flag, number, optional
 from ...ir.expr import Expr
 from ...ir.index import Axis, index
 from ...ir.kernel import Kernel
@@ -42,7 +42,7 @@ HOW = {IEEE: "FUSED", THREE: "THREE"}
 
 
 @dataclass(frozen=True)
-class TiledSchedule(Schedule):
+class TiledSchedule(SplitSchedule):
     """Schedule (tuning parameters) of a float32 GEMM whose tiles are staged in shared memory."""
 
     tag: ClassVar[str] = "tiles"
@@ -66,12 +66,6 @@ class TiledSchedule(Schedule):
         "set exactly if `split` is; marks kernels that combine the partial sums themselves", fixed=True, common=True
     )
     early: bool = flag("programmatic dependent launch", common=True)
-
-    @property
-    def scratch_parts(self) -> int:
-        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
-        split."""
-        return self.split or 1
 
     @property
     def threads(self) -> int:

@@ -127,7 +127,7 @@ def _pointwise(facts: KernelFacts) -> Ranked:
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < target().multiprocessors) * (target().multiprocessors / programs) / 8
-            short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
+            short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.transposed else 0.0
             wanted = max(1, min(8, WRITTEN // facts.beside))
             own = _own(facts, each(m * n, warps), wanted, facts.m * facts.n * facts.batch)
             yield schedule, own + idle + short
@@ -186,7 +186,7 @@ def _rows(facts: KernelFacts) -> Ranked:
                 + narrow
             )
             small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
-            short = max(0.0, log2(SEGMENT / m)) / 4 if facts.turned else 0.0
+            short = max(0.0, log2(SEGMENT / m)) / 4 if facts.transposed else 0.0
             thin = _thin(facts, m * k, programs * split, warps) / 4 if k < whole else 0.0
             yield schedule.cut(split), rank + small + short + thin
 
