@@ -35,7 +35,7 @@ from .kernel_family import family_of
 from .lowering_jobs import Job, Reply, flattened_terms
 from .lowering_pool import Batch, LowerPool
 from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
-from .template import GeneratedKernel, is_right_strided, layout_key, template_of
+from .template import GeneratedKernel, all_float32, is_right_strided, layout_key, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, is_unaligned
 
 if TYPE_CHECKING:
@@ -274,8 +274,9 @@ class Lowering:
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.group.terms)
         )
+        rounded = all_float32(o.type.dtype for o in asked.call.places.values())
         for precision in self.precisions if multiplies else (IEEE,):
-            found = list(self._templates(asked, precision))
+            found = list(self._templates(asked, precision)) if rounded or not precision.loss else []
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:

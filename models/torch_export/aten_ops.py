@@ -22,6 +22,7 @@ from . import aten_pointwise as p
 from . import aten_reduce as r
 from . import aten_search as search
 from .aten_backward import BACKWARD
+from .aten_norm_backward import NORM_BACKWARD
 from .aten_recurrent import RECURRENT
 from .aten_training import TRAINING
 
@@ -326,6 +327,7 @@ TABLE: dict[str, Builder] = (
     RECURRENT
     | TRAINING
     | BACKWARD
+    | NORM_BACKWARD
     | _overloads(_ARITHMETIC | _FUNCTIONS | _CREATION | _VIEWS | _LAYOUT | _REDUCTIONS | _CONTRACTIONS | _LAYERS)
 )
 

@@ -365,8 +365,10 @@ def _missing(item: Any) -> Iterator[Missing]:
 
 
 def overload_of(target: Any) -> str:
-    """Return the overload name: 'add.Tensor' for ATen, the plain or qualified name otherwise."""
+    """Return the overload name: 'add.Tensor' for ATen and operators of the same meaning in the library
+    `tensor_graphs`, the plain or qualified name otherwise."""
     text = str(target)
-    if text.startswith("aten."):
-        return text.removeprefix("aten.")
+    for library in ("aten.", "tensor_graphs."):
+        if text.startswith(library):
+            return text.removeprefix(library)
     return text if "." in text and " " not in text else getattr(target, "__name__", text)

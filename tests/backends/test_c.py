@@ -555,6 +555,17 @@ def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obs
     assert not list((tmp_path / "scratch").iterdir()), "nothing is left behind"
 
 
+def test_a_process_asks_once_what_a_compiler_compiles_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, compiler = tmp_path / "seen", tmp_path / "cc.sh"
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {seen}\nexec cc "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    for number in (3, 4):
+        assert c_helpers.c_library(f"int f(void) {{ return {number}; }}\n").f() == number
+    assert [" -dM " in line for line in seen.read_text().splitlines()] == [True, False, False]
+
+
 def test_measuring_makes_the_same_kernel_from_its_terms() -> None:
     from tensor_graphs.backends.tuning.cpu_worker import decode, encode
 

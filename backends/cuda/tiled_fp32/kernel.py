@@ -10,7 +10,6 @@ The epilogue is emitted in the accumulators' thread layout.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -22,6 +21,7 @@ from ...ir.expr import Expr
 from ...ir.index import Axis, index
 from ...ir.kernel import Kernel
 from ...ir.precision import IEEE, PRECISIONS, THREE
+from ...ir.source_text import words
 from ...ir.tensor_maps import as_one
 from ...ir.tiling import Shape, shape_of
 from ...ir.unfusable import Unfusable
@@ -251,7 +251,8 @@ class TiledGemm(CudaPart):
         early = ["    begin_next();", "    await_previous();"] if t.early else []
         head = [f"    using Product = Tiles<{', '.join(map(str, numbers))}>;", "    ROOM(float, room);"]
         body = [*early, *head, *frame.top.lines]
-        used = [n for n in buffers if any(re.search(rf"\b{frame.param[n]}\b", line) for line in body)]
+        mentioned = words("\n".join(body))
+        used = [n for n in buffers if frame.param[n] in mentioned]
         more = ["counters"] if last is not None else []
         parameters = ", ".join(
             [*(frame.parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]
