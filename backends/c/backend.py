@@ -31,6 +31,7 @@ from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
+from .batch_norms import batch_norm_rows
 from .convolutions import HELPERS as PACKING
 from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
@@ -39,6 +40,7 @@ from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
 from .linear_products import linear_rows
+from .pool_indices import pool_index_rows
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
 from .recurrent_layers import recurrent_rows
 
@@ -212,7 +214,16 @@ def _unavailable() -> str:
 BACKEND = C(
     EMITTER,
     {**HELPERS, **PACKING, **RECURRENT_PACKING},
-    (*convolution_rows(), *pool_rows(), *group_norm_rows(), *image_copy_rows(), *linear_rows(), *recurrent_rows()),
+    (
+        *convolution_rows(),
+        *pool_rows(),
+        *group_norm_rows(),
+        *batch_norm_rows(),
+        *pool_index_rows(),
+        *image_copy_rows(),
+        *linear_rows(),
+        *recurrent_rows(),
+    ),
 )
 """The C backend."""
 

@@ -82,8 +82,9 @@ def winograd_packed(w: Any) -> Any:
     """Weights [K, C, 3, 3], transformed for F(2x2, 3x3), as [16][panel of 16 output channels][C][16]."""
     k, c = w.shape[:2]
     g = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
-    made = np.einsum("ai,kcij,bj->abkc", g, np.asarray(w, np.float64), g, optimize=True).astype(np.float32)
-    return from_cache_line(made.reshape(16, k // 16, 16, c).transpose(0, 1, 3, 2))
+    taps = np.asarray(w).reshape(k // 16, 16, c, 9).transpose(3, 0, 2, 1).astype(np.float64, order="C")
+    made = (np.kron(g, g) @ taps.reshape(9, -1)).astype(np.float32)
+    return from_cache_line(made.reshape(16, k // 16, c, 16))
 
 
 def depthwise_packed(w: Any) -> Any:
@@ -130,7 +131,7 @@ def _lines_or_images(call: Call) -> bool:
 
 
 def channels_last_x(call: Call) -> bool:
-    """Whether x is channels-last."""
+    """Whether the image `x` of a convolution's call lies in memory with its channels innermost (NHWC)."""
     return is_channels_last(call.operands["x"])
 
 

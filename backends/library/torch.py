@@ -38,6 +38,8 @@ from .torch_helpers import HELPERS
 from .torch_images import convolutions, pools
 from .torch_products import products
 from .torch_rows import one_float, row, unavailable, usable_if
+from .torch_training import training
+from .torch_training_helpers import HELPERS as TRAINING_HELPERS
 
 
 def _alike(call: Call) -> bool:
@@ -234,12 +236,21 @@ class TorchBackend(BackendBase):
 
     name = "torch"
     operands = "torch"
-    helpers: Mapping[str, str] = HELPERS
+    helpers: Mapping[str, str] = {**HELPERS, **TRAINING_HELPERS}
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
         """All kernels; views and missing ops come from NumPy."""
-        return (*_pointwise(), *_reductions(), *products(), *convolutions(), *pools(), *_recurrent(), *_rest())
+        return (
+            *_pointwise(),
+            *_reductions(),
+            *products(),
+            *convolutions(),
+            *pools(),
+            *_recurrent(),
+            *training(),
+            *_rest(),
+        )
 
     def unavailable(self) -> str:
         """Reason why Torch cannot be used (missing or broken); empty if it can."""

@@ -30,6 +30,7 @@ from .torch_cuda_images import convolutions, pools
 from .torch_cuda_products import products
 from .torch_cuda_rows import FLOAT, floats, promotes, row, single, uniform
 from .torch_helpers import HELPERS as SHARED
+from .torch_training import training
 
 # ---------------------------------------------------------------- templates of torch.py
 #: Not taken over, with what has one of these names and a suffix after "_": packed for the CPU, or replaced here.
@@ -52,7 +53,8 @@ def _moved(t: LibraryKernel) -> LibraryKernel:
 
 
 def _from_cpu() -> list[LibraryKernel]:
-    return [_moved(t) for t in CPU.templates if not _cpu_only(t.name.partition(".")[2])]
+    left = {t.name for t in training()}  # a GPU runs the decompositions of these
+    return [_moved(t) for t in CPU.templates if t.name not in left and not _cpu_only(t.name.partition(".")[2])]
 
 
 def _cpu_only(name: str) -> bool:

@@ -146,8 +146,11 @@ class _Builder:
 
 
 def _plain(template: Template) -> bool:
-    """Whether a template is a single op over distinct operands with free attributes and without weight preparation."""
+    """Whether a template is a single op with one result over distinct operands with free attributes and without weight
+    preparation."""
     term = template.term
+    if len(template.terms) > 1:
+        return False
     assert isinstance(term, PatternCall)
     operands = [a.name for a in term.args if isinstance(a, Var)]
     free = all(isinstance(value, Name) for _, value in term.attrs)

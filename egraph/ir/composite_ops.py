@@ -34,7 +34,12 @@ def composite(
 
     def install(decompose: Callable[..., Tensor]) -> Callable[..., Tensor]:
         doc = (decompose.__doc__ or "").strip().splitlines()[0]
-        floats = law not in ("cross_entropy", "unpack", "dequantize")  # these have operands that are integers
+        floats = law not in (
+            "cross_entropy",
+            "unpack",
+            "dequantize",
+            "max_pool_gradient",
+        )  # these have operands that are integers
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip
 

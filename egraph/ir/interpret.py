@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from . import dtypes, quantized_ops
+from . import dtypes, quantized_ops, training_ops
 from .composite_ops import expand
 from .graph import Graph
 from .tensor import Tensor, make, topological
 from .weight_data import Data, load_data
 
-assert quantized_ops  # registers the ops of quantized weights
+assert quantized_ops and training_ops  # registers the ops of quantized weights and of training steps
 Array = np.ndarray[Any, Any]
 Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 

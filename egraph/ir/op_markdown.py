@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import atomic_ops, composite_ops, quantized_ops
+from . import atomic_ops, composite_ops, quantized_ops, training_ops
 from .index_maps import AffineMap, AxisIndex, BroadcastMap, ConcatMap, ReshapeMap
 from .ops import OPS, Op
 from .type_laws import LAWS
 
-assert atomic_ops and composite_ops and quantized_ops  # register the ops
+assert atomic_ops and composite_ops and quantized_ops and training_ops  # register the ops
 
 _HEAD = """# Ops
 
-{count} ops, generated from their entries in `egraph/ir/atomic_ops.py`, `egraph/ir/composite_ops.py` and `egraph/ir/quantized_ops.py` by
+{count} ops, generated from their entries in `egraph/ir/atomic_ops.py`, `egraph/ir/composite_ops.py`, `egraph/ir/quantized_ops.py` and `egraph/ir/training_ops.py` by
 `python -m tensor_graphs.egraph.ir.op_markdown`; `egraph/ir/ops.py` describes the fields of an entry.
 
 - **attributes**: with default values. **type**: the law in `egraph/ir/type_laws.py`.

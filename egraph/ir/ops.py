@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import ShapeError, UsageError
 from . import dtypes
-from .dims import Dim, Shape, concrete
+from .dims import Dim, Shape, concrete, volume
 from .index_maps import MapOf
 
 if TYPE_CHECKING:
@@ -151,11 +151,13 @@ class Op:
     each element of a row is needed more than once, with other elements between (a maximum, then a sum). `work(node)`:
     flops of a node, where they are not `flops` per element. `wide_operands`: a small relative error of an operand may
     change the result entirely (periodic functions, rounding to whole numbers), so operands are not stored in fewer
-    bits.
+    bits. `kernels_may_lack`: for some operands or devices no library has a kernel of this composite op, so that graphs
+    that are not rewritten hold its decomposition as well.
 
     Facts for drawing operands: `keeps_positive`: the result of positive operands is positive; implied for ops that move
     elements. `index_operand`: position of the operand that holds indices into operand 0 (along the attribute `axis`, or
-    axis 1). `negative_indices`: negative indices count from the end.
+    axis 1), or into the flattened spatial axes of the attribute `shape`. `negative_indices`: negative
+    indices count from the end.
     """
 
     name: str
@@ -185,6 +187,7 @@ class Op:
     fused_as: str = ""
     several_passes: bool = False
     wide_operands: bool = False
+    kernels_may_lack: bool = False
     work: Callable[[Tensor], float] | None = None
     keeps_positive: bool = False
     index_operand: int | None = None
@@ -262,8 +265,10 @@ class Op:
         return computes and not self.floats_only and self.algebra != "order"
 
     def indexed_size(self, shape: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """Size of the axis of operand 0 that `index_operand` indexes; `attrs`: those of the call; `shape`: the shape of
-        operand 0."""
+        """Number of elements that `index_operand` indexes; `attrs`: those of the call; `shape`: the shape of operand
+        0."""
+        if "shape" in self.attrs:
+            return volume(attrs["shape"][2:])
         return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 
 from ...errors import RuleError
 from . import composite_ops as composite
-from . import quantized_ops
+from . import quantized_ops, training_ops
 from .memo import memo
 from .ops import OPS
 from .pattern import Literal, PatternCall, Term, Var
 from .pattern_attrs import FUNCTIONS, Apply, Attr, AttrConstant, Name
 
-assert composite and quantized_ops  # register the composite ops, which patterns may name
+assert composite and quantized_ops and training_ops  # register the composite ops, which patterns may name
 _BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.MatMult: "matmul"}
 _INTEGER = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le"}

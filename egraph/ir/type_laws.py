@@ -71,6 +71,24 @@ from .laws_layout import (
     windows,
     windows_text,
 )
+from .laws_training import (
+    attention_gradient,
+    attention_statistics,
+    attention_statistics_text,
+    channel_norm_gradient,
+    channel_statistic,
+    channel_statistic_text,
+    conv_input_gradient,
+    conv_weight_gradient,
+    group_gain_gradient,
+    group_statistic,
+    group_statistic_text,
+    max_pool_gradient,
+    norm_gradient,
+    pool_indices,
+    pool_indices_text,
+    softmax_gradient,
+)
 from .ops import Attrs, Op, Type
 
 #: Type laws by name.
@@ -108,6 +126,18 @@ LAWS: dict[str, TypeLaw] = {
     "unpack": TypeLaw(unpack, unpack_text, 1, keeps_rank=True),
     "dequantize": TypeLaw(dequantize, dequantize_text, keeps_rank=True),
     "same": TypeLaw(same, same_text, 1, keeps_rank=True),
+    "conv_input_gradient": TypeLaw(conv_input_gradient, requested_text, 3),
+    "conv_weight_gradient": TypeLaw(conv_weight_gradient, requested_text, 3),
+    "norm_gradient": TypeLaw(norm_gradient, same_text, 1),
+    "channel_norm_gradient": TypeLaw(channel_norm_gradient, same_text, 2),
+    "channel_statistic": TypeLaw(channel_statistic, channel_statistic_text, 2),
+    "group_statistic": TypeLaw(group_statistic, group_statistic_text, 2),
+    "group_gain_gradient": TypeLaw(group_gain_gradient, channel_statistic_text, 2),
+    "softmax_gradient": TypeLaw(softmax_gradient, same_text, 1, keeps_rank=True),
+    "attention_statistics": TypeLaw(attention_statistics, attention_statistics_text, 3),
+    "attention_gradient": TypeLaw(attention_gradient, same_text, 3),
+    "pool_indices": TypeLaw(pool_indices, pool_indices_text, 3),
+    "max_pool_gradient": TypeLaw(max_pool_gradient, requested_text, 3),
 }
 
 

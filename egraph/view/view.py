@@ -14,9 +14,10 @@ import numpy as np
 
 from ...errors import ExtractionError
 from ..ir.block_order import weight_only
+from ..ir.composite_ops import expand
 from ..ir.graph import Graph
 from ..ir.ops import Type
-from ..ir.tensor import LEAVES, Tensor, make
+from ..ir.tensor import LEAVES, Tensor, make, topological
 from .saturation_report import SaturationReport
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -44,11 +45,11 @@ class EGraphView:
     report: SaturationReport
     tensors: Mapping[int, Tensor]
     classes: Mapping[Tensor, int]
-    # glued views only: e-classes of values inside blocks, which `classes` does not contain
+    # joined views only: e-classes of values inside blocks, which `classes` does not contain
     stamped: Bools | None = None
     age: Ints | None = None  # per e-class the round in which it appeared, 0 for values of the graph (None: unknown)
     own: Bools | None = None  # per e-node, whether the original graph contains it (None: unknown)
-    # glued views only: (block, e-class of each e-class of the block's view, -1 for none) of each instance
+    # joined views only: (block, e-class of each e-class of the block's view, -1 for none) of each instance
     instances: tuple[tuple[int, Ints], ...] = ()
 
     @cached_property
@@ -237,25 +238,43 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
 
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
     """A graph as an unsaturated e-graph: one e-node per e-class, in topological order; `report`: its
-    saturation report."""
-    nodes = graph.nodes()
-    number = {n: i for i, n in enumerate(nodes)}
+    saturation report. Composite ops that no library may have a kernel of (`Op.kernels_may_lack`) share an
+    e-class with their decompositions."""
+    own = dict.fromkeys(graph.nodes())
+    nodes: list[Tensor] = []
+    number: dict[Tensor, int] = {}  # node -> e-class
+    count = 0
+    for node in own:
+        parts = expand(node) if node.entry.kernels_may_lack else node
+        for inner in topological([parts]) if parts is not node else ():
+            if inner not in number and inner is not parts:
+                number[inner], count = count, count + 1
+                nodes.append(inner)
+        if node not in number:
+            known = number.get(parts)
+            number[node] = count if known is None else known
+            count += known is None
+            nodes.append(node)
+        if parts not in number:
+            number[parts] = number[node]
+            nodes.append(parts)
+    first = {number[n]: n for n in reversed(nodes)}
     fixed = weight_only(nodes)
     kids = [[number[a] for a in n.args] for n in nodes]
     return EGraphView(
         op=[n.op for n in nodes],
         attrs=[n.attrs for n in nodes],
-        cls=np.arange(len(nodes), dtype=np.int32),
+        cls=np.array([number[n] for n in nodes], np.int32),
         off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
         kid=np.array([k for row in kids for k in row], np.int32),
-        types=[n.type for n in nodes],
-        weight=np.array([n in fixed for n in nodes], np.bool_),
+        types=[first[c].type for c in range(count)],
+        weight=np.array([first[c] in fixed for c in range(count)], np.bool_),
         roots=tuple(number[r] for r in graph.roots),
         report=report or SaturationReport(sizes=(len(nodes),)),
         tensors={i: n for i, n in enumerate(nodes) if n.op in LEAVES},
-        classes=number,
-        age=np.zeros(len(nodes), np.int32),
-        own=np.ones(len(nodes), np.bool_),
+        classes={n: number[n] for n in own},
+        age=np.zeros(count, np.int32),
+        own=np.array([n in own for n in nodes], np.bool_),
     )
 
 

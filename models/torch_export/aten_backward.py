@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir import builders as t
+from ...egraph.ir import training_ops as g
 from ...egraph.ir.dims import volume
 from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
-from . import aten_conv, aten_index, aten_pool, aten_resample
+from . import aten_conv, aten_pool, aten_resample
 from .aten_pointwise import number
 
 Matrix = np.ndarray[Any, Any]
@@ -31,44 +32,21 @@ def convolution_backward(
                                     transposed, output_padding, groups, wanted)  # fmt: skip
         return [None if made[0] is None else t.squeeze(made[0], 0), *made[1:]]
     stride, padding, dilation = ((list(v) * n)[:n] for v in (stride, padding, dilation))
+    geometry = {"strides": stride, "pads": (*padding, *padding), "dilations": dilation, "groups": groups}
     found: list[Any] = [None, None, None]
     if wanted[0] and transposed:
         found[0] = aten_conv.convolution(grad, w, None, stride, padding, dilation, groups=groups)
     elif wanted[0]:
-        extra = [_unreached(*spot) for spot in zip(x.shape[2:], grad.shape[2:], w.shape[2:], stride, padding, dilation)]
-        found[0] = aten_conv.convolution(grad, w, None, stride, padding, dilation, True, extra, groups)
+        if any(step > 1 and not isinstance(size, int) for step, size in zip(stride, x.shape[2:])):
+            raise UnsupportedError("the gradient of a strided convolution over free dimensions")
+        found[0] = g.conv_input_gradient(grad, w, shape=x.shape, **geometry)
     if wanted[1]:
         inner, outer = (grad, x) if transposed else (x, grad)
-        found[1] = _weight_gradient(inner, outer, w.shape[2:], stride, padding, dilation, groups)
+        whole_sizes((*w.shape, *outer.shape[2:]), "the gradient of a convolution's weight")
+        found[1] = g.conv_weight_gradient(inner, outer, shape=w.shape, **geometry)
     if wanted[2]:
         found[2] = t.sum(grad, (0, *range(2, grad.rank)))
     return found
-
-
-def _unreached(size: Any, made: Any, kernel: Any, stride: int, padding: int, dilation: int) -> int:
-    """Return the number of input positions behind the last window of a convolution along an axis."""
-    extra = size - ((made - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1)
-    if not isinstance(extra, int):
-        raise UnsupportedError("the gradient of a strided convolution over free dimensions")
-    return extra
-
-
-def _weight_gradient(
-    x: Tensor, grad: Tensor, kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int], groups: int,
-) -> Tensor:  # fmt: skip
-    """Return the weight's gradient [out, in / groups, *kernel] of a convolution of x[N, in, ...] with result gradient
-    grad[N, out, ...]: a convolution of x by grad that sums over the batch, with strides and dilations exchanged.
-    """
-    kernel, _ = (whole_sizes(v, "the gradient of a convolution's weight") for v in (kernel, grad.shape[2:]))
-    batch, channels = x.shape[:2]
-    inner = t.permute(t.reshape(x, (batch, groups, channels // groups, *x.shape[2:])), (2, 1, 0, *range(3, x.rank + 1)))
-    inner = t.reshape(inner, (channels // groups, groups * batch, *x.shape[2:]))
-    made = t.conv(inner, t.swapaxes(grad, 0, 1), None, strides=tuple(dilation), pads=(*padding, *padding),
-                  dilations=tuple(stride), groups=groups)  # fmt: skip
-    for i, size in enumerate(kernel):
-        made = t.slice_axis(made, 2 + i, 0, size)
-    return t.swapaxes(made, 0, 1)
 
 
 # ---------------------------------------------------------------- pooling
@@ -79,10 +57,9 @@ def max_pool_backward(n: int) -> Callable[..., Tensor]:
     """
 
     def build(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
-        lead = grad.shape[:-n]
-        indices, values = (t.reshape(y, (*lead, volume(y.shape[-n:]))) for y in (rest[-1], grad))
-        empty = t.full((*lead, volume(x.shape[-n:])), 0.0, grad.dtype)
-        return t.reshape(aten_index.scatter_add(empty, -1, indices, values), x.shape)
+        if x.rank == n + 1:
+            return t.squeeze(build(*(t.expand_dims(v, 0) for v in (grad, x, rest[-1]))), 0)
+        return g.max_pool_gradient(grad, rest[-1], shape=x.shape)
 
     return build
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
+from ...egraph.ir import training_ops as g
 from ...egraph.ir.dims import Dim, volume
 from ...egraph.ir.tensor import Tensor
 from .aten_reduce import refuse_free
@@ -73,9 +74,12 @@ def native_group_norm(
 ) -> list[Any]:
     """Return [result of `group_norm`, mean per group, reciprocal standard deviation per group]. `n`, `channels`,
     `space`: sizes of x."""
-    flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
-    spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
-    return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
+    if _wide(x) is not x:  # halves: in the dtype of the operand
+        flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
+        spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
+        return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
+    statistics = [g.group_mean(x, groups=groups), g.group_deviation(x, groups=groups, eps=eps)]
+    return [group_norm(x, groups, gain, shift, eps), *statistics]
 
 
 def batch_norm(
@@ -84,7 +88,7 @@ def batch_norm(
 ) -> Tensor:  # fmt: skip
     """Batch normalization with the given statistics; with those of the batch in training mode, or if none are given."""
     if training or mean is None or var is None:
-        mean, var = _batch_statistics(x)
+        return _in_training(x, gain, shift, eps)
     return c.batch_norm(x, *_affine(x, gain, shift, x.shape[1]), t.cast(mean, x.dtype), t.cast(var, x.dtype), eps=eps)
 
 
@@ -104,11 +108,10 @@ def batch_norm_functional(
     """
     if not training:
         return [*batch_norm_inference(x, gain, shift, mean, var, momentum, eps), mean, var]
-    batch_mean, batch_var = _batch_statistics(x)
-    whole = c.batch_norm(
-        x, *_affine(x, gain, shift, x.shape[1]), *(t.cast(s, x.dtype) for s in (batch_mean, batch_var)), eps=eps
-    )
-    saved = [batch_mean, t.rsqrt(batch_var + eps)]
+    wide = _wide(x)
+    whole = _in_training(x, gain, shift, eps)
+    batch_mean, batch_var = g.channel_mean(wide), g.channel_variance(wide)
+    saved = [batch_mean, g.channel_deviation(wide, eps=eps)]
     count = volume((x.shape[0], *x.shape[2:]))
     unbiased = (
         batch_var * (count / (count - 1)) if isinstance(count, int) and count > 1
@@ -125,17 +128,15 @@ def _but_channels(x: Tensor) -> tuple[int, ...]:
     return tuple(a for a in range(x.rank) if a != 1)
 
 
-def _batch_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(mean, variance) of each channel, in float32 at least."""
-    x, axes = t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x, _but_channels(x)
-    centred = x - t.mean(x, axes, True)
-    return t.mean(x, axes), t.mean(t.square(centred), axes)
+def _wide(x: Tensor) -> Tensor:
+    """x in float32 at least."""
+    return t.cast(x, "float32") if x.dtype in ("float16", "bfloat16") else x
 
 
-def _saved_statistics(x: Tensor, eps: float) -> list[Any]:
-    """Return [mean, reciprocal standard deviation] of each channel, in float32 at least."""
-    mean, var = _batch_statistics(x)
-    return [mean, t.rsqrt(var + eps)]
+def _in_training(x: Tensor, gain: Any, shift: Any, eps: float) -> Tensor:
+    """Batch normalization with the statistics of the batch, computed in float32 at least."""
+    wide = _wide(x)
+    return t.cast(g.batch_norm_training(wide, *_affine(wide, gain, shift, x.shape[1]), eps=eps), x.dtype)
 
 
 def batch_norm_without_stats(
@@ -143,8 +144,9 @@ def batch_norm_without_stats(
 ) -> list[Any]:
     """Return [batch normalization with batch statistics, mean, reciprocal standard deviation]."""
     return [
-        batch_norm(x, gain, shift, None, None, True, momentum, eps),
-        *_saved_statistics(x, eps),
+        _in_training(x, gain, shift, eps),
+        g.channel_mean(_wide(x)),
+        g.channel_deviation(_wide(x), eps=eps),
     ]
 
 

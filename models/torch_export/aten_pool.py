@@ -11,6 +11,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir import dtypes
+from ...egraph.ir import training_ops as g
 from ...egraph.ir.dims import Dim, concrete, volume
 from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.tensor import Tensor
@@ -84,6 +85,8 @@ def _largest_at(
 ) -> Tensor:
     """Return the index of each window's first maximum into the flattened spatial axes."""
     n = len(kernel)
+    if dtypes.is_float(x.dtype) and all(isinstance(d, int) for d in x.shape):
+        return g.max_pool_indices(x, kernel=kernel, strides=strides, pads=pads, dilations=dilations)
     wide = t.pad(x, [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))], neutral(True, x.dtype))
     for i in range(n):
         wide = t.windows(wide, 2 + i, kernel[i], strides[i], dilations[i])

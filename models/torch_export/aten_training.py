@@ -8,9 +8,12 @@ from math import sqrt
 from typing import Any
 
 from ...egraph.ir import builders as t
+from ...egraph.ir import training_ops as g
+from ...egraph.ir.laws_training import ATTENTION_ORDER
 from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
+from . import aten_activations as act
 from . import aten_attention, aten_create, aten_norm, aten_views
 from . import aten_pointwise as p
 from . import aten_reduce as r
@@ -46,11 +49,31 @@ def _scores(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None, scale: floa
     return scores + t.with_rank(t.cast(mask, scores.dtype), scores.rank)
 
 
+def _composite_mask(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> list[Tensor] | None:
+    """The additive mask of the composite ops of attention's gradients, if any; None where these ops do not apply:
+    causal attention of unequal lengths, and masks that may hide all keys of a query."""
+    if (causal and q.shape[-2] != k.shape[-2]) or q.rank != 4 or q.shape[:-2] != k.shape[:-2]:
+        return None
+    if mask is None:
+        return []
+    if not aten_attention.some_visible(mask):
+        return None
+    mask = t.with_rank(mask, q.rank)
+    if mask.dtype != "bool":
+        return [mask]
+    shown, hidden = (t.full((1,) * q.rank, v, "float32") for v in (0.0, float("-inf")))
+    return [t.where(mask, shown, hidden)]
+
+
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return (attention, logsumexp of the scores over the keys; 0 for queries that see no key)."""
     out = aten_attention.attention(q, k, v, mask, dropout, causal, scale=scale)
+    if (added := _composite_mask(q, k, mask, causal)) is not None:
+        operands = [_accumulated(x) for x in (q, k, *added)]
+        build = g.masked_attention_statistics if added else g.attention_statistics
+        return out, t.squeeze(build(*operands, scale=_scale_of(q, scale), causal=causal), -1)
     scores = _scores(q, k, causal, mask, _scale_of(q, scale))
     top = t.max(scores, -1, True)
     if mask is None or aten_attention.some_visible(mask):
@@ -64,15 +87,22 @@ def _attention(
 def _gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, mask: Tensor | None, dropout: float,
     causal: bool, scale: float | None,
-) -> tuple[list[Tensor], Tensor]:  # fmt: skip
-    """Return ([gradients of query, key and value], gradient of the scaled scores).
+    biased: bool = False,
+) -> tuple[list[Tensor], Tensor | None]:  # fmt: skip
+    """Return ([gradients of query, key and value], gradient of the scaled scores; None unless `biased`).
 
     Raises UnsupportedError for dropout.
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random")
     factor, dtype = _scale_of(q, scale), q.dtype
+    added = _composite_mask(q, k, mask, causal)
     grad, out, wide_q, wide_k, wide_v = (_accumulated(x) for x in (grad, out, q, k, v))
+    if added is not None and not biased:
+        build, known = (g.masked_attention_gradient if added else g.attention_gradient), (wide_q, wide_k, wide_v)
+        rest = (out, grad, t.expand_dims(_accumulated(logsumexp), -1), *map(_accumulated, added))
+        orders = [(of, [known[i] for i in order]) for of, order in ATTENTION_ORDER.items()]
+        return [t.cast(build(*first, *rest, of=of, scale=factor, causal=causal), dtype) for of, first in orders], None
     weights = t.exp(_scores(q, k, causal, mask, factor) - t.expand_dims(_accumulated(logsumexp), -1))
     scores = weights * (t.matmul(grad, t.swapaxes(wide_v, -1, -2)) - t.sum(grad * out, -1, True))
     grads = (
@@ -127,8 +157,9 @@ def efficient_backward(
     Raises UnsupportedError for dropout.
     """
     known = t.slice_axis(logsumexp, logsumexp.rank - 1, 0, q.shape[-2])
-    grads, scores = _gradients(grad, q, k, v, out, known, bias, dropout, causal, scale)
-    if bias is None or not wanted[3]:
+    biased = bias is not None and wanted[3]
+    grads, scores = _gradients(grad, q, k, v, out, known, bias, dropout, causal, scale, biased)
+    if bias is None or scores is None:
         return [*grads, None]
     return [*grads, t.cast(_summed_to(scores, bias), bias.dtype)]
 
@@ -216,7 +247,7 @@ def encoder_layer(
 
     def feed(y: Tensor) -> Tensor:
         wide = r.linear(y, up, up_b)
-        return r.linear(p.gelu(wide) if gelu else p.clamp(wide, 0), down, down_b)
+        return r.linear(act.gelu(wide) if gelu else p.clamp(wide, 0), down, down_b)
 
     def norm_1(y: Tensor) -> Tensor:
         return aten_norm.layer_norm(y, (size,), gain_1, shift_1, eps)

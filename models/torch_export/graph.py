@@ -21,8 +21,9 @@ from ..files.limits import check_count
 from . import aten_complex as cx
 from . import aten_views
 from .arrays import dtype_name, to_numpy
+from .aten_activations import log_sigmoid_forward
 from .aten_ops import IGNORED, TABLE
-from .aten_pointwise import log_sigmoid_forward, number
+from .aten_pointwise import number
 from .missing import Missing
 from .output_structure import output_names, structure_of
 from .symbolic_sizes import SymbolicSizes

@@ -15,6 +15,7 @@ from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.composite_ops import expand
 from tensor_graphs.egraph.ir.interpret import apply, evaluate
+from tensor_graphs.egraph.ir.laws_training import ATTENTION_ORDER
 from tensor_graphs.egraph.ir.ops import OPS, Op
 from tensor_graphs.egraph.ir.tensor import LEAVES, make, topological
 from tensor_graphs.errors import ShapeError
@@ -35,6 +36,7 @@ _ATTENTION: list[dict[str, Any]] = [
     {"scale": 0.5}, {"scale": 0.5, "causal": True}, {"scale": 1.0, "causal": True, "window": 2},
     {"scale": 2.0, "softcap": 3.0}]  # fmt: skip
 _QKV: Shapes = ((2, 2, 3, 4), (2, 1, 5, 4), (2, 1, 5, 6))
+_QKV_GRADIENT: Shapes = ((2, 2, 3, 4), (2, 2, 3, 4), (2, 2, 3, 6))
 CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
     "reduce": [(((2, 3, 4),), {"axes": a}) for a in ((0,), (1, 2), (), (0, 1, 2))] + [(((2, 1),), {"axes": (1,)})],
     "arg_reduce": [(((2, 3),), {"axis": a}) for a in (0, 1)],
@@ -78,6 +80,25 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
     "from_float8": [(((2, 3),), {"dtype": d}) for d in FLOATS],
     "unpack": [(((2, 4),), {"bits": b, "form": f, "axis": a, "block": n, "dtype": d}) for b, f, a, n, d in (
         (4, "unsigned", 1, 2, "float32"), (4, "signed", 0, 1, "float64"), (2, "signed", 1, 4, "float32"), (4, "e2m1", 0, 2, "bfloat16"))],
+    "conv_input_gradient": [(((2, 6, 4, 4), (6, 2, 3, 2)), {"shape": (2, 4, 7, 5), "strides": (2, 1), "pads": (1, 0, 1, 1),
+                                                             "dilations": (1, 2), "groups": 2}),
+                            (((1, 2, 7), (2, 3, 1)), {"shape": (1, 3, 5), "strides": (1,), "pads": (1, 1), "dilations": (1,), "groups": 1})],
+    "conv_weight_gradient": [(((2, 4, 7, 5), (2, 6, 4, 4)), {"shape": (6, 2, 3, 2), "strides": (2, 1), "pads": (1, 0, 1, 1),
+                                                              "dilations": (1, 2), "groups": 2}),
+                             (((1, 3, 5), (1, 2, 7)), {"shape": (2, 3, 1), "strides": (1,), "pads": (1, 1), "dilations": (1,), "groups": 1})],
+    "norm_gradient": [(((2, 3, 4), (2, 3, 4), (4,), (2, 3, 1), (2, 3, 1)), {})],
+    "channel_norm_gradient": [(((2, 4, 3), (2, 4, 3), (4,), (4,), (4,)), {})],
+    "channel_statistic": [(((2, 4, 3),), {}), (((3, 2),), {})],
+    "group_statistic": [(((2, 4, 3),), {"groups": 2}), (((3, 2),), {"groups": 1})],
+    "group_gain_gradient": [(((2, 4, 3), (2, 4, 3), (2, 2), (2, 2)), {"groups": 2})],
+    "softmax_gradient": [(((2, 3, 4), (2, 3, 4)), {"axis": a}) for a in (0, 1, 2)],
+    "attention_statistics": [(((2, 2, 3, 4), (2, 2, 3, 4), (2, 1, 3, 3)), {"scale": 0.5, "causal": c}) for c in (False, True)],
+    "attention_gradient": [
+        ((*(_QKV_GRADIENT[i] for i in order), (2, 2, 3, 6), (2, 2, 3, 6), (2, 2, 3, 1), (2, 1, 3, 3)),
+         {"of": of, "scale": 0.5, "causal": causal})
+        for of, order in ATTENTION_ORDER.items() for causal in (False, True)],
+    "pool_indices": _POOLS,
+    "max_pool_gradient": [(((2, 2, 3, 2), (2, 2, 3, 2)), {"shape": (2, 2, 5, 4)}), (((1, 2, 3), (1, 2, 3)), {"shape": (1, 2, 7)})],
     "dequantize": [(s, {}) for s in (((4, 6), (2, 3), (2, 3)), ((4, 6), (4, 1), (1, 1)), ((2, 0), (1, 1), (1, 1)))],
 }  # fmt: skip
 #: op -> attributes beside those of its law's cases.
@@ -90,6 +111,8 @@ def cases(op: Op) -> list[tuple[Shapes, dict[str, Any]]]:
     """Operand shapes and attributes for an op."""
     if op.law in ("pointwise", "compare", "where"):
         return [(s, {}) for s in _POINTWISE[op.arity]]
+    if op.name == "group_norm_gradient":
+        return [(((2, 4, 3), (2, 4, 3), (4,), (2, 2), (2, 2)), {"groups": 2})]
     return [(s[: op.arity], {k: v for k, v in {**a, **EXTRA.get(op.name, {})}.items() if k in op.attrs})
             for s, a in CASES[op.law]]  # fmt: skip
 
@@ -101,7 +124,7 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
     kinds = [dtype] * op.arity
     if op.law == "dequantize":
         kinds[1:] = "float32", "int8"
-    if op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy"):
+    if op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy", "max_pool_gradient"):
         kinds[1] = "int64"
     return kinds
 
@@ -110,7 +133,7 @@ def legal(op: Op) -> tuple[str, ...]:
     """The dtypes an op is defined for."""
     if op.law in ("from_float8", "unpack"):
         return ("uint8",)
-    if op.floats_only or op.law in ("attention", "conv") or op.name in FLOAT_MEANING:
+    if op.floats_only or op.law in ("attention", "conv", "max_pool_gradient") or op.name in FLOAT_MEANING:
         return FLOATS
     if op.name == "cross_entropy":
         return ("float32", "float64")
@@ -129,7 +152,7 @@ def arrays(op: Op, shapes: Shapes, kinds: list[str], seed: int = 0) -> list[np.n
     found = []
     for i, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
         category = dtypes.category(kind)
-        if i == 1 and op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy"):
+        if i == 1 and op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy", "max_pool_gradient"):
             found.append(_indices(op, shapes, rng))
         elif category == "float":
             found.append(np.asarray(rng.uniform(0.25, 2.0, shape)).astype(dtypes.numpy_dtype(kind)))

@@ -1,24 +1,22 @@
-"""Draws random legal calls of a template (a kernel's pattern and code): operand shapes are inferred backwards from a
-random output shape.
-
-Tests and `doctor`, which run every kernel of every backend, draw their calls here.
-"""
+"""Draws random legal calls of a template (a kernel's pattern and code) for the tests that run every kernel of every
+backend: operand shapes are inferred backwards from a random output shape."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...egraph.ir import pattern
-from ...egraph.ir.dtypes import is_float
-from ...egraph.ir.law_text import GATES
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern_attrs import AttrConstant, Fact, Name, holds
-from ...errors import ShapeError
-from ...extract.model.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.egraph.ir import pattern
+from tensor_graphs.egraph.ir.dtypes import is_float
+from tensor_graphs.egraph.ir.law_text import GATES
+from tensor_graphs.egraph.ir.laws_contraction import conv_size
+from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.ir.pattern_attrs import AttrConstant, Fact, Name, holds
+from tensor_graphs.errors import ShapeError
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 Shape = tuple[int, ...]
 _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scale": 0.3, "value": 1.5}
@@ -371,6 +369,102 @@ def _recurrent(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     return [Type(shape, kind.dtype) for shape in ((steps, batch, size), (states,), (weights,))]
 
 
+def _conv_input_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    shape = s.give(call, "shape", _ints(kind))
+    if kind.rank < 3:
+        raise Retry
+    sizes, groups = _geometry(s, call, shape)
+    out = groups * s.rng.randint(1, 2)
+    weight = (out, shape[1] // groups, *(size for size, _ in sizes))
+    return [Type((shape[0], out, *(made for _, made in sizes)), kind.dtype), Type(weight, kind.dtype)]
+
+
+def _conv_weight_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    shape = s.give(call, "shape", _ints(kind))
+    if kind.rank < 3:
+        raise Retry
+    image = (s.rng.randint(1, 2), 1, *(size + s.rng.randint(0, 4) for size in shape[2:]))
+    sizes, groups = _geometry(s, call, image, shape[2:])
+    if shape[0] % groups:
+        raise Retry
+    x = (image[0], shape[1] * groups, *image[2:])
+    return [Type(x, kind.dtype), Type((x[0], shape[0], *(made for _, made in sizes)), kind.dtype)]
+
+
+def _geometry(
+    s: _Draw, call: pattern.PatternCall, image: Sequence[int], kernel: Sequence[int] = ()
+) -> tuple[list[tuple[int, int]], int]:
+    """Draw strides, padding, dilations and groups of a convolution of an image.
+
+    Returns ([(window size, result size) of each spatial axis], groups).
+    """
+    n = len(image) - 2
+    strides = s.give(call, "strides", tuple(s.rng.choice((1, 1, 2)) for _ in range(n)))
+    half = tuple(s.rng.randint(0, 1) for _ in range(n))
+    pads = s.give(call, "pads", (*half, *half))
+    dilations = s.give(call, "dilations", tuple(s.rng.choice((1, 1, 2)) for _ in range(n)))
+    groups = s.give(call, "groups", s.rng.choice([g for g in (1, 1, 2) if kernel or image[1] % g == 0]))
+    sizes = [(kernel[i] if kernel else s.rng.randint(1, 3)) for i in range(n)]
+    made = [conv_size(image[2 + i], sizes[i], strides[i], pads[i], pads[n + i], dilations[i]) for i in range(n)]
+    return [(size, int(m)) for size, m in zip(sizes, made)], groups  # type: ignore[arg-type]  # sizes are concrete
+
+
+def _norm_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    shape = _ints(kind)
+    statistics = [Type((*shape[:-1], 1), kind.dtype)] * 2
+    return [kind, kind, Type(shape[-1:], kind.dtype), *statistics]
+
+
+def _channel_norm_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    shape = _ints(kind) if kind.rank >= 2 else _fail()
+    line = [Type(shape[1:2], kind.dtype)]
+    if "groups" not in OPS[call.op].attrs:
+        return [kind, kind, *line * 3]
+    groups = s.give(call, "groups", s.rng.choice((1, 2)))
+    if shape[1] % groups:
+        raise Retry
+    return [kind, kind, *line, *[Type((shape[0], groups), kind.dtype)] * 2]
+
+
+def _channel_statistic(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if kind.rank != 1:
+        raise Retry
+    return [Type((s.size(), *_ints(kind), *s.shape(0, 2)), kind.dtype)]
+
+
+def _softmax_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    s.axis(call, kind.rank)
+    return [kind, kind]
+
+
+def _attention_statistics(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    *batch, rows, last = _ints(kind) if kind.rank >= 3 else _fail()
+    if last != 1:
+        raise Retry
+    d, columns = s.size(), rows if s.give(call, "causal", s.rng.random() < 0.4) else s.size()
+    masks = [Type((*(1,) * len(batch), rows, columns), kind.dtype)] * (len(call.args) - 2)
+    return [Type((*batch, rows, d), kind.dtype), Type((*batch, columns, d), kind.dtype), *masks]
+
+
+def _attention_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    *batch, rows, d = _ints(kind) if kind.rank >= 3 else _fail()
+    if s.give(call, "of", "query") != "query":
+        raise Retry
+    causal, width = s.give(call, "causal", s.rng.random() < 0.4), s.size()
+    columns = rows if causal else s.size()
+    q, k, v = (*batch, rows, d), (*batch, columns, d), (*batch, columns, width)
+    out, masks = (*batch, rows, width), [(*(1,) * len(batch), rows, columns)] * (len(call.args) - 6)
+    return [Type(tuple(x), kind.dtype) for x in (q, k, v, out, out, (*batch, rows, 1), *masks)]
+
+
+def _max_pool_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    shape = s.give(call, "shape", _ints(kind))
+    if len(shape) < 3 or kind.dtype != s.dtype:
+        raise Retry
+    pooled = (*shape[:2], *(s.rng.randint(1, size) for size in shape[2:]))
+    return [Type(pooled, kind.dtype), Type(pooled, "int64")]
+
+
 #: Shape law -> rule from the output type to operand types.
 _RULES: dict[str, Rule] = {
     "pointwise": _pointwise, "compare": _compare, "where": _where, "cast": _cast, "reduce": _reduce,
@@ -380,6 +474,10 @@ _RULES: dict[str, Rule] = {
     "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter, "norm": _norm,
     "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
     "recurrent": _recurrent, "from_float8": _from_float8, "unpack": _unpack, "dequantize": _dequantize,
+    "conv_input_gradient": _conv_input_gradient, "conv_weight_gradient": _conv_weight_gradient,
+    "norm_gradient": _norm_gradient, "channel_norm_gradient": _channel_norm_gradient, "softmax_gradient": _softmax_gradient,
+    "channel_statistic": _channel_statistic, "attention_statistics": _attention_statistics, "attention_gradient": _attention_gradient,
+    "max_pool_gradient": _max_pool_gradient,
 }  # fmt: skip
 
 
@@ -433,7 +531,7 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
     env = {**s.attrs, **{n: Fact(k, n in template.prep) for n, k in s.types.items()}}
     if not holds(template.guards, env):
         return None
-    from ...egraph.ir import builders as api
+    from tensor_graphs.egraph.ir import builders as api
 
     leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
     out, *others = (pattern.build(t, leaves, s.attrs).type for t in template.terms)
