@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +46,32 @@ class Sampler:
     def sample(self) -> None:
         """Take one sample; subclasses implement it."""
         raise NotImplementedError
+
+
+def cpu_seconds() -> tuple[float, float]:
+    """CPU seconds of this process, and of its living and ended child processes."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks, found, below = os.sysconf("SC_CLK_TCK"), dict[int, tuple[int, float]](), {os.getpid()}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / ticks
+    living = 0.0
+    while fresh := {pid for pid, (parent, _) in found.items() if parent in below} - below:
+        living += sum(found[pid][1] for pid in fresh)
+        below |= fresh
+    return own.ru_utime + own.ru_stime, ended.ru_utime + ended.ru_stime + living
+
+
+def with_bytecode(**more: str) -> dict[str, str]:
+    """Environment of a child process in which imported modules are compiled once, as those of an installed package are:
+    into a folder of the benchmarks, whatever this process' own setting. `more`: further variables."""
+    known = {**os.environ, "PYTHONPYCACHEPREFIX": str(WORK / "bytecode"), **more}
+    known.pop("PYTHONDONTWRITEBYTECODE", None)
+    return known
 
 
 def row(figure: str, required: str, measured: str, ok: bool | None = None, **details: Any) -> Row:

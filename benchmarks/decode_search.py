@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -35,7 +34,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from .common import Sampler
+from .common import Sampler, cpu_seconds
 from .fingerprint import GPU, digest
 from .llm import CONFIGS, LENGTH, Repeated
 
@@ -44,24 +43,6 @@ BUDGET = 40.0  # of the plan that `--again` recalls
 LONG_S = 2.5  # limit of a solve that no measuring follows, as in `search`
 FUNCTIONS, SAMPLE_S = 45, 0.01  # lines of a profile; seconds between samples
 THREADS_S = 0.5  # seconds between readings of the threads' CPU times
-
-
-def cpu_seconds() -> tuple[float, float]:
-    """CPU seconds of this process, and of its living and ended child processes."""
-    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    ticks, found, below = os.sysconf("SC_CLK_TCK"), dict[int, tuple[int, float]](), {os.getpid()}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            found[int(entry.name)] = int(fields[1]), sum(map(int, fields[11:15])) / ticks
-    living = 0.0
-    while fresh := {pid for pid, (parent, _) in found.items() if parent in below} - below:
-        living += sum(found[pid][1] for pid in fresh)
-        below |= fresh
-    return own.ru_utime + own.ru_stime, ended.ru_utime + ended.ru_stime + living
 
 
 class Stages:

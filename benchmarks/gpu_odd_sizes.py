@@ -25,7 +25,7 @@ from benchmarks.suite import Suite
 from benchmarks.variant import Of, Variant
 
 EVEN = 8  # numbers of 16 bits in 16 bytes
-WAYS = {
+COLUMNS = {
     "eager": "cuBLAS µs",
     "padded": "over a padded weight",
     "padded, copied": "and copied",
@@ -85,7 +85,9 @@ def measured(case: Product) -> None:
 def line(record: Record) -> str:
     """A record as one row of the table."""
     variants: dict[str, Any] = record["variants"]
-    us = [f"{v['us']:.1f}" if "us" in (v := variants.get(n, {})) else "failed" if "failed" in v else "" for n in WAYS]
+    us = [
+        f"{v['us']:.1f}" if "us" in (v := variants.get(n, {})) else "failed" if "failed" in v else "" for n in COLUMNS
+    ]
     errors = " / ".join(f"{variants[n]['error']:.1e}" for n in ("ours", "eager") if "error" in variants.get(n, {}))
     cells = [record["name"].replace("x", "×"), f"{record.get('limit_us') or 0.0:.1f}", *us, errors]
     return f"| {' | '.join([*cells, how(variants.get('ours', {})) or record.get('failed', '')])} |"
@@ -94,7 +96,7 @@ def line(record: Record) -> str:
 def render(records: dict[str, Record]) -> str:
     """The table of these records as Markdown."""
     found = [records[n] for n in PRODUCTS if n in records]
-    head = ("rows × sum × columns", "limit µs", *WAYS.values(), "error ours / eager", "our kernels")
+    head = ("rows × sum × columns", "limit µs", *COLUMNS.values(), "error ours / eager", "our kernels")
     machines = dict.fromkeys(
         f"- {r['machine']}, {r['toolchain']}, budget {r.get('budget', 0):g} s; commit {r['commit']}"
         for r in found if "machine" in r

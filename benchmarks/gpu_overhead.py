@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from .torch_compile import Mixer
 
-WAYS = ("flat", "graph", "copying")
+MODES = ("flat", "graph", "copying")
 RIVALS = ("default", "reduce-overhead")  # modes of torch.compile
 SETS, ROUNDS, ROUND_S, KEPT = 8, 15, 0.01, 4
 Build = Callable[[], tuple[nn.Module, list[torch.Tensor]]]
@@ -206,7 +206,7 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
             compiled = torch.compile(module, mode=mode, fullgraph=True)
             calls[mode] = lambda i, f=compiled: f(*sets[i % SETS])
         for label, kind, way in (
-            *((f"{w} emitted", _Emitted, w) for w in WAYS[:2]), *((w, Program, w) for w in WAYS), ("chosen", Program, ""),
+            *((f"{w} emitted", _Emitted, w) for w in MODES[:2]), *((w, Program, w) for w in MODES), ("chosen", Program, ""),
         ):  # fmt: skip
             own = kind.from_saved(replace(program.manifest, way=way), program.source, program._weights, None, None)
             calls[label] = lambda i, f=own: f.flat(*sets[i % SETS])
@@ -228,7 +228,7 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
     direct = {n: p._direct is not None for n, p in record["own"].items()}
     record["direct"] = [n for n, there in direct.items() if there]
     runs = {n: p._run for n, p in record.pop("own").items()}
-    record["driver_us"] = {n: launches_us(runs[n]) for n in WAYS[:2] if n in runs}
+    record["driver_us"] = {n: launches_us(runs[n]) for n in MODES[:2] if n in runs}
     record["ways"] = {n: getattr(r, "way", "") for n, r in runs.items()}
     record["timed_us"] = {n: round(1e6 * s, 1) for n, s in getattr(runs["chosen"], "times", {}).items()}
     return record

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tensor_graphs.backends.program.launching import WAYS
+from tensor_graphs.backends.program.launching import OVERLAPS
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.generation import Generator
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=["gemma-270m"])
     parser.add_argument("--budget", type=float, default=40.0)
     parser.add_argument("--backend", default=None)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join(OVERLAPS))
     options = parser.parse_args()
     for name in options.names:
         begun = time.perf_counter()

@@ -69,7 +69,7 @@ WRONG = 1e-2  # relative error from which a result is wrong, not rounded otherwi
 PREFERRED = 0.01  # factor on prices of preferred kernels
 SPREAD = 0.4  # standard deviation of the logarithm of a price's factor
 CHOICES = 12  # schedules of a kernel that plans choose among
-WAYS = ("plain", "flat", "graph", "copying")
+MODES = ("plain", "flat", "graph", "copying")
 BUSY = "import torch\nx = torch.randn(6144, 6144, device='cuda')\nwhile True:\n    x @ x\n    torch.cuda.synchronize()"
 Row = dict[str, Any]
 
@@ -239,7 +239,7 @@ class Case:
         calls.use("plain")
         first = [calls(n, True) for n in sets]
         row |= {"first": [errors_of(first[n], self.exact[n]) for n in sets]}
-        for way in WAYS:
+        for way in MODES:
             calls.use(way)
             seen: Row = {"calls": 0, "other": [], "wrong": []}
             for turn in range(rounds):
@@ -268,7 +268,7 @@ def busy(count: int) -> Iterator[None]:
 
 def is_right(row: Row) -> bool:
     """Whether a row has neither wrong results nor other bits."""
-    later = (row[way]["other"] for way in WAYS if way in row)
+    later = (row[way]["other"] for way in MODES if way in row)
     return "error" not in row and not any(row.get("first", ())) and not any(later)
 
 
@@ -341,10 +341,10 @@ def main() -> None:
                     options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     pool.close()
     print(
-        f"| model | plan | launching | kernels | early | library | wrong at first | other bits later ({', '.join(WAYS)}) |"
+        f"| model | plan | launching | kernels | early | library | wrong at first | other bits later ({', '.join(MODES)}) |"
     )
     for r in rows:
-        later = [f"{len(r[w]['other'])}/{r[w]['calls']}" if w in r else "-" for w in WAYS]
+        later = [f"{len(r[w]['other'])}/{r[w]['calls']}" if w in r else "-" for w in MODES]
         first = r.get("error") or sum(map(len, r.get("first", ())))
         cells = (r["model"], r["plan"], r["launching"], r["kernels"], r["early"], r["library"], first, " ".join(later))
         print("|", " | ".join(map(str, cells)), "|")

@@ -1,4 +1,4 @@
-"""Times of loading, saturating and gluing: `python benchmarks/saturation.py [--layers N]`.
+"""Times of loading, saturating and joining: `python benchmarks/saturation.py [--layers N]`.
 
 Loading: a chain of n nodes as tables, and from tables into egglog. Saturation: the unique blocks of a Llama-like stack
 under all rules, in worker processes, first with and then without their start-up.
@@ -21,7 +21,7 @@ from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.saturate import saturate_blocks
 from tensor_graphs.egraph.saturate.term_cost import Roofline
 from tensor_graphs.egraph.simplify.simplify import simplify
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.rules import ALL
@@ -65,11 +65,11 @@ def stack(layers: int) -> Blocks:
 
 
 def saturation(blocks: Blocks) -> list[str]:
-    """Lines of the table: saturating all unique blocks twice (workers cold, then warm), and gluing."""
+    """Lines of the table: saturating all unique blocks twice (workers cold, then warm), and joining."""
     graphs = [b.graph for b in blocks.unique]
     _, cold = timed(lambda: saturate_blocks(graphs, ALL))
     views, warm = timed(lambda: saturate_blocks(graphs, ALL))
-    view, seconds = timed(lambda: glue(blocks, views))
+    view, seconds = timed(lambda: join_blocks(blocks, views))
     lines = [f"| {blocks} | {cold:.2f} | {warm:.2f} | {seconds:.3f} | {len(view):,} |"]
     return lines + [f"- block {i}: {v.report}" for i, v in enumerate(views)]
 
@@ -88,7 +88,7 @@ def main() -> None:
     ]
     lines += [
         "",
-        "| model | cold, s | warm, s | glue, s | e-nodes |",
+        "| model | cold, s | warm, s | join, s | e-nodes |",
         "|---|---|---|---|---|",
         *saturation(stack(layers)),
     ]

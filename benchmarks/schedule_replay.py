@@ -201,7 +201,7 @@ def replayed(
     while wanted := search.more():
         for schedule in wanted:
             asked.append(times[key_of_schedule(schedule)])
-            search.told(schedule, asked[-1])
+            search.record(schedule, asked[-1])
     return asked
 
 

@@ -17,7 +17,7 @@ from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.model.kernel import Backend
 from tensor_graphs.extract.model.plan import Plan
@@ -93,7 +93,7 @@ def run(
         import_in_background([*STORE_MODULES, *SOLVER_MODULES])
         stages = saturate_in_stages(effort, graphs, session.options.rules, session.options.limits)
     with timed(seconds, "join blocks"):
-        whole = [glue(blocks, views) if blocks else views[0] for views in stages]
+        whole = [join_blocks(blocks, views) if blocks else views[0] for views in stages]
     found = [hypergraph(session, view, backends) for view in whole]
     seconds["candidates"] = session.clock.seconds["candidates"]
     with open_store(session) as store:

@@ -24,6 +24,8 @@ import pytest
 # Tests run on all cores at once: a thread that spins while it waits takes the core of another test.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2**4 cycles
+# Dynamo collects garbage after each compilation: a tenth of its time in a process with the objects of all tests.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 gc.disable()  # until the tests are collected: millions of objects are made meanwhile, and none is garbage
 

@@ -192,6 +192,29 @@ def test_an_export_that_traces_nothing_ends_before_one_that_goes_on(monkeypatch:
     assert len(as_graph(*paused, budget=0.1).nodes()) > 4
 
 
+def test_the_first_exports_imports_do_not_count_as_tracing() -> None:
+    """On a busy machine they took longer than an export may go on without an operation."""
+    text = """
+import sys
+from contextlib import contextmanager
+import torch
+from tensor_graphs.models.torch_export import export
+
+@contextmanager
+def bounded(title, budget):
+    before = {name for name in sys.modules if name.startswith("torch.")}
+    yield
+    late = sorted(name for name in sys.modules if name.startswith("torch.") and name not in before)
+    print("IMPORTED", len(before), len(late))
+
+export.bounded = bounded
+export.load_module(torch.nn.Linear(3, 2), (torch.ones(1, 3),), budget=5.0)
+"""
+    done = subprocess.run([sys.executable, "-c", text], timeout=300, check=True, capture_output=True, text=True)
+    first = next(line for line in done.stdout.splitlines() if line.startswith("IMPORTED"))
+    assert int(first.split()[2]) < 40, first
+
+
 def test_the_bounds_of_one_export_leave_other_threads_alone() -> None:
     torch = pytest.importorskip("torch")
     from torch.fx import Graph as Fx

@@ -57,7 +57,7 @@ def test_what_tracing_decided_is_found():
 
     for function, said in (
         (lambda a: a if type(a) is np.ndarray else -a, r"at \[\d, \d\] the function gives"), (counting, "twice"),
-        (lambda a: a + np.random.rand(), "twice"), (lambda a: a if isinstance(a, np.ndarray) and "traced" in repr(a) else a[:2], "graph float32"),
+        (lambda a: a + np.random.rand(), "twice"), (lambda a: a[:2] if type(a) is np.ndarray else a, "graph float32"),
         (lambda a: a.astype(np.float64) if type(a) is np.ndarray else a, "float64"),
         (lambda a: (a, a) if type(a) is np.ndarray else a, "does not return"),
     ):  # fmt: skip

@@ -268,6 +268,32 @@ def test_programs_under_torch_func_are_named_errors(transform: str, backend: str
     assert torch.allclose(program(x), module(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+def test_programs_on_tensors_of_a_device_take_none_of_torch_func(transform: str) -> None:
+    """As programs on a GPU do: the conversion of their arguments, here for the CPU."""
+    torch = pytest.importorskip("torch")
+    from tensor_graphs.backends.runtime.marshalling import TensorMarshalling
+
+    exchange, spec, x = TensorMarshalling("cpu"), ("x", (3, 8), "float32"), torch.randn(3, 8)
+    quick = exchange.quick([spec])
+    assert quick is not None and quick([x]) is not None and exchange.accept(x, spec) is not None
+    seen = []
+
+    def called(given: Any) -> Any:
+        assert quick([given]) is None
+        with pytest.raises(UsageError, match="has no array"):
+            exchange.accept(given, spec)
+        seen.append(given)
+        return given.sum()
+
+    {
+        "vmap": lambda: torch.func.vmap(called)(x[None]),
+        "grad": lambda: torch.func.grad(called)(x),
+        "jvp": lambda: torch.func.jvp(called, (x,), (x,)),
+    }[transform]()
+    assert seen
+
+
 def test_tensors_that_no_array_holds_are_named() -> None:
     torch = pytest.importorskip("torch")
     program = tg.optimize(tg.exp(tg.input("x", (3,))), **QUICK)

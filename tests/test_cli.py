@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import errors
+from tensor_graphs import errors, settings
 from tensor_graphs.cli import app as cli
 from tensor_graphs.cli.console import Console
 from tensor_graphs.egraph.ir.graph import Graph
@@ -311,6 +311,22 @@ def test_store_commands(model: str, home: Path, capsys: pytest.CaptureFixture[st
     assert merged["copied"] == 1
     assert document(capsys, "db", "export", "rows.parquet", "--costdb", "other")["rows"] == sum(stats["rows"].values())
     assert document(capsys, "db", "merge", "nowhere", code=2)["error"]["code"] == "cost-store"
+    for command in (
+        "stats",
+        "failures",
+        "accuracy",
+        "check",
+        "page",
+        "compact",
+        "export x.parquet",
+        "export-starter x",
+        "push team",
+    ):
+        error = document(capsys, "db", *command.split(), "--costdb", "mistyped", code=2)["error"]
+        assert error["code"] == "cost-store" and error["where"] == "mistyped"
+    with settings.override(costdb="unused"):
+        assert not document(capsys, "db", "stats")["stats"]["keys"]
+    assert not Path("mistyped").exists() and not Path("unused").exists()
     (starter,) = document(capsys, "db", "export-starter", "starter", "--costdb", "other")["files"]
     assert starter["device"].startswith("cpu:") and 0 < starter["rows"] <= sum(stats["rows"].values())
     assert (
@@ -454,7 +470,7 @@ def test_a_removed_current_folder_is_named(tmp_path: Path, capsys: pytest.Captur
     with contextlib.chdir(tmp_path):
         os.chdir("gone")
         (tmp_path / "gone").rmdir()
-        assert document(capsys, "db", "stats", "--costdb", str(tmp_path / "store"))["ok"]
+        assert document(capsys, "db", "stats")["ok"]
         relative = document(capsys, "db", "export", "all.parquet", "--costdb", str(tmp_path / "store"), code=2)
     assert "current folder" in relative["error"]["message"] or relative["error"]["where"]
 

@@ -389,7 +389,7 @@ def test_an_unknown_backend_is_a_usage_error() -> None:
 
 # ---------------------------------------------------------------- 20, 21, 25: stores and homes
 @pytest.mark.parametrize("damage", ["text", "empty", "folder", "locked"])
-def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path) -> None:
+def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, root = tg.input("x", (8,)), tmp_path / "db"
     tg.optimize(tg.exp(x), backend="numpy", costdb=root, budget=60.0)
     assert Store(root).snapshot.kernels()  # the next reader of the rows makes the cache
@@ -403,6 +403,7 @@ def test_a_broken_store_does_not_stop_a_run(damage: str, tmp_path: Path) -> None
             file.mkdir()
     holder = None
     if damage == "locked":
+        monkeypatch.setitem(Store.__init__.__kwdefaults__, "wait_s", 0.2)
         duck = next((str(p) for p in files if "duck" in p.suffix), None)
         code = f"import duckdb, sys; c = duckdb.connect({duck!r}); print('held', flush=True); sys.stdin.read()"
         holder = (

@@ -8,12 +8,12 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 
-from .fuzz.eager import WAYS, Writer, batch, wrong
+from .fuzz.eager import CONFIGURATIONS, Writer, batch, wrong
 
 
 @pytest.mark.parametrize("way", [0, 2])
 def test_random_programs(way: int) -> None:
-    assert batch(1000 * way, 40, 6, WAYS[way]) == []
+    assert batch(1000 * way, 40, 6, CONFIGURATIONS[way]) == []
 
 
 def test_a_wrong_result_is_found() -> None:

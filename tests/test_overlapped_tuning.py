@@ -26,7 +26,7 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import make
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import NoPlanError
 from tensor_graphs.extract.model.clock import Halted
@@ -198,7 +198,7 @@ def test_kernels_are_measured_before_the_graph_is_rewritten(
     program = tg.optimize(small(), params={"w": W}, backend="gpu", budget=120, costdb=tmp_path)
     report = program.report
     assert report.verification["passed"] and not any("ended early" in w for w in report.warnings)
-    assert report.timeline["ahead: measure"][0][0] < report.timeline["stage: candidates"][0][0]
+    assert report.timeline["overlapped tuning: measure"][0][0] < report.timeline["stage: candidates"][0][0]
     exact = np.exp(0.5 * X @ W)
     assert np.allclose(program(X), exact / exact.sum(axis=1, keepdims=True), rtol=1e-4)
 
@@ -286,7 +286,7 @@ def test_kernels_left_out_of_a_short_form_are_reported(
     task = Task(model, prepare(session, model, None), select("numpy"))
     blocks = find_blocks(task.work)
     views = [view_of(b.graph) for b in blocks.unique]
-    rewritten = Rewritten(glue(blocks, views), blocks, views, [])
+    rewritten = Rewritten(join_blocks(blocks, views), blocks, views, [])
     short = match_short_form(session, task, rewritten)
     assert short is not None and not short.stats["left_out"]
     short = replace(short, stats={**short.stats, "left_out": left_out})

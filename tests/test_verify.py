@@ -477,7 +477,8 @@ def test_indices_stay_in_range() -> None:
     loss = tg.cross_entropy(tg.input("x", (4, 1)), tg.input("target", (4,), "int64"))
     assert index_bounds(Graph.of(loss)) == {"target": 1}
     rows, columns = tg.input("rows", (4, 1), "int64"), tg.input("columns", (1, 6), "int64")  # as of merged axes
-    merged = tg.gather(tg.input("plane", (8 * 16,)), (rows * 16 + columns).reshape((24,)), 0)
+    flat = tg.reshape(rows * 16 + columns, (24,))
+    merged = tg.gather(tg.input("plane", (8 * 16,)), flat, 0)
     assert index_bounds(Graph.of(merged)) == {"rows": 8, "columns": 16}
     values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2

@@ -58,6 +58,16 @@ SIDES = {"": "{}", "_residual": "{} + r", "_residual_left": "r + {}"}
 
 
 # ---------------------------------------------------------------- packed weights
+def from_cache_line(values: Any) -> Any:
+    """Copy of float32 values in a contiguous array that begins at a cache line (64 bytes): a vector that is loaded from
+    it lies in one line."""
+    room = np.empty(values.size + 16, np.float32)
+    start = -room.ctypes.data % 64 // 4
+    found = room[start : start + values.size].reshape(values.shape)
+    found[...] = values
+    return found
+
+
 def conv_packed(w: Any, groups: int) -> Any:
     """Weights [K, C, height, width] or [K, C, width] as [group][panel of 16 output channels][tap][C][16], with zeros
     behind the last channel of a group."""
@@ -65,23 +75,26 @@ def conv_packed(w: Any, groups: int) -> Any:
     made = k // groups
     padded = np.zeros((groups, -(-made // 16) * 16, c, int(np.prod(window))), np.float32)
     padded[:, :made] = np.asarray(w).reshape(groups, made, c, -1)
-    return np.ascontiguousarray(padded.reshape(groups, -1, 16, c, padded.shape[-1]).transpose(0, 1, 4, 3, 2))
+    return from_cache_line(padded.reshape(groups, -1, 16, c, padded.shape[-1]).transpose(0, 1, 4, 3, 2))
 
 
 def winograd_packed(w: Any) -> Any:
     """Weights [K, C, 3, 3], transformed for F(2x2, 3x3), as [16][panel of 16 output channels][C][16]."""
     k, c = w.shape[:2]
     g = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
-    made = np.einsum("ai,kcij,bj->abkc", g, np.asarray(w, np.float64), g, optimize=True).astype(np.float32)
-    return np.ascontiguousarray(made.reshape(16, k // 16, 16, c).transpose(0, 1, 3, 2))
+    taps = np.asarray(w).reshape(k // 16, 16, c, 9).transpose(3, 0, 2, 1).astype(np.float64, order="C")
+    made = (np.kron(g, g) @ taps.reshape(9, -1)).astype(np.float32)
+    return from_cache_line(made.reshape(16, k // 16, c, 16))
 
 
 def depthwise_packed(w: Any) -> Any:
     """Weights [C, 1, height, width] or [C, 1, width] as [tap][C]."""
-    return np.ascontiguousarray(np.asarray(w).reshape(w.shape[0], -1).T)
+    return from_cache_line(np.asarray(w).reshape(w.shape[0], -1).T)
 
 
-HELPERS: dict[str, str] = {f.__name__: source_of(f) for f in (conv_packed, winograd_packed, depthwise_packed)}
+HELPERS: dict[str, str] = {
+    f.__name__: source_of(f) for f in (from_cache_line, conv_packed, winograd_packed, depthwise_packed)
+}
 """Helper functions of emitted programs that pack weights: name -> source."""
 
 
@@ -118,7 +131,7 @@ def _lines_or_images(call: Call) -> bool:
 
 
 def channels_last_x(call: Call) -> bool:
-    """Whether x is channels-last."""
+    """Whether the image `x` of a convolution's call lies in memory with its channels innermost (NHWC)."""
     return is_channels_last(call.operands["x"])
 
 
@@ -313,7 +326,7 @@ def convolution_rows() -> list[LibraryKernel]:
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
-            "setup": ("address", "c_function", "c_library", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
+            "setup": ("address", "c_function", "c_library", "from_cache_line", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
             "version": VERSION, "reads_last": ("x",),
         }  # fmt: skip
         fits = both(usable, SINGLE, _lines_or_images, filled, channel_bias, kind.applies, few_elements)
@@ -350,6 +363,6 @@ def ending(spelled: str) -> str:
 
 
 __all__ = [
-    "HELPERS", "SOURCE", "channels_last_x", "conv_packed", "convolution_rows", "depthwise_packed", "few_elements", "pool_rows",
-    "winograd_packed",
+    "HELPERS", "SOURCE", "channels_last_x", "conv_packed", "convolution_rows", "depthwise_packed", "few_elements", "from_cache_line",
+    "pool_rows", "winograd_packed",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ folder; the file name is a hash of everything that affects the result. `CC` over
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shlex
@@ -56,6 +57,13 @@ def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") ->
     return done.stdout
 
 
+@functools.cache
+def c_machine(command: tuple[str, ...]) -> str:
+    """The macros that a compiler command defines, which identify the compiler's version and the processor's features;
+    asked once in a process. RuntimeError as of `c_output`."""
+    return c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
+
+
 def c_threads() -> list[str]:
     """Compiler flags for OpenMP loops. Uses the OpenMP library that Torch has loaded, since two thread pools would
     compete for the cores; else the system's, with TENSOR_GRAPHS_THREADS threads."""
@@ -74,8 +82,7 @@ def c_library(source: str, threads: bool = True) -> Any:
     """The compiled library of a C source for this machine's processor, from the cache if possible. `threads`: whether
     long loops run in parallel (not beside NumPy's threads, which spin on all cores)."""
     command = [*c_compiler(), *c_flags()]
-    # identifies the compiler version and the processor features
-    machine = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
+    machine = c_machine(tuple(command))
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     # "named": the name is part of the checksum in the file (emitted programs of other versions have their own files)
     name = hashlib.blake2b(repr(("named", source, command, machine)).encode(), digest_size=16).hexdigest()
@@ -188,6 +195,7 @@ __all__ = [
     "c_kept",
     "c_library",
     "c_loaded",
+    "c_machine",
     "c_opened",
     "c_output",
     "c_threads",

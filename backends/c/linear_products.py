@@ -60,7 +60,7 @@ def linear_rows() -> list[LibraryKernel]:
     fits = both(usable, SINGLE, two_d, bias_line, filled, known_sizes, few_elements)
     more: dict[str, Any] = {
         "family": "contraction", "dense": ("*",), "prep": {"w": _pack}, "source": lambda call: SOURCE, "version": VERSION,
-        "setup": ("address", "c_function", "c_library", "conv_packed"),
+        "setup": ("address", "c_function", "c_library", "from_cache_line", "conv_packed"),
     }  # fmt: skip
     for (suffix, pattern, bias), (side, text), (spelled, act) in product(PRODUCTS, SIDES.items(), ACTIVATIONS.items()):
         residual = side != ""

@@ -16,7 +16,7 @@ from ..ir.definitions import source_of
 from ..library.numpy_products import RECURRENT as PATTERN
 from ..library.torch_calls import SINGLE, both, extents, filled, usable
 from . import convolutions
-from .convolutions import LARGEST, few_elements
+from .convolutions import LARGEST, few_elements, from_cache_line
 from .linear_products import known_sizes
 from .recurrent_text import BLOCK, CELLS, LAYERS
 
@@ -60,9 +60,7 @@ def recurrent_tiled(w: Any, cell: str, variant: str, size: int, hidden: int, lay
             parts += [w_x.transpose(1, 0, 3, 2), b_x.transpose(1, 0, 2, 3), *([b_h[2]] if inner else [])]
             parts += [v.transpose(1, 3, 0, 2) for v in recurrent]
         size = directions * hidden
-    room = np.empty(sum(p.size for p in parts) + 16, np.float32)
-    start = -room.ctypes.data % 64 // 4
-    return np.concatenate([p.reshape(-1) for p in parts], out=room[start : start + room.size - 16])
+    return from_cache_line(np.concatenate([p.reshape(-1) for p in parts]))
 
 
 HELPERS: dict[str, str] = {"recurrent_tiled": source_of(recurrent_tiled)}
@@ -122,7 +120,7 @@ def recurrent_rows() -> list[LibraryKernel]:
         LibraryKernel(
             "c.recurrent", "c", PATTERN, _code, family="recurrent", dense=("s", "w"), prep={"w": _pack}, scratch=_scratch,
             applies=both(usable, SINGLE, filled, known_sizes, _fits, few_elements), source=_source, rate=4.0,
-            setup=("address", "c_function", "c_library", "recurrent_tiled"), version=VERSION,
+            setup=("address", "c_function", "c_library", "from_cache_line", "recurrent_tiled"), version=VERSION,
         )
     ]  # fmt: skip
 

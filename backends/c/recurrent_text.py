@@ -112,17 +112,17 @@ _CELLS: Mapping[str, str] = {
     "tiled_lstm": """RNN_GATES(rnn_lstm)
 {
     float *const memory = s->memory + (int64_t)row * s->hidden + at;
-    const tile_vec entry = rnn_sigmoid(RNN_NOW(0) + sums[0]), forget = rnn_sigmoid(RNN_NOW(1) + sums[1]);
-    const tile_vec c = forget * tile_loaded(memory, count) + entry * rnn_tanh(RNN_NOW(2) + sums[2]);
+    const tile_vec entry = tile_sigmoid(RNN_NOW(0) + sums[0]), forget = tile_sigmoid(RNN_NOW(1) + sums[1]);
+    const tile_vec c = forget * tile_loaded(memory, count) + entry * tile_tanh(RNN_NOW(2) + sums[2]);
     tile_written(memory, c, count);
-    tile_written(RNN_AFTER, rnn_sigmoid(RNN_NOW(3) + sums[3]) * rnn_tanh(c), count);
+    tile_written(RNN_AFTER, tile_sigmoid(RNN_NOW(3) + sums[3]) * tile_tanh(c), count);
 }
 RNN_KERNELS(rnn_lstm, 4, 4, before, s->before_line, 0)
 RNN_FUNCTION(tiled_lstm, 4, 0, 1, {rnn_lstm, 4})""",
     "tiled_gru": """RNN_GATES(rnn_gru)
 {
-    const tile_vec reset = rnn_sigmoid(RNN_NOW(0) + sums[0]), update = rnn_sigmoid(RNN_NOW(1) + sums[1]);
-    const tile_vec fresh = rnn_tanh(RNN_NOW(2) + reset * (sums[2] + tile_loaded(s->inner + at, count)));
+    const tile_vec reset = tile_sigmoid(RNN_NOW(0) + sums[0]), update = tile_sigmoid(RNN_NOW(1) + sums[1]);
+    const tile_vec fresh = tile_tanh(RNN_NOW(2) + reset * (sums[2] + tile_loaded(s->inner + at, count)));
     tile_written(RNN_AFTER, fresh + update * (RNN_BEFORE - fresh), count);
 }
 RNN_KERNELS(rnn_gru, 3, 3, before, s->before_line, 0)
@@ -130,12 +130,12 @@ RNN_FUNCTION(tiled_gru, 3, 1, 0, {rnn_gru, 3})""",
     # resets the hidden values before their product: the new value's product is a second half of a step
     "tiled_gru_reset_first": """RNN_GATES(rnn_reset)
 {
-    tile_written(s->reset + (int64_t)row * s->hidden + at, rnn_sigmoid(RNN_NOW(0) + sums[0]) * RNN_BEFORE, count);
-    RNN_NOW(1) = rnn_sigmoid(RNN_NOW(1) + sums[1]); /* for the second half */
+    tile_written(s->reset + (int64_t)row * s->hidden + at, tile_sigmoid(RNN_NOW(0) + sums[0]) * RNN_BEFORE, count);
+    RNN_NOW(1) = tile_sigmoid(RNN_NOW(1) + sums[1]); /* for the second half */
 }
 RNN_GATES(rnn_fresh)
 {
-    const tile_vec fresh = rnn_tanh(RNN_NOW(2) + sums[0]);
+    const tile_vec fresh = tile_tanh(RNN_NOW(2) + sums[0]);
     tile_written(RNN_AFTER, fresh + RNN_NOW(1) * (RNN_BEFORE - fresh), count);
 }
 RNN_KERNELS(rnn_reset, 2, 3, before, s->before_line, 0)
@@ -143,7 +143,7 @@ RNN_KERNELS(rnn_fresh, 1, 3, reset, (int64_t)s->hidden, 2)
 RNN_FUNCTION(tiled_gru_reset_first, 3, 0, 0, {rnn_reset, 2}, {rnn_fresh, 1})""",
     "tiled_rnn_tanh": """RNN_GATES(rnn_tanh_cell)
 {
-    tile_written(RNN_AFTER, rnn_tanh(RNN_NOW(0) + sums[0]), count);
+    tile_written(RNN_AFTER, tile_tanh(RNN_NOW(0) + sums[0]), count);
 }
 RNN_KERNELS(rnn_tanh_cell, 1, 1, before, s->before_line, 0)
 RNN_FUNCTION(tiled_rnn_tanh, 1, 0, 0, {rnn_tanh_cell, 1})""",
@@ -156,32 +156,7 @@ RNN_KERNELS(rnn_relu_cell, 1, 1, before, s->before_line, 0)
 RNN_FUNCTION(tiled_rnn_relu, 1, 0, 0, {rnn_relu_cell, 1})""",
 }
 
-_MATH = """/* exp(x) for x in [-87, 88], beyond as at the nearer end; NaN stays. Error: 1.1 units in the last place. */
-static inline __attribute__((always_inline)) tile_vec rnn_exp(tile_vec x)
-{
-    x = tile_clipped(x, TILE_SPLAT(-87.0f), TILE_SPLAT(88.0f));
-    const tile_vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const tile_vec r = x - n * 0.693145752f - n * 1.42860677e-6f;
-    tile_vec p = r * 1.395171466e-03f + 8.369598665e-03f;
-    p = p * r + 4.166618732e-02f;
-    p = p * r + 1.666651289e-01f;
-    p = p * r + 5.000000101e-01f;
-    const tile_int power = ((tile_int)shifted - (0x4b400000 - 127)) << 23;
-    return (p * r * r + r + 1.0f) * (tile_vec)power;
-}
-static inline __attribute__((always_inline)) tile_vec rnn_sigmoid(tile_vec x) { return 1.0f / (1.0f + rnn_exp(-x)); }
-static inline __attribute__((always_inline)) tile_vec rnn_tanh(tile_vec x)
-{
-    const tile_int sign = (tile_int)x & (tile_int)TILE_SPLAT(-0.0f);
-    const tile_vec size = (tile_vec)((tile_int)x ^ sign), z = x * x;
-    tile_vec p = z * -5.717025823e-03f + 2.065056849e-02f;
-    p = p * z - 5.374349168e-02f;
-    p = p * z + 1.333149120e-01f;
-    p = p * z - 3.333328392e-01f;
-    const tile_vec near = p * z * size + size, far = 1.0f - 2.0f / (rnn_exp(2.0f * size) + 1.0f);
-    return (tile_vec)((tile_int)tile_chosen(size < TILE_SPLAT(0.625f), near, far) | sign);
-}
-/* sums[i][g] = h[i][k] * w[k][g][...] over all k, for R rows and G gates. The sums of even and odd k (of k modulo S) are
+_MATH = """/* sums[i][g] = h[i][k] * w[k][g][...] over all k, for R rows and G gates. The sums of even and odd k (of k modulo S) are
    separate, so that an addition need not wait for the previous one. */
 static inline __attribute__((always_inline)) void rnn_products(int G, int R, int S, const float *const *h, int terms,
                                                                const float *w, tile_vec *sums)

@@ -140,6 +140,7 @@ CLUSTERS = Strategy(
     legal=lambda kernel, shape, s, splits: clustered_fits(kernel, shape, s),
     emit=lambda found, s, name: [emit_clusters(found.kernel, found.shape, s, name, found.constant)],
     updates=True,
+    tested=True,
 )
 ATTENTION = Strategy(
     "attention of few rows",

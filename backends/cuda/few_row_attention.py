@@ -17,7 +17,7 @@ from itertools import product
 from math import log2, prod
 
 from ...egraph.ir import dtypes
-from ..generate.schedule import Domain, Schedule, flag, number, optional
+from ..generate.schedule import Domain, SplitSchedule, flag, number, optional
 from ..ir.expr import Expr, walk
 from ..ir.index import Axis
 from ..ir.kernel import Kernel
@@ -44,7 +44,7 @@ POWERS = Domain(powers=True)
 
 
 @dataclass(frozen=True)
-class FewRowAttentionSchedule(Schedule):
+class FewRowAttentionSchedule(SplitSchedule):
     """Schedule (tuning parameters) of attention of few query rows. A group of `lanes` threads shares the head size of
     one position at a time; a block has `groups` groups, for different positions."""
 
@@ -58,12 +58,6 @@ class FewRowAttentionSchedule(Schedule):
     )  # fmt: skip
     seen: bool = flag("positions that a mask hides from all rows are not read: the loop ends at a number in memory")
     early: bool = flag("programmatic dependent launch", common=True)
-
-    @property
-    def scratch_parts(self) -> int:
-        """Number of parts into which the positions are split (split-KV), whose partial results go through scratch
-        memory; 1: not split."""
-        return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of the result that a block computes: all rows and columns of a kernel with the axes that

@@ -9,7 +9,7 @@ from math import prod
 
 from ...egraph.ir import dtypes
 from ..generate.emitter import split_axis
-from ..generate.schedule import Domain, Schedule, flag, number, optional, sides
+from ..generate.schedule import Domain, Schedule, SplitSchedule, flag, number, optional, sides
 from ..generate.strategy import earlier_first
 from ..ir.expr import walk
 from ..ir.index import Axis, Index
@@ -44,7 +44,7 @@ def elements_per_block(dimension: str, *numbers: tuple[tuple[str, int], ...]) ->
 
 
 @dataclass(frozen=True)
-class SimtSchedule(Schedule):
+class SimtSchedule(SplitSchedule):
     """Schedule (tuning parameters) of a SIMT kernel, which uses CUDA cores: threads, vectors and repeats along rows
     ("m"), columns ("n") and each reduction axis, named by its index in `Shape.inner`."""
 
@@ -57,12 +57,6 @@ class SimtSchedule(Schedule):
     ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
     early: bool = flag("programmatic dependent launch", common=True)
     warm: bool = flag(PREFETCH, common=True)
-
-    @property
-    def scratch_parts(self) -> int:
-        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
-        split."""
-        return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of the results that a block computes."""
@@ -82,7 +76,7 @@ class SimtSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class SkinnyGemmSchedule(Schedule):
+class SkinnyGemmSchedule(SplitSchedule):
     """Schedule (tuning parameters) of a GEMM with few rows on tensor cores (emit/fragments.py)."""
 
     warps: int = number("warps along K", POWERS)
@@ -103,12 +97,6 @@ class SkinnyGemmSchedule(Schedule):
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     early: bool = flag("programmatic dependent launch", common=True)
     warm: bool = flag(PREFETCH, common=True)
-
-    @property
-    def scratch_parts(self) -> int:
-        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
-        split."""
-        return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of the results that a block computes."""

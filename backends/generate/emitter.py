@@ -13,8 +13,7 @@ from ..ir.index import Axis
 from ..ir.kernel import Kernel
 from ..ir.precision import Precision
 from ..ir.tiling import Shape
-from ..ir.unfusable import if_fusable
-from ..lowering.split_reduction import split
+from ..lowering.split_reduction import split, splittable
 from .schedule import Move, Numbers, Schedule
 
 
@@ -142,6 +141,10 @@ class Emitter(Protocol):
         """
         ...
 
+    def emits(self, found: Lowered, schedule: Numbers) -> bool:
+        """Whether `launches` can emit the lowered kernel `found` in `schedule`, one of its candidate schedules."""
+        ...
+
     def masked(self, schedule: Numbers) -> bool:
         """Whether the text emitted with `schedule` for extents larger than a tile, and not divisible by it, is also
         right for extents smaller than the tile (generate/form_search.py)."""
@@ -249,4 +252,4 @@ def can_split(kernel: Kernel, shape: Shape) -> bool:
     longest reduction axis has even extent and can be split."""
     if not shape.outer or (axis := split_axis(shape)).size % 2:
         return False
-    return if_fusable(split, kernel, axis, 2) is not None
+    return splittable(kernel, axis, 2)

@@ -150,9 +150,10 @@ class Batch:
     def next(self) -> list[tuple[int, Job]]:
         """Up to `PART` jobs to send to a worker, as (number, job); they count as given out.
 
-        They are taken from the end of a complete batch, except the job that the caller does next; from the beginning of
-        a batch that still grows, or of any batch if at least WIDE workers have started (then fewer at a time, so that
-        all workers have some, beginning with the job that the caller waits for).
+        The caller lowers the jobs of a complete batch from the beginning, so workers take jobs from its end, but never
+        the caller's next one. Of a batch that still grows they take jobs from the beginning. Once at least WIDE workers
+        have started, the caller only waits: workers take jobs from the beginning of every batch, the awaited one first,
+        and fewer at a time, so that all have some.
         """
         if self.grows:
             count = PART if len(self.jobs) - self.early >= PART else 0

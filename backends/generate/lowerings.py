@@ -35,7 +35,7 @@ from .kernel_family import family_of
 from .lowering_jobs import Job, Reply, flattened_terms
 from .lowering_pool import Batch, LowerPool
 from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
-from .template import GeneratedKernel, is_right_strided, layout_key, template_of
+from .template import GeneratedKernel, all_float32, is_right_strided, layout_key, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, is_unaligned
 
 if TYPE_CHECKING:
@@ -252,7 +252,8 @@ class Lowering:
         """Lower, in a worker process, the `terms` of a `job`: a fusion group by every template (a kernel's pattern and
         code) that computes it, or given calls of one template.
 
-        Returns what `answers` says for a group; [] for calls of one template, which keeps the lowered kernels.
+        Returns (template, flops, number of expressions) of each kernel that computes the group; for calls of one
+        template [], because the template caches their lowered kernels.
         """
         if job.form is None:
             return self.answers(
@@ -273,8 +274,9 @@ class Lowering:
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.group.terms)
         )
+        rounded = all_float32(o.type.dtype for o in asked.call.places.values())
         for precision in self.precisions if multiplies else (IEEE,):
-            found = list(self._templates(asked, precision))
+            found = list(self._templates(asked, precision)) if rounded or not precision.loss else []
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())
 
     def _templates(self, asked: LoweringRequest, precision: Precision) -> Iterator[tuple[GeneratedKernel, Call]]:

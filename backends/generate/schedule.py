@@ -329,6 +329,15 @@ def _layout(schedule: Any) -> tuple[tuple[str, str, Kind], ...]:
     return tuple((p.field, p.stored, p.kind) for p in declared(schedule).values())
 
 
+class SplitSchedule(Schedule):
+    """Base of schedules with a field `split`: the number of parts of a split reduction (split-K, split-KV), or None."""
+
+    @property
+    def scratch_parts(self) -> int:
+        """Number of parts of a split reduction whose partial results go through scratch memory; 1: not split."""
+        return self.__dict__["split"] or 1
+
+
 __all__ = [
     "Domain",
     "Key",
@@ -336,6 +345,7 @@ __all__ = [
     "Numbers",
     "Parameter",
     "Schedule",
+    "SplitSchedule",
     "declared",
     "depths",
     "flag",

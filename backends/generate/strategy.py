@@ -13,10 +13,11 @@ from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 from ...errors import UsageError
-from ..ir.kernel import Kernel
+from ..ir.kernel import PROBE, Kernel
 from ..ir.precision import IEEE, Precision
 from ..ir.row_update import reads_overwritten
 from ..ir.tiling import Shape
+from ..ir.unfusable import if_fusable
 from .emitter import EmitterBase, Launch, Lowered
 from .schedule import Move, Numbers, Schedule
 
@@ -91,7 +92,8 @@ class Strategy(Generic[S]):
     asked if this one has candidates. `masked`: whether the text for extents that a schedule's tiles do not divide is
     also right for extents below a tile. `sides`: whether results along a reduction axis (`Kernel.stored_sides`) can be
     stored. `updates`: whether kernels can be emitted that write a row into an operand which they read
-    (ir/row_update.py).
+    (ir/row_update.py). `tested`: whether `ranked` has emitted
+    each of its schedules, or one that differs in numbers only, so that all of them can be emitted.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Strategy(Generic[S]):
     masked: Callable[[S], bool] = lambda schedule: False
     sides: bool = False
     updates: bool = False
+    tested: bool = False
 
 
 @dataclass
@@ -186,6 +189,11 @@ class StrategyEmitter(EmitterBase):
         """
         strategy, parsed = self._found(schedule)
         return strategy.emit(found, parsed, name)
+
+    def emits(self, found: Lowered, schedule: Numbers) -> bool:
+        """Whether the lowered kernel `found` can be emitted in `schedule` (`Emitter.emits`)."""
+        strategy, parsed = self._found(schedule)
+        return strategy.tested or if_fusable(strategy.emit, found, parsed, PROBE) is not None
 
     def moves(self, schedule: Numbers) -> Iterator[Move]:
         """Yields the changes of one parameter that the schedule search tries from `schedule`, legal or not; none if no

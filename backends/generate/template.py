@@ -9,7 +9,7 @@ share, does everything else.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Opera
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.work import graph_flops
 from ..ir.expr import walk
-from ..ir.kernel import PROBE, Buffer, Kernel
+from ..ir.kernel import Buffer, Kernel
 from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
@@ -274,12 +274,9 @@ class GeneratedKernel(KernelBase):
         kernel, shape, splits = read
         try:
             found = Lowered(kernel, shape, tuple(self._space(kernel, shape, splits)))
-            if not found.space:
-                return None
-            self.emitter.launches(found, found.space[0], PROBE)
+            return found if found.space and self.emitter.emits(found, found.space[0]) else None
         except (Unfusable, RecursionError):  # RecursionError: deeper than `raise_recursion_limit` allows
             return None
-        return found
 
     def _read(self, call: Call) -> tuple[Kernel, Shape, bool] | None:
         """The kernel of a call, its shape, and whether split reduction is legal; None if there is none."""
@@ -307,10 +304,15 @@ def _scheduled_key(call: Call) -> Hashable:
     return layout_key(call), tuple(sorted(call.schedule.items()))
 
 
+def all_float32(dtypes: Iterable[str]) -> bool:
+    """Whether the floating-point ones of the operands' and results' `dtypes` are all float32, and there is one:
+    otherwise no product is rounded to a reduced input precision."""
+    return {d for d in dtypes if d in ("float16", "bfloat16", "float32", "float64")} == {"float32"}
+
+
 def multiplies_float32(kernel: Kernel, shape: Shape) -> bool:
     """Whether a kernel multiplies float32 matrices, whose elements tensor cores would round."""
-    floats = {b.dtype for b in kernel.buffers.values() if b.dtype in ("float16", "bfloat16", "float32", "float64")}
-    return floats == {"float32"} and bool(shape.dots) and bool(shape.rows)
+    return all_float32(b.dtype for b in kernel.buffers.values()) and bool(shape.dots) and bool(shape.rows)
 
 
 def is_right_strided(found: Lowered) -> bool:

@@ -17,6 +17,8 @@ RESERVED = frozenset(
     ["np", "math", "inf", "nan", "ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings", "Path", "Lock", "partial", "C_SOURCE", "kernels", "ml_dtypes", "torch", "triton", "tl", "weights", "states", "bind", "run", "launch", "device", "graph", "main", "memory", "Array", "Any", "Callable", "Sequence", "float", "range", "len", *dir(builtins)]
 ) | frozenset(keyword.kwlist)  # fmt: skip
 
+_WORD, _OWN_WORD = re.compile(r"\w+"), re.compile(r"(?<![.\w])\w+")
+
 
 def identifier(text: str, taken: set[str]) -> str:
     """A Python identifier derived from `text` and different from all names in the set `taken`, to which it is added."""
@@ -49,7 +51,9 @@ def dtype_text(dtype: str) -> str:
 
 #: Name that emitted source may use -> module to import it from ("": the name is the module).
 _STANDARD = {
-    **dict.fromkeys(("ctypes", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""),
+    **dict.fromkeys(
+        ("ctypes", "functools", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""
+    ),
     "partial": "functools",
     "Path": "pathlib",
     "finalize": "weakref",
@@ -81,6 +85,12 @@ def imports_of(body: str) -> Iterator[str]:
     yield from (f"import {m}" for m in _INSTALLED if _uses(text, m.split()[-1], r"\w"))
     if arrays:
         yield from ("", "Array = np.ndarray")
+
+
+def words(text: str, members: bool = True) -> set[str]:
+    """All names and numbers in a source text: its maximal runs of word characters, without those after a dot unless
+    `members`. To look up many names this is faster than a search for each."""
+    return set((_WORD if members else _OWN_WORD).findall(text))
 
 
 def _uses(text: str, word: str, before: str) -> bool:

@@ -147,12 +147,12 @@ class Shape:
 
     @cached_property
     def m(self) -> int:
-        """Number of rows of the whole kernel."""
+        """Number of rows of the kernel's output: product of the sizes of its row axes."""
         return prod(a.size for a in self.rows)
 
     @cached_property
     def n(self) -> int:
-        """Number of columns of the whole kernel."""
+        """Number of columns of the kernel's output: product of the sizes of its column axes."""
         return prod(a.size for a in self.cols)
 
 

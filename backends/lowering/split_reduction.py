@@ -16,7 +16,7 @@ from ..ir.expr import Expr, walk
 from ..ir.index import Axis, Index, index, linear
 from ..ir.kernel import Buffer, Kernel, OutputStore
 from ..ir.loop_fusion import shared_maximum
-from ..ir.unfusable import Unfusable
+from ..ir.unfusable import Unfusable, if_fusable
 from .one_pass_variance import in_one_pass
 
 ALIGNMENT = 256  # byte alignment of partial results
@@ -34,33 +34,8 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     reduction over it (sums of squared deviations are allowed: lowering/one_pass_variance.py), if a partial result is an
     integer or float64, or if `parts` does not divide the axis.
     """
-    if axis.size % parts or parts < 2:
-        raise Unfusable(f"{axis.size} elements cannot be split into {parts} equal parts")
-    if kernel.stored_sides:
-        raise Unfusable("an output along the split reduction axis")
-    kernel = in_one_pass(kernel, axis)
-    b = kernel.builder
-    states = [e for e in kernel.reductions if e.axis == axis]
-    if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):
-        raise Unfusable("partial results that float32 cannot represent")
-    maxima: dict[Expr, Expr | None] = {}
-    for e in states:
-        waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]
-        maximum = shared_maximum(e, axis)
-        if waits and (maximum is None or set(waits) != {maximum}):
-            raise Unfusable("a reduction that reads a complete reduction over the same axis")
-        maxima[e] = maximum
-        if any(a.size > HELD for a in e.axes - set(kernel.axes)):
-            raise Unfusable("a split reduction nested in another long reduction")
-        if any(
-            x.op == "reduce"
-            and x.axis.size > REPEATED
-            and x.axis != axis
-            and axis not in x.axes
-            and x.axes <= set(kernel.axes)
-            for x in walk(e.args)
-        ):
-            raise Unfusable("a split reduction that reads the result of another long reduction")
+    kernel, maxima = _split_states(kernel, axis, parts)
+    b, states = kernel.builder, list(maxima)
     part, every = Axis("part", parts), Axis("parts", parts)
     short = Axis(f"{axis.name}p", axis.size // parts)
     here = index(part) * short.size + index(short)
@@ -86,6 +61,46 @@ def split(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, Kernel]:
     values = b.rebuilt([s.value for s in kernel.stores], lambda e, args: joined.get(e))
     second = kernel.with_values(values, buffers=buffers)
     return first, second
+
+
+def splittable(kernel: Kernel, axis: Axis, parts: int) -> bool:
+    """Whether `split` can split the reductions of `kernel` over `axis` into `parts` parts."""
+    return if_fusable(_split_states, kernel, axis, parts) is not None
+
+
+def _split_states(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, dict[Expr, Expr | None]]:
+    """The kernel with sums of squared deviations in one pass, and its reductions over `axis`, of which parts are
+    computed: reduction -> the maximum that a sum of exponentials is relative to, None for others.
+
+    Raises Unfusable if they cannot be split into `parts` parts.
+    """
+    if axis.size % parts or parts < 2:
+        raise Unfusable(f"{axis.size} elements cannot be split into {parts} equal parts")
+    if kernel.stored_sides:
+        raise Unfusable("an output along the split reduction axis")
+    kernel = in_one_pass(kernel, axis)
+    states = [e for e in kernel.reductions if e.axis == axis]
+    if any(e.kind != "float" for e in states) or any(x.dtype == "float64" for x in kernel.buffers.values()):
+        raise Unfusable("partial results that float32 cannot represent")
+    maxima: dict[Expr, Expr | None] = {}
+    for e in states:
+        waits = [x for x in walk(e.args) if x.op == "reduce" and x.axis == axis]
+        maximum = shared_maximum(e, axis)
+        if waits and (maximum is None or set(waits) != {maximum}):
+            raise Unfusable("a reduction that reads a complete reduction over the same axis")
+        maxima[e] = maximum
+        if any(a.size > HELD for a in e.axes - set(kernel.axes)):
+            raise Unfusable("a split reduction nested in another long reduction")
+        if any(
+            x.op == "reduce"
+            and x.axis.size > REPEATED
+            and x.axis != axis
+            and axis not in x.axes
+            and x.axes <= set(kernel.axes)
+            for x in walk(e.args)
+        ):
+            raise Unfusable("a split reduction that reads the result of another long reduction")
+    return kernel, maxima
 
 
 def _moved(kernel: Kernel, e: Expr, axis: Axis, short: Axis, here: Index) -> Expr:

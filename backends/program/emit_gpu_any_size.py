@@ -63,7 +63,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         super()._reserve()
         self.row_counts: dict[Dim, str] = {}  # rows of products -> variable of the rounded number
         self.rounded: dict[int, str] = {}  # output of a product -> the variable of its rows
-        rooms: dict[int, str] = {}
+        larger: dict[int, str] = {}
         for step in self.plan.steps:
             rows = self._free_rows(step)
             if rows is None:
@@ -74,8 +74,8 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
             for v in self._matrices(step).values():
                 kind = self.plan.values[v].type
                 row_bytes = symbolic_bytes(Type(kind.shape[-1:], kind.dtype))
-                rooms[self._span(v)] = f"{name}*{literal(row_bytes) if type(row_bytes) is int else f'({row_bytes})'}"
-        self.slot_of, self.slot_sizes = slots(self.spans, self.plan.sizes, rooms)
+                larger[self._span(v)] = f"{name}*{literal(row_bytes) if type(row_bytes) is int else f'({row_bytes})'}"
+        self.slot_of, self.slot_sizes = slots(self.spans, self.plan.sizes, larger)
 
     # ------------------------------------------------------------ rows of products
     def _span(self, value: int) -> int:
@@ -267,14 +267,14 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
 
 
 def slots(
-    spans: Sequence[tuple[str, int, int]], sizes: Mapping[str, int], rooms: Mapping[int, str] | None = None
+    spans: Sequence[tuple[str, int, int]], sizes: Mapping[str, int], larger: Mapping[int, str] | None = None
 ) -> tuple[dict[int, int], list[list[str]]]:  # fmt: skip
     """Assign values to slots (parts) of the workspace; returns (number of a value -> slot, Python expressions of the
     bytes of each slot's values).
 
     Values that are live at a common step have different slots. The largest values are placed first, each into the free
     slot of the nearest size. `spans`: for each value (bytes as an expression, first step, last step). `sizes`: the
-    sizes at which bytes are compared. `rooms`: expressions of the bytes of those values that need more.
+    sizes at which bytes are compared. `larger`: expressions of the bytes of those values that need more.
     """
     bytes_of = [concrete((parse(text, sizes),))[0] for text, _, _ in spans]
     slot_of: dict[int, int] = {}
@@ -287,7 +287,7 @@ def slots(
             members.append([])
         members[slot].append(i)
         slot_of[i] = slot
-    texts = [spans[i][0] if rooms is None else rooms.get(i, spans[i][0]) for i in range(len(spans))]
+    texts = [spans[i][0] if larger is None else larger.get(i, spans[i][0]) for i in range(len(spans))]
     return slot_of, [list(dict.fromkeys(texts[i] for i in own)) for own in members]
 
 

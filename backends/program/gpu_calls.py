@@ -3,6 +3,17 @@ fastest of several ways, and returns the results.
 
 The source of the class is copied into emitted programs: it may use `torch` and the helpers of cuda_driver.py and
 gpu_launches.py only.
+
+Streams of a program are held in these places, each for a purpose of its own:
+- `Calls.stream` (the driver's handle) and `Calls.stream_object` (Torch's object): stream of the last call. A call on
+  another stream waits for it (`Calls.follow`), because calls share memory.
+- `CallsBySize` (any_size_gpu_helpers.py): `bound`, the stream that made the weights, for which the first call waits;
+  `streams`, all that have been used, because memory is freed only after all of them. It hands the stream of the last
+  call from one choice of sizes to the next.
+- `Launches.stream` (gpu_launches.py) and `KnownLaunches.stream` (any_size_launches.py): the stream in the
+  configurations of recorded launches, which is the one of the call that makes them.
+All of them come from Torch's current stream at the time of a call. direct_calls.c and size_call_writer.py compare it
+with `Calls.stream`, and leave a call on another stream to `Calls`.
 """
 
 from __future__ import annotations

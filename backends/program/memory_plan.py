@@ -64,9 +64,9 @@ def _best_gap(offsets: Array, sizes: Array, size: int) -> int:
         return 0
     ends = np.maximum.accumulate(offsets + sizes)
     starts = np.concatenate(([0], ends[:-1]))
-    rooms = offsets - starts
-    fitting = np.flatnonzero(rooms >= size)
-    return int(starts[fitting[np.argmin(rooms[fitting])]] if len(fitting) else ends[-1])
+    gaps = offsets - starts
+    fitting = np.flatnonzero(gaps >= size)
+    return int(starts[fitting[np.argmin(gaps[fitting])]] if len(fitting) else ends[-1])
 
 
 def nbytes(kind: Type, sizes: Mapping[str, int] | None = None) -> int:

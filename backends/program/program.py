@@ -39,6 +39,7 @@ from .manifest_summary import described, html_table, memory_of
 from .memory_plan import Layout
 from .program_calls import ProgramCalls
 from .program_folder import refuse_occupied, stored_bytes, write_program
+from .self_check import write_check
 from .torch_modes import in_plain_modes, mode_to_leave
 from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of
 
@@ -397,6 +398,7 @@ class Program(ProgramCalls):
             for name, plan in self.plans.items():
                 (part / FOLDER / name).mkdir(parents=True)
                 plan._write(part / FOLDER / name)
+            write_check(part, self)
         return target
 
     def _write(self, part: Path) -> None:

@@ -37,6 +37,20 @@ def is_torch(x: Any) -> bool:
     return not isinstance(x, np.ndarray) and (type(x).__module__.partition(".")[0] == "torch" or hasattr(x, "detach"))
 
 
+def is_transformed(x: Any) -> bool:
+    """Whether the tensor `x` is one of torch.func's (vmap, grad, jvp), which kernels would read without its axes or
+    tangents."""
+    return bool(sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def without_data(why: str) -> UsageError:
+    """The error for a tensor without data of its own; `why`: text about it."""
+    return UsageError(
+        f"a tensor without data has no array ({why})",
+        hint="programs cannot be traced, differentiated or vectorized: use the module itself there",
+    )
+
+
 def array_of(x: Any) -> Array:
     """NumPy array with the values of the tensor `x`; it shares memory if the tensor is on the CPU.
 
@@ -50,10 +64,7 @@ def array_of(x: Any) -> Array:
     try:
         found: Array = (x.contiguous().view(sys.modules["torch"].int16) if narrow else x).numpy()
     except RuntimeError as error:  # tensors of torch.func, of torch.export and of other traces
-        raise UsageError(
-            f"a tensor without data has no array ({str(error).partition(chr(10))[0]})",
-            hint="programs cannot be traced, differentiated or vectorized: use the module itself there",
-        ) from None
+        raise without_data(str(error).partition(chr(10))[0]) from None
     return found.view(dtypes.numpy_dtype("bfloat16")) if narrow else found
 
 
@@ -83,8 +94,7 @@ def is_plain(x: Any, spec: Spec) -> bool:
     if type(x) is not torch.Tensor or x.dtype is not getattr(torch, dtype) or x.shape != shape:
         return False
     strided = x.is_cpu and x.layout is torch.strided and x.is_contiguous()
-    transformed = torch._C._functorch.is_functorch_wrapped_tensor(x)
-    return strided and not (x.requires_grad or x.is_neg() or x.is_conj() or transformed)
+    return strided and not (x.requires_grad or x.is_neg() or x.is_conj() or is_transformed(x))
 
 
 def tensor_guard(given: Sequence[Any]) -> Callable[..., bool] | None:
@@ -168,6 +178,8 @@ __all__ = [
     "handed_out",
     "is_plain",
     "is_torch",
+    "is_transformed",
     "tensor_guard",
     "tensor_of",
+    "without_data",
 ]

@@ -26,8 +26,10 @@ from .cpu_tensors import (
     handed_out,
     is_plain,
     is_torch,
+    is_transformed,
     tensor_guard,
     tensor_of,
+    without_data,
 )
 
 Array = np.ndarray[Any, Any]
@@ -162,12 +164,19 @@ class TensorMarshalling:
 
         wanted = [(shape, getattr(torch, dtype)) for _, shape, dtype in specs]
         count, tensor, on_device = len(specs), torch.Tensor, attrgetter(f"is_{self.kind}")
+        transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
         def arguments(given: Sequence[Any]) -> tuple[Sequence[Any], None] | None:
             if len(given) != count:
                 return None
             for x, (shape, dtype) in zip(given, wanted):
-                if type(x) is not tensor or x.dtype is not dtype or x.shape != shape or not on_device(x):
+                if (
+                    type(x) is not tensor
+                    or x.dtype is not dtype
+                    or x.shape != shape
+                    or not on_device(x)
+                    or transformed(x)
+                ):
                     return None
             return given, None
 
@@ -179,6 +188,8 @@ class TensorMarshalling:
         _, shape, dtype = spec
         if not is_torch(x):
             x = tensor_of(x if x.__class__ is np.ndarray else _converted(x, spec))
+        if is_transformed(x):
+            raise without_data("it is one of torch.func's")
         found = str(x.dtype).partition(".")[2]
         if tuple(x.shape) != shape or found != dtype:
             raise _misfit(spec, found, tuple(x.shape))

@@ -108,6 +108,7 @@ ATTENTION = Strategy(
     ranked=lambda asked, count: list(islice(attention_schedules(asked.kernel, asked.shape), count)),
     legal=lambda kernel, shape, s, splits: attention_fits(kernel, shape, s),
     emit=lambda found, s, name: [emit_attention(found.kernel, s.tiling(found.shape), name, found.shape)],
+    tested=True,
 )
 CONVOLUTION = Strategy(
     "warp-specialized convolution",

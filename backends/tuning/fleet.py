@@ -42,7 +42,7 @@ class RowList(SinkBase):
     snapshot: Snapshot | None = field(default_factory=Snapshot)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Append rows."""
+        """Append measured rows to the list that the actor returns (`Sink.add`)."""
         self.rows.extend(rows)
 
 

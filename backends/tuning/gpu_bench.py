@@ -79,16 +79,16 @@ class CapturedCalls:
 
 @dataclass
 class Arguments:
-    """One set of operands of a kernel, with separate outputs between guard zones: `rooms` has (bytes, tensor) of each
+    """One set of operands of a kernel, with separate outputs between guard zones: `buffers` has (bytes, tensor) of each
     output."""
 
     operands: Mapping[str, Any]
-    rooms: Sequence[tuple[Any, Any]]
+    buffers: Sequence[tuple[Any, Any]]
 
     @property
     def outputs(self) -> list[Any]:
-        """The output tensors."""
-        return [out for _, out in self.rooms]
+        """The tensors on the device into which the kernel writes its outputs."""
+        return [out for _, out in self.buffers]
 
 
 class Bench:
@@ -151,11 +151,11 @@ class Bench:
     def _set(self, operands: Mapping[str, Any]) -> Arguments:
         """Operands with new outputs. Outputs that update an operand in place (scatter) and are not read are shared by
         all sets."""
-        rooms = [
-            self.sets[0].rooms[n] if self.sets and n in self.unread else gpu_operands.room(o, self.device.name)
+        buffers = [
+            self.sets[0].buffers[n] if self.sets and n in self.unread else gpu_operands.room(o, self.device.name)
             for n, o in enumerate(self.call.outputs)
         ]
-        return Arguments(operands, rooms)
+        return Arguments(operands, buffers)
 
     def _sums(self, tensors: Iterable[Any]) -> Any:
         """A checksum of each tensor's bytes."""
@@ -199,7 +199,7 @@ class Bench:
 
         size = tried.text.scratch + 2 * gpu_operands.ZONE
         tried.scratch = torch.full((size,), gpu_operands.POISON, dtype=torch.uint8, device=self.device.name)
-        for raw, _ in self.sets[0].rooms:
+        for raw, _ in self.sets[0].buffers:
             raw.fill_(gpu_operands.POISON)
         result = self._call(tried, self.sets[0])()
         self.device.synchronize()
@@ -253,8 +253,8 @@ class Bench:
         size = tried.text.scratch
         if not 0 < size <= self.nbytes:
             return [self._call(tried, one, inplace=True) for one in where]
-        rooms = torch.empty((len(where), -(-size // 256) * 256), dtype=torch.uint8, device=self.device.name)
-        return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, rooms, strict=True)]
+        buffers = torch.empty((len(where), -(-size // 256) * 256), dtype=torch.uint8, device=self.device.name)
+        return [self._call(tried, one, room[:size], inplace=True) for one, room in zip(where, buffers, strict=True)]
 
     def check(self, tried: LoadedKernel, result: Any) -> dict[str, float]:
         """Check a result; returns its error norms (`accuracy`), maximum over outputs.
@@ -262,8 +262,8 @@ class Bench:
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
         """
         answers = [result] if tried.text.fresh else self.sets[0].outputs
-        rooms = [raw for raw, _ in self.sets[0].rooms]
-        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*rooms, tried.scratch)):
+        buffers = [raw for raw, _ in self.sets[0].buffers]
+        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*buffers, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")

@@ -56,7 +56,7 @@ class KernelSearches:
         """
         for one in kernel.trials:
             us, key = (one.twin or one).us, key_of_schedule(one.call.schedule)
-            search.told(one.call.schedule, us)
+            search.record(one.call.schedule, us)
             if us < math.inf:
                 known = self.alike.setdefault(similarity_key(kernel.template, kernel.call), {})
                 known[key] = min(us, known.get(key, us))

@@ -72,14 +72,14 @@ class ScheduleSearch:
         """Successful measurements, fastest first, as (µs, schedule key)."""
         return sorted((us, key) for key, us in self.known.items() if us < math.inf)
 
-    def told(self, schedule: Schedule, us: float) -> None:
+    def record(self, schedule: Schedule, us: float) -> None:
         """Record the time of a schedule; infinite µs means failure."""
         self.known[key_of_schedule(schedule)] = us
 
     def more(self, worth: float = math.inf, *, look: bool = False) -> list[Schedule]:
         """Propose the schedules to measure next; none when the search has ended.
 
-        Results of earlier proposals must be recorded (`told`) before. `worth`: cost cutoff in µs. With `look`, the
+        Results of earlier proposals must be recorded (`record`) before. `worth`: cost cutoff in µs. With `look`, the
         search ends after the first guesses if one of them succeeded.
         """
         return self._noted(self._first_look(worth) if look else self._wanted(worth), self.room)

@@ -210,7 +210,7 @@ class TrialPipeline:
         """Finish a trial. After the last one of a round, ask the search for more, or measure the best in full."""
         kernel.pending -= 1
         if kernel.search is not None and one.us < math.inf:
-            kernel.search.told(one.call.schedule, one.us)
+            kernel.search.record(one.call.schedule, one.us)
         if kernel.pending:
             return
         with self.clock.running("choose"):

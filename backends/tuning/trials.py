@@ -142,7 +142,8 @@ class Measured:
         return False
 
     def least_spilling(self) -> Trial | None:
-        """The trial that spills least, to be run because none has succeeded; None if one has or none spills.
+        """The trial with the fewest bytes of spilled registers, to be run because no trial has a time yet; None if one
+        has, or if none was held back for its spills.
 
         The other spilling trials are recorded as failures.
         """

@@ -101,25 +101,25 @@ class Predictor:
         kind); then the bound, times the factor of a learnt model if there is one.
         """
         prices: list[Price | None] = []
-        strangers: list[tuple[int, float]] = []
+        without_relatives: list[tuple[int, float]] = []
         waiting: dict[Place, list[tuple[int, float]]] = {}
         for index, query in enumerate(queries):
             bound = self.roofline(query.key).us(query.work)
             place = None
             price = self._measured(query.key, bound)
             if price is None and (place := self._relatives(query.key)) is None:
-                strangers.append((index, bound))
+                without_relatives.append((index, bound))
             if place is not None:
                 waiting.setdefault(place, []).append((index, bound))
             prices.append(price)
-        unknown = [index for members in (*waiting.values(), strangers) for index, _ in members]
+        unknown = [index for members in (*waiting.values(), without_relatives) for index, _ in members]
         learnt = self._snapshot.learnt.of([queries[i].key.columns for i in unknown], [queries[i].work for i in unknown])
         bases = dict(zip(unknown, learnt.tolist()))
         for place, members in waiting.items():
             asked, base = [queries[i] for i, _ in members], np.array([bases[i] for i, _ in members])
             for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked, base)):
                 prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
-        for index, bound in strangers:
+        for index, bound in without_relatives:
             factor = math.exp(bases[index])
             source: Source = "bound" if factor == 1.0 else "predicted"
             prices[index] = Price(

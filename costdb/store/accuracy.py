@@ -139,8 +139,8 @@ def accuracy(root: Path, snapshot: Snapshot, shipped: Iterable[Accuracy] = ()) -
 
 
 def of_device(snapshot: Snapshot, device: str) -> list[Accuracy]:
-    """Held-out accuracy on one device by each of the PARTITIONS, then of its roofline; empty with fewer than
-    FOLDS rows."""
+    """Held-out accuracy of predictions on one device, for each of the PARTITIONS (by which rows are left out), then
+    of its roofline; empty with fewer than FOLDS rows."""
     regime = "hot" if device.startswith("cpu") else "cold"
     rows = [row for row in _rows(snapshot) if row["device"] == device and row["regime"] == regime]
     times: Times = {}

@@ -138,6 +138,8 @@ class Store:
             return self._loaded
 
     def _read(self) -> cache.LoadedCache:
+        if not self._pending and not self.root.exists():  # the first row that is stored makes it
+            return cache.LoadedCache(Snapshot(), ())
         shards.clean(self.root)
         file: Path | None = None
         try:

@@ -156,7 +156,7 @@ class _Terms:
 def classes_of(view: EGraphView, roots: Iterable[Tensor]) -> dict[Tensor, int]:
     """E-classes of all subterms of the terms `roots` that the e-graph `view` contains.
 
-    A slice that it has as a slice of a slice is found, too.
+    A slice is also found where the e-graph contains it only as a slice of another slice.
     """
     index: dict[tuple[Any, ...], int] = {}
     for i in range(len(view)):

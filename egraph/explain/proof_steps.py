@@ -43,7 +43,7 @@ class Chain:
 
 
 class TooDeep(Exception):
-    """Raised for a chain with too many steps, or lazy unfolding that does not terminate."""
+    """Raised for a chain of rule applications with too many steps, or one whose steps are unfolded without end."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -273,7 +273,14 @@ def saturate_blocks(
 
     if pool.size == 1 or len(graphs) <= 1:
         return [one(g) for g in graphs]
-    with ThreadPoolExecutor(min(pool.size, len(graphs))) as threads:
+    return _in_threads(one, graphs, pool.size, pressed)
+
+
+def _in_threads(
+    one: Callable[[Graph], EGraphView], graphs: Sequence[Graph], size: int, pressed: threading.Event
+) -> list[EGraphView]:
+    """`one(graph)` of every graph, in at most `size` threads; Ctrl-C sets `pressed` and waits for all of them."""
+    with ThreadPoolExecutor(min(size, len(graphs))) as threads:
         # largest first, so that no worker starts a large block at the end
         largest = sorted(graphs, key=lambda g: -len(g.nodes()))
         waiting = {id(g): threads.submit(one, g) for g in largest}

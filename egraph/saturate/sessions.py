@@ -55,7 +55,7 @@ class Sessions(Protocol):
 
     @property
     def size(self) -> int:
-        """Number of sessions."""
+        """Number of egglog sessions, which is that of blocks that can be saturated at the same time."""
         ...
 
     def session(self) -> AbstractContextManager[SaturationSession]:

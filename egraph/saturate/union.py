@@ -18,7 +18,7 @@ from ...errors import UsageError
 from ..ir.graph import Graph
 from ..ir.rule import Rule
 from ..ir.tensor import Tensor
-from ..view.glue import merged
+from ..view.joined_view import merged
 from ..view.view import EGraphView, Ints
 from .engine_bounds import Stop, never
 from .limit_steps import parts
@@ -47,7 +47,7 @@ def union(views: Sequence[EGraphView]) -> EGraphView:
 def congruent(view: EGraphView) -> EGraphView:
     """The e-graph `view` after congruence closure: e-nodes of one op over equal e-classes are merged.
 
-    Needed after `view.glue`, because each copy of a block (repeated subgraph) brings its own constants.
+    Needed after `view.joined_view`, because each copy of a block (repeated subgraph) brings its own constants.
     """
     return _Union([view]).view()
 

@@ -45,11 +45,11 @@ class EGraphView:
     report: SaturationReport
     tensors: Mapping[int, Tensor]
     classes: Mapping[Tensor, int]
-    # glued views only: e-classes of values inside blocks, which `classes` does not contain
+    # joined views only: e-classes of values inside blocks, which `classes` does not contain
     stamped: Bools | None = None
     age: Ints | None = None  # per e-class the round in which it appeared, 0 for values of the graph (None: unknown)
     own: Bools | None = None  # per e-node, whether the original graph contains it (None: unknown)
-    # glued views only: (block, e-class of each e-class of the block's view, -1 for none) of each instance
+    # joined views only: (block, e-class of each e-class of the block's view, -1 for none) of each instance
     instances: tuple[tuple[int, Ints], ...] = ()
 
     @cached_property

@@ -1,7 +1,8 @@
 """Finds the instances of a repeated block (subgraph) that have equal surroundings, so that kernels found in one of them
 are copied to the others.
 
-A glued view (e-graph joined from saturated blocks, egraph/view/glue.py) has the e-classes of a block once per instance.
+A joined view (e-graph joined from saturated blocks, egraph/view/joined_view.py) has the e-classes of a block once per
+instance.
 Two instances have equal contexts if `CONTEXT_RADIUS` rounds of colour refinement over instances do not distinguish
 them. Fusion groups start only in the *active* instances, the first one of each context. A kernel found there is copied
 to every other instance of the context, class by class: a class of an instance becomes the class at the same position of
@@ -63,7 +64,7 @@ class RepeatedBlocks:
 
     @cached_property
     def of_block(self) -> dict[int, list[int]]:
-        """Block -> its instances."""
+        """Index of each unique block (repeated subgraph) -> indices of its instances in the model."""
         return _by_value(self.blocks)
 
     @cached_property

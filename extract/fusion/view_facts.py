@@ -43,7 +43,7 @@ class ViewFacts:
 
     @cached_property
     def owners(self) -> list[int]:
-        """E-class of each e-node."""
+        """E-class of each e-node, by the e-node's index."""
         return list(self.view.cls.tolist())
 
     @cached_property

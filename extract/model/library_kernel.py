@@ -67,8 +67,7 @@ class KernelBase:
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:
-        """The kernel at generic sizes from which a kernel for every size was made (`Template.lifted_from`): none
-        (None), as only generated kernels are made for every size."""
+        """None: only generated kernels are made from a kernel at generic sizes (`Template.lifted_from`)."""
         return None
 
     def measured_as(self, call: Call) -> tuple[Template, Call]:

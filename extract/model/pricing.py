@@ -109,7 +109,7 @@ class Pricer(Protocol):
     """Protocol of price sources: prices of candidates from measurements and predictions."""
 
     def price(self, candidates: Sequence[Candidate]) -> list[Priced]:
-        """One price per candidate."""
+        """The price of each candidate kernel, in the order given: µs, and how it is known (`Priced`)."""
         ...
 
     def on_record(self, candidate: Candidate) -> bool:

@@ -86,11 +86,11 @@ def place(
         Limit(limit.name, np.array([limit.use[m[0]] if len(m) == 2 else 0.0 for m in made]), limit.most)
         for limit in problem.limits
     ]
-    rooms = [
+    capacities = [
         Limit(f"room on {d}", np.where(placed.cls % n == devices.index(d), sizes[placed.cls // n], 0.0), most)
         for d, most in (room or {}).items()
     ]
-    return Placement(replace(placed, limits=(*inherited, *rooms)), devices, tuple(made))
+    return Placement(replace(placed, limits=(*inherited, *capacities)), devices, tuple(made))
 
 
 def _nodes(

@@ -290,7 +290,7 @@ class Presolver:
         self.must = None
 
     def rows(self) -> ProblemRows:
-        """The current state as `ProblemRows`, with always-on classes as roots."""
+        """The reduced problem; classes that are in every solution are among its roots."""
         cls = [c for c, row in enumerate(self.items) for _ in row]
         flat = [i for row in self.items for i in row]
         return ProblemRows(cls, [tuple(i.kids) for i in flat], [i.cost for i in flat], len(self.items), sorted(self.on))

@@ -302,7 +302,7 @@ class _EncodedPart(LazyPart, DerivedData):
 
     @property
     def sources(self) -> Sequence[Data]:
-        """The weight."""
+        """The weight whose encoding this part is computed from, as the only element."""
         return self.stored
 
     def load_on(self, device: str) -> Any | None:

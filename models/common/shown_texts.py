@@ -14,6 +14,7 @@ import logging
 import pprint
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from types import FrameType, ModuleType
 from typing import Any
@@ -48,28 +49,36 @@ def is_shown(frame: FrameType | None) -> bool:
     return _shows(_path(frame), frame)
 
 
-def _path(frame: FrameType) -> list[ast.AST]:
+def _path(frame: FrameType) -> Sequence[ast.AST]:
     """The innermost node of the source that the frame is evaluating, and the nodes around it, inner ones first; empty
     where the source is not known."""
-    tree = _tree(frame.f_code.co_filename)
-    place = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    line, end, column, end_column = place
+    return _path_at(frame.f_code.co_filename, list(frame.f_code.co_positions())[frame.f_lasti // 2])
+
+
+@lru_cache(maxsize=1024)
+def _path_at(file: str, place: tuple[int | None, ...]) -> Sequence[ast.AST]:
+    """The nodes of a file at the place (first line, last line, first column, last column)."""
+    tree = _tree(file)
     if tree is None or None in place:
-        return []
-    found, path = list[ast.AST](), list[ast.AST]()
-
-    def visit(node: ast.AST) -> None:
-        nonlocal found
-        path.append(node)
-        if (getattr(node, "lineno", None), getattr(node, "end_lineno", None)) == (line, end) and (
-            getattr(node, "col_offset", None), getattr(node, "end_col_offset", None)) == (column, end_column):  # fmt: skip
-            found = path[::-1]
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-        path.pop()
-
-    visit(tree)
+        return ()
+    waiting: list[tuple[ast.AST, ...]] = [(tree,)]  # nodes that contain the place, inner ones first
+    found: tuple[ast.AST, ...] = ()
+    while waiting:
+        path = waiting.pop()
+        if _place(path[0]) == place and len(path) > len(found):
+            found = path
+        waiting += [(child, *path) for child in ast.iter_child_nodes(path[0]) if _contains(_place(child), place)]
     return found
+
+
+def _place(node: ast.AST) -> tuple[int | None, ...]:
+    return tuple(getattr(node, name, None) for name in ("lineno", "end_lineno", "col_offset", "end_col_offset"))
+
+
+def _contains(around: tuple[int | None, ...], place: tuple[int | None, ...]) -> bool:
+    """Whether a node at `around` may contain the one at `place`; nodes without a place may."""
+    (line, end, *_), (first, last, *_) = around, place
+    return line is None or end is None or first is None or last is None or (line <= first and last <= end)
 
 
 @lru_cache(maxsize=64)
@@ -80,19 +89,20 @@ def _tree(file: str) -> ast.Module | None:
         return None
 
 
-def _shows(path: list[ast.AST], frame: FrameType) -> bool:
+def _shows(path: Sequence[ast.AST], frame: FrameType) -> bool:
     """Whether the text of the first node of a path is only shown."""
     for inner, node in zip([None, *path], path):
         if isinstance(node, ast.Call) and inner is not node.func:
             called = _value(node.func, frame)
-            if called in _SHOW or _is_logging(called):
+            if any(called is f for f in _SHOW) or _is_logging(called):
                 return not any(
-                    k.arg == "file" and _value(k.value, frame) not in (sys.stdout, sys.stderr) for k in node.keywords
+                    k.arg == "file" and not any(_value(k.value, frame) is f for f in (sys.stdout, sys.stderr))
+                    for k in node.keywords
                 )
             error = isinstance(called, type) and issubclass(called, BaseException)
             literal = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Constant | ast.JoinedStr)
             method = literal and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
-            if not (called in _MAKE_TEXT or method or error):
+            if not (any(called is f for f in _MAKE_TEXT) or method or error):
                 return False
         elif isinstance(node, ast.Expr | ast.Raise):
             return True

@@ -30,8 +30,8 @@ def seconds_of(budget: float | None) -> float:
 
 
 def idle_seconds_of(budget: float | None, operations: int) -> float:
-    """Return the seconds without a new operation after which an export of a model, of which so many `operations` are
-    traced, is ended: at most those of `seconds_of`."""
+    """Return the time limit, in seconds, of an export that traces no further operation, after it has traced so many
+    `operations`. It grows with their number, up to the limit of the whole export (`seconds_of`)."""
     longest = seconds_of(budget)
     if budget is None or settings.current().export_seconds > 0:
         return longest

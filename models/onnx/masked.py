@@ -44,15 +44,15 @@ def _non_zero(n: Node) -> Value | None:
     if n.known(0) is not None:
         return None
     x = n.x(0)
-    return MaskPositions(x if x.dtype == "bool" else t.ne(x, 0), turned=False)
+    return MaskPositions(x if x.dtype == "bool" else t.ne(x, 0), transposed=False)
 
 
 def _transpose(n: Node) -> Value | None:
     x = _of(n, 0)
     if not isinstance(x, MaskPositions):
         return None
-    turned = tuple(n.attr("perm", (1, 0))) == (1, 0)
-    return replace(x, turned=x.turned != turned)
+    transposed = tuple(n.attr("perm", (1, 0))) == (1, 0)
+    return replace(x, transposed=x.transposed != transposed)
 
 
 def _expand(n: Node) -> Value | None:
@@ -89,7 +89,7 @@ def _elementwise(n: Node) -> Value | None:
 
 def _gather(n: Node) -> Value | None:
     places = _of(n, 1)
-    if not isinstance(places, MaskPositions) or not places.turned or n.attr("batch_dims", 0):
+    if not isinstance(places, MaskPositions) or not places.transposed or n.attr("batch_dims", 0):
         return None
     x = n.x(0)
     if x.shape != places.mask.shape:
@@ -104,7 +104,7 @@ _WRITE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _scatter(n: Node) -> Value | None:
     places, updates = _of(n, 1), _of(n, 2)
-    if not isinstance(places, MaskPositions) or not places.turned or not isinstance(updates, MaskedValues):
+    if not isinstance(places, MaskPositions) or not places.transposed or not isinstance(updates, MaskedValues):
         return None
     x = n.x(0)
     if x.shape != places.mask.shape or (updates.mask is not None and updates.mask is not places.mask):

@@ -69,10 +69,10 @@ class KnownSequence:
 
 @dataclass(frozen=True)
 class MaskPositions:
-    """Positions where a mask holds, the result of NonZero: [rank, count], or [count, rank] if `turned`."""
+    """Positions where a mask holds, the result of NonZero: [rank, count], or [count, rank] if `transposed`."""
 
     mask: Tensor
-    turned: bool
+    transposed: bool
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,7 @@ def divide(x: Any, y: Any) -> Complex:
 
 
 def exponential(x: Complex) -> Complex:
-    """Return e ** x."""
+    """Return e**x of a complex x."""
     return polar(t.exp(x.re), x.im)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ...egraph.ir import builders as t
 from ...egraph.ir import composite_ops as c
 from ...egraph.ir.elementwise_builders import elementwise, float_functions
+from . import aten_activations as act
 from . import aten_attention, aten_conv, aten_create, aten_index, aten_norm, aten_pool, aten_resample, aten_views
 from . import aten_layout as layout
 from . import aten_pointwise as p
@@ -106,27 +107,27 @@ _FUNCTIONS: dict[str, Builder] = {
     "relu": lambda x: p.clamp(x, 0),
     "relu6": lambda x: p.clamp(x, 0, 6),
     "hardtanh": lambda x, lo=-1, hi=1: p.clamp(x, lo, hi),
-    "gelu": p.gelu,
-    "softplus": p.softplus,
-    "elu": p.elu,
-    "celu": p.celu,
-    "selu": p.selu,
+    "gelu": act.gelu,
+    "softplus": act.softplus,
+    "elu": act.elu,
+    "celu": act.celu,
+    "selu": act.selu,
     "leaky_relu": lambda x, slope=0.01: c.leaky_relu(x, alpha=float(slope)),
     "hardsigmoid": lambda x: c.hard_sigmoid(x),
-    "log_sigmoid": p.log_sigmoid,
-    "log_sigmoid_forward": p.log_sigmoid_forward,
-    "prelu": p.prelu,
-    "_prelu_kernel": p.prelu,
-    "threshold": p.threshold,
-    "glu": p.glu,
-    "softshrink": p.softshrink,
-    "hardshrink": p.hardshrink,
+    "log_sigmoid": act.log_sigmoid,
+    "log_sigmoid_forward": act.log_sigmoid_forward,
+    "prelu": act.prelu,
+    "_prelu_kernel": act.prelu,
+    "threshold": act.threshold,
+    "glu": act.glu,
+    "softshrink": act.softshrink,
+    "hardshrink": act.hardshrink,
     "fake_quantize_per_tensor_affine.default tensor_qparams": lambda *args: p.fake_quantize(*args)[0],
     "fake_quantize_per_tensor_affine_cachemask": p.fake_quantize,
     "fake_quantize_per_channel_affine": lambda *args: p.fake_quantize_channels(*args)[0],
     "fake_quantize_per_channel_affine_cachemask": p.fake_quantize_channels,
-    "dropout": p.dropout,
-    "native_dropout": p.native_dropout,
+    "dropout": act.dropout,
+    "native_dropout": act.native_dropout,
 }  # fmt: skip
 
 _CREATION: dict[str, Builder] = {

@@ -122,7 +122,7 @@ def _shapes(own: Callable[..., Any], shaped: Callable[..., Any]) -> Callable[...
     return run
 
 
-def _layer_shapes(x: Any, first: Any, params: Any, biases: bool, count: int, dropout: float, train: bool,
+def layer_shapes(x: Any, first: Any, params: Any, biases: bool, count: int, dropout: float, train: bool,
                   bidirectional: bool, batch_first: bool) -> Any:  # fmt: skip
     """Uninitialized results of a recurrent layer, for tracing with fake tensors: hidden values of every step, then the
     last states."""
@@ -165,7 +165,7 @@ def known_shapes() -> Iterator[None]:
     with _LOCK:
         _users += 1
         if _users == 1:
-            for name, shaped in (dict.fromkeys(KINDS, _layer_shapes) | dict.fromkeys(CELLS, _cell_shapes)).items():
+            for name, shaped in (dict.fromkeys(KINDS, layer_shapes) | dict.fromkeys(CELLS, _cell_shapes)).items():
                 packet, _, overload = name.partition(".")
                 op = getattr(getattr(torch.ops.aten, packet), overload)
                 _before[op] = dict(op.py_kernels), dict(op._dispatch_cache)
@@ -185,4 +185,4 @@ def known_shapes() -> Iterator[None]:
                 _before.clear()
 
 
-__all__ = ["KINDS", "RECURRENT", "known_shapes"]
+__all__ = ["KINDS", "RECURRENT", "known_shapes", "layer_shapes"]

@@ -13,6 +13,7 @@ from ...egraph.ir.laws_training import ATTENTION_ORDER
 from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
+from . import aten_activations as act
 from . import aten_attention, aten_create, aten_norm, aten_views
 from . import aten_pointwise as p
 from . import aten_reduce as r
@@ -246,7 +247,7 @@ def encoder_layer(
 
     def feed(y: Tensor) -> Tensor:
         wide = r.linear(y, up, up_b)
-        return r.linear(p.gelu(wide) if gelu else p.clamp(wide, 0), down, down_b)
+        return r.linear(act.gelu(wide) if gelu else p.clamp(wide, 0), down, down_b)
 
     def norm_1(y: Tensor) -> Tensor:
         return aten_norm.layer_norm(y, (size,), gain_1, shift_1, eps)

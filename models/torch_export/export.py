@@ -7,10 +7,12 @@ that share the module's memory.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any
 
 from ...egraph.ir.graph import Graph
@@ -54,14 +56,16 @@ def load_module(
     title: str = name or str(getattr(module, "__name__", type(module).__name__))
     _refuse_autocast(title)
     # (pausing garbage collection makes imports alone a third faster)
-    with torch.no_grad(), gc_paused(), tracing(), known_shapes(), bounded(title, budget):
-        try:
-            with uncaught(title):
-                program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
-        except ExportError:
-            raise
-        except Exception as error:
-            raise _export_error(error, title) from error
+    with torch.no_grad(), gc_paused(), tracing(), known_shapes():
+        _import_tracer()
+        with bounded(title, budget):
+            try:
+                with uncaught(title):
+                    program = torch.export.export(target, args, kwargs or None, dynamic_shapes=shapes)
+            except ExportError:
+                raise
+            except Exception as error:
+                raise _export_error(error, title) from error
     graph = from_exported(program, name=title, sizes=_size_names(target, args, kwargs, shapes), budget=budget)
     return graph.bind(dims) if dims else graph
 
@@ -120,6 +124,14 @@ def tracing() -> Iterator[None]:
         finally:
             if before is not None:
                 setattr(config, name, before)
+
+
+def _import_tracer() -> None:
+    """Import the modules that torch.export imports at its first use. They take seconds, on a busy machine more than an
+    export may go on without a traced operation, which is not to count them."""
+    for name in ("torch.export._trace", "torch.fx.experimental.symbolic_shapes"):
+        with suppress(ImportError):  # of another torch version: imported while it exports
+            importlib.import_module(name)
 
 
 def _as_module(function: Callable[..., Any]) -> Any:
@@ -190,12 +202,22 @@ def _is_ready(program: Any) -> bool:
     return not _trains_batch_norm(program)
 
 
-def _decompositions(program: Any) -> Any:
+def _decompositions(program: Any) -> dict[Any, Any]:
     """Return torch.export's default decomposition table without the overloads that have a builder."""
     import torch
 
-    table = torch.export.default_decompositions()
-    training = _trains_batch_norm(program)
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    return dict(_decomposition_table(_trains_batch_norm(program), len(registered)))
+
+
+@lru_cache(maxsize=4)
+def _decomposition_table(training: bool, registered: int) -> dict[Any, Any]:
+    """The table of `_decompositions`, which takes torch 50 ms to make: for programs that train a batch norm or do not,
+    and as long as the number of composite operators that are registered, the caller's own included, is the same.
+    """
+    import torch
+
+    table = dict(torch.export.default_decompositions())
     for overload in (*TABLE, *cx.TABLE):
         packet, _, kind = overload.partition(".")
         if packet == "batch_norm" and training:

@@ -21,8 +21,9 @@ from ..files.limits import check_count
 from . import aten_complex as cx
 from . import aten_views
 from .arrays import dtype_name, to_numpy
+from .aten_activations import log_sigmoid_forward
 from .aten_ops import IGNORED, TABLE
-from .aten_pointwise import log_sigmoid_forward, number
+from .aten_pointwise import number
 from .missing import Missing
 from .output_structure import output_names, structure_of
 from .symbolic_sizes import SymbolicSizes
@@ -364,8 +365,10 @@ def _missing(item: Any) -> Iterator[Missing]:
 
 
 def overload_of(target: Any) -> str:
-    """Return the overload name: 'add.Tensor' for ATen, the plain or qualified name otherwise."""
+    """Return the overload name: 'add.Tensor' for ATen and operators of the same meaning in the library
+    `tensor_graphs`, the plain or qualified name otherwise."""
     text = str(target)
-    if text.startswith("aten."):
-        return text.removeprefix("aten.")
+    for library in ("aten.", "tensor_graphs."):
+        if text.startswith(library):
+            return text.removeprefix(library)
     return text if "." in text and " " not in text else getattr(target, "__name__", text)

@@ -46,7 +46,7 @@ def matmul(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def linear(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of `linear`: x[..., K] @ w[K, N] + b[N]. Raises Reject if no draw gives `want`."""
+    """Draws types for the operands of `linear`: x[..., K] @ w[K, N] + b[N]. Raises Reject if no draw fits `want`."""
     x, w, b = call.args
     shape = want.shape if want.shape is not None else (None,) * max(2, least_rank(x), s.rng.randint(2, 4))
     right = s.known(w)
@@ -173,7 +173,7 @@ def from_float8(s: Sampler, call: PatternCall, want: Want) -> None:
 def unpack(s: Sampler, call: PatternCall, want: Want) -> None:
     """Draws a type for bytes along one axis in whole blocks, and how numbers are packed in them.
 
-    Raises Reject if no draw gives `want`.
+    Raises Reject if no draw fits `want`.
     """
     x = call.args[0]
     have = s.known(x)

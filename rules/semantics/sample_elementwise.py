@@ -93,7 +93,7 @@ def norm(s: Sampler, call: PatternCall, want: Want) -> None:
     """Draws types for the operands of a norm: x, and rank-1 operands of the size of its last axis or of its channel
     axis.
 
-    Raises Reject if no draw gives `want`.
+    Raises Reject if no draw fits `want`.
     """
     axis = 1 if OPS[call.op].law == "channel_norm" else -1
     rank = rank_of(s, call, want)

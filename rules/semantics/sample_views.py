@@ -97,7 +97,7 @@ def _stretched(s: Sampler, x: Term, shape: tuple[Sizes, ...]) -> tuple[Sizes, ..
 
 
 def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of `slice`: a range of one axis. Raises Reject if no draw gives `want`."""
+    """Draws types for the operands of `slice`: a range of one axis. Raises Reject if no draw fits `want`."""
     x, known = call.args[0], s.known(call.args[0])
     shape = wanted_sizes(s, call, want)
     rank = len(shape) if known is None else known.rank
@@ -139,7 +139,7 @@ def slice_(s: Sampler, call: PatternCall, want: Want) -> None:
 def pad(s: Sampler, call: PatternCall, want: Want) -> None:
     """Draws types for the operands of `pad`: padding before and after the elements along one axis.
 
-    Raises Reject if no draw gives `want`.
+    Raises Reject if no draw fits `want`.
     """
     shape = wanted_sizes(s, call, want)
     shape = shape if want.shape is not None else (None,) * max(len(shape), 1)
@@ -155,7 +155,7 @@ def pad(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def concat(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws types for the operands of `concat`: sizes add up along one axis. Raises Reject if no draw gives `want`."""
+    """Draws types for the operands of `concat`: sizes add up along one axis. Raises Reject if no draw fits `want`."""
     shape = wanted_sizes(s, call, want)
     if want.shape is None and all(s.known(a) is None for a in call.args):
         shape = (None,) * max(len(shape), least_rank(call))
@@ -195,7 +195,7 @@ def windows(s: Sampler, call: PatternCall, want: Want) -> None:
 
 
 def leaf(s: Sampler, call: PatternCall, want: Want) -> None:
-    """Draws shape and attributes of `full` or `iota`. Raises Reject if no draw gives `want`."""
+    """Draws shape and attributes of `full` or `iota`. Raises Reject if no draw fits `want`."""
     shape = want.shape if want.shape is not None else (None,) * s.rng.randint(0, 4)
     narrow = call.op == "full" and s.rng.random() < 0.6
     propose = lambda: tuple(1 if narrow and (d is None or 1 in d) else s.pick(d) for d in shape)
@@ -224,7 +224,7 @@ def index_type(s: Sampler, term: Term, shape: tuple[Sizes, ...] | None, bound: A
 def gather(s: Sampler, call: PatternCall, want: Want) -> None:
     """Draws types for the operands of a gather: x with one axis replaced by the axes of the indices.
 
-    `gather_elements` keeps the rank. Raises Reject if no draw gives `want`.
+    `gather_elements` keeps the rank. Raises Reject if no draw fits `want`.
     """
     x, index, *updates = call.args
     left = s.known(x) or s.term(x, Want((None,) * max(1, least_rank(x), s.rng.randint(1, 3)), want.dtype))

@@ -21,6 +21,7 @@ from ..semantics.solver import OutOfScope
 from .unknowns import IllTyped
 
 STAND_INS = (0.59375, 0.8125, 0.71875, 0.90625)  # two values for each of up to two attributes that are floats
+LEAST_RANK = {"norm": 1, "channel_norm": 2, "rope": 1, "attention": 2}  # law of several operands -> of the first
 VECTORS = {"norm": -1, "channel_norm": 1}  # law -> axis of the first operand whose size the other operands have
 
 
@@ -79,9 +80,9 @@ def operand_shapes(law: str, ranks: Sequence[int]) -> list[Shape]:
     first: Shape = tuple(_any_size(size_name(axis)) for axis in range(rank))
     if len(ranks) == 1:
         return [first]
-    if law not in (*VECTORS, "rope", "attention"):
+    if law not in LEAST_RANK:
         raise OutOfScope(f"operands of the law {law}")
-    if set(ranks[1:]) != {1 if law in VECTORS else rank} or not rank > {**VECTORS, "attention": 1}.get(law, 0):
+    if set(ranks[1:]) != {1 if law in VECTORS else rank} or rank < LEAST_RANK[law]:
         raise IllTyped
     if law in VECTORS:
         return [first, *((first[VECTORS[law]],) for _ in ranks[1:])]

@@ -50,7 +50,7 @@ class Synthesis:
 
     @property
     def rules(self) -> list[Rule]:
-        """The synthesized rules."""
+        """The synthesized rules, in the order in which they were found."""
         return [f.rule for f in self.found]
 
     @property

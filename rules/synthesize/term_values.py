@@ -45,7 +45,7 @@ class UniverseEntry:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The concrete shape."""
+        """The shape of the term's value, as ints."""
         return concrete(self.type.shape)
 
 

@@ -61,12 +61,12 @@ class _Windows:
 
     @property
     def step(self) -> str:
-        """The stride."""
+        """Attribute expression of the window's stride along the axis."""
         return f"s[{self.axis - 2}]"
 
     @property
     def low(self) -> str:
-        """The padding before the first row."""
+        """Attribute expression of the padding before the first row (or column)."""
         return f"p[{self.axis - 2}]"
 
     @property
@@ -76,7 +76,7 @@ class _Windows:
 
     @property
     def spread(self) -> str:
-        """The dilation."""
+        """Attribute expression of the window's dilation along the axis."""
         return f"d[{self.axis - 2}]"
 
     @property
@@ -86,7 +86,7 @@ class _Windows:
 
     @property
     def name(self) -> str:
-        """Prefix of rule names."""
+        """Prefix of the names of the rules of this op and axis, such as "max-pool-rows"."""
         return f"{self.op.replace('_', '-')}-{self.lines}"
 
     @property

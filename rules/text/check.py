@@ -75,7 +75,7 @@ class _At:
 
     @property
     def types(self) -> Mapping[str, Type]:
-        """Types of the variables."""
+        """Type of each tensor variable of the rule: its shape in this member of the family, float32."""
         return {n: Type(s, "float32") for n, s in self.member.shapes.items()}
 
     @property

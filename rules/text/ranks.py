@@ -27,7 +27,7 @@ class Ranks:
         self.ones: dict[int, int] = {}  # rank of each Iewmul by term id
 
     def new(self) -> int:
-        """A fresh rank variable."""
+        """The number of a new rank variable, which is equal to no other yet."""
         self.parent[len(self.parent)] = len(self.parent)
         return len(self.parent) - 1
 

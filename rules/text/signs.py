@@ -21,8 +21,10 @@ class Seam(Unprovable):
 
 
 class Open(Unprovable):
-    """Raised when the order of two cuts of an axis depends on the sizes; `cases` are two assumptions, of which one
-    holds, under which the proof is to be tried again."""
+    """Raised when an axis is cut at two positions (by slices or concatenations) whose order depends on the sizes.
+
+    `cases`: two expressions, of which one is at least 0; the proof is tried again under each of these assumptions.
+    """
 
     def __init__(self, first: Affine, second: Affine) -> None:
         super().__init__("two cuts of an axis in an order that depends on the sizes")

@@ -114,7 +114,7 @@ class _Reader:
 
     @property
     def more(self) -> bool:
-        """Whether tokens are left."""
+        """Whether the text has tokens that are not read yet."""
         return self.at < len(self.tokens)
 
     def peek(self) -> str:

@@ -149,9 +149,10 @@ class Typer:
         return Typed("transpose", [args[0].axes[p] for p in perm], args, {"perm": perm})
 
     def low(self, kernel: Affine, pad: int) -> Affine:
-        """Padding before the first element along an axis: 0 without padding (`pad` 1), else (kernel - 1) // 2.
+        """Padding before the first element along an axis. `pad`: TASO's padding mode; 1 (valid) gives 0, others
+        (same) give (kernel - 1) // 2, with `kernel` the size of the window.
 
-        A kernel of unknown size is odd, unless the size is a parameter.
+        A window of unknown size is assumed to be odd, unless its size is a parameter of the rule.
         """
         number = self.system.reduce(kernel).number
         if pad == 1 or number is not None:

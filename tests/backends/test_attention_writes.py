@@ -14,7 +14,6 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.template import launches
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
@@ -41,6 +40,7 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 
+from . import kernel_interpreter
 from .cuda_host import compiled, source_of
 from .test_clustered_attention import schedule
 from .test_cuda_cpp import TOLERANCE, call_of, memory
@@ -102,7 +102,7 @@ def test_the_kernel_means_what_its_terms_mean(name: str) -> None:
         given["at"] = np.array(at[: leaves["at"].shape[0]])
         held = {n: v.reshape(-1).copy() for n, v in given.items()}
         held |= {"out": np.full(roots[0].type.nbytes // 4, np.nan), "out1": held["k"], "out2": held["v"]}  # in place
-        kir_numpy.run(one, held)
+        kernel_interpreter.run(one, held)
         for n, want in zip(("out", "out1", "out2"), evaluate(roots, given, float64=True)):
             np.testing.assert_allclose(held[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 
@@ -138,7 +138,7 @@ def test_rows_are_written_and_attended_to(name: str, dtype: str, tmp_path: Path)
                     for n, g in where.items()
                 }
                 with np.errstate(invalid="ignore"):
-                    kir_numpy.run(found.kernel, want)
+                    kernel_interpreter.run(found.kernel, want)
                 kernels[launch.name]([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
                 assert all(g.intact for g in where.values())
                 for out, base in (("out", ""), ("out1", "k"), ("out2", "v")):

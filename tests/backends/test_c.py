@@ -25,7 +25,6 @@ from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.c.backend import generated
 from tensor_graphs.backends.c.emit import kernel as c_source
 from tensor_graphs.backends.ir import c_math
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
@@ -33,7 +32,6 @@ from tensor_graphs.backends.program.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend, on_gpu, select
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning import cpu_worker
-from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import (
     in_layout,
     random_values,
@@ -53,7 +51,9 @@ from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
+from . import kernel_interpreter
 from .reference import expected
+from .sampled_calls import sample
 from .test_kernel_ir import KERNELS, memory_for
 from .test_kernel_ir import kernel as plain_kernel
 from .test_kernel_ir import values as kernel_values
@@ -250,7 +250,7 @@ def test_random_bodies_are_what_the_specification_says(seeds: list[int]) -> None
         size = math.prod(call.output.type.shape)
         out = np.zeros(max(size, 1), dtypes.numpy_dtype(call.output.type.dtype))
         want = np.zeros(max(size, 1))
-        kir_numpy.run(kernel, {**{n: v.astype(np.float64) for n, v in flat.items()}, "out": want})
+        kernel_interpreter.run(kernel, {**{n: v.astype(np.float64) for n, v in flat.items()}, "out": want})
         c_helpers.c_function(made, name)(*(pointer(out if n == "out" else flat[n]) for n in kernel.buffers))
         close(out, want, kernel)
 
@@ -271,7 +271,7 @@ def test_a_loop_within_a_loop_over_the_same_axis() -> None:
     root = composite.softmax(t.sum(inner, axis=1, keepdims=True) * 9.0, axis=0)
     one, given = plain_kernel(root), kernel_values(root)
     memory = memory_for(one, given)
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     out = np.zeros(33, np.float32)
     c_helpers.c_function(library({"f": c_source.emit(one, "f")}), "f")(pointer(given["a"]), pointer(out))
     np.testing.assert_allclose(out, memory["out"], rtol=1e-5)
@@ -553,6 +553,17 @@ def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obs
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     assert c_helpers.c_library("int f(void) { return 8; }\n").f() == 8
     assert not list((tmp_path / "scratch").iterdir()), "nothing is left behind"
+
+
+def test_a_process_asks_once_what_a_compiler_compiles_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, compiler = tmp_path / "seen", tmp_path / "cc.sh"
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {seen}\nexec cc "$@"\n')
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    for number in (3, 4):
+        assert c_helpers.c_library(f"int f(void) {{ return {number}; }}\n").f() == number
+    assert [" -dM " in line for line in seen.read_text().splitlines()] == [True, False, False]
 
 
 def test_measuring_makes_the_same_kernel_from_its_terms() -> None:

@@ -15,11 +15,11 @@ from tensor_graphs.backends.c import backend as c
 from tensor_graphs.backends.c.backend import generated
 from tensor_graphs.backends.c.emitter import CLaunch
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.egraph.ir import composite_ops as composite
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 
+from . import kernel_interpreter
 from .test_c import library
 from .test_cuda_cpp import TOLERANCE, call_of, memory
 from .test_few_row_attention import CASES, attention
@@ -46,7 +46,7 @@ def specified(template: GeneratedKernel, call: Call, where: dict[str, Any]) -> d
     assert found is not None
     want = {n: g.array.astype(np.float64) if g.array.dtype.kind in "fV" else g.array.copy() for n, g in where.items()}
     with np.errstate(invalid="ignore"):
-        kir_numpy.run(found.kernel, want)
+        kernel_interpreter.run(found.kernel, want)
     return want
 
 

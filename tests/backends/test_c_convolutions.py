@@ -11,7 +11,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs import settings
-from tensor_graphs.backends.c.convolutions import SOURCE, VERSION, convolution_rows, pool_rows
+from tensor_graphs.backends.c.convolutions import SOURCE, VERSION, convolution_rows, pool_rows, winograd_packed
 from tensor_graphs.backends.c.image_copies import image_copy_rows
 from tensor_graphs.backends.registry import backend, select, unfused_backends
 from tensor_graphs.backends.tuning.cpu_worker import answer, encode
@@ -141,6 +141,16 @@ def test_direct_convolution_of_some_channels_of_an_image(x: tuple[int, ...], win
     others = {o: rng.standard_normal(call.operands[o].type.shape).astype(np.float32) for o in "wb"}
     got = compiled(row, call)({"x": part, **others})()[0]
     np.testing.assert_allclose(got, expected(row, call, {"x": part, **others}), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_for_winograd_are_rounded_once() -> None:
+    """The transform is computed in float64, its results are rounded to float32."""
+    w = np.random.default_rng(0).standard_normal((48, 5, 3, 3), dtype=np.float32)
+    g = np.array([[1.0, 0.0, 0.0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0.0, 0.0, 1.0]])
+    want = np.einsum("ai,kcij,bj->abkc", g, w.astype(np.float64), g).astype(np.float32)
+    found = winograd_packed(w)
+    assert found.shape == (16, 3, 5, 16) and found.dtype == np.float32 and found.flags.c_contiguous
+    np.testing.assert_array_max_ulp(found, want.reshape(16, 3, 16, 5).transpose(0, 1, 3, 2), maxulp=1)
 
 
 @pytest.mark.parametrize("x", [(1, 16, 1, 1), (2, 32, 5, 4), (1, 64, 33, 30), (3, 16, 2, 17)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.c.convolutions import conv_packed
 from tensor_graphs.backends.c.linear_products import linear_rows
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
@@ -75,3 +76,20 @@ def test_a_feed_forward_network_is_one_c_function() -> None:
     program: Any = tg.optimize(module.eval().requires_grad_(False), (x,), backend="c", budget=5, allow_caller=False)
     assert "tiled_conv(at[" in program.source
     np.testing.assert_allclose(program(x).numpy(), module(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["_silu", "_gelu_tanh", "_relu", "_hard_swish"])
+def test_activations_of_large_values_and_nan(ending: str) -> None:
+    name = f"c.tiled_linear{ending}"
+    call = call_of(name, (9, 1), 19)
+    x = np.array([np.nan, 1e4, -1e4, 200.0, -200.0, 30.0, -30.0, 0.0, -1e-6], np.float32)[:, None]
+    operands = {"x": x, "w": np.ones((1, 19), np.float32)}
+    got, want = compiled(ROWS[name], call)(operands)()[0], expected(ROWS[name], call, operands)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-30)
+
+
+def test_packed_weights_begin_at_a_cache_line() -> None:
+    rng = np.random.default_rng(0)
+    for channels in range(1, 40):
+        packed = conv_packed(rng.standard_normal((channels, 3, 1, 1)).astype(np.float32), 1)
+        assert packed.ctypes.data % 64 == 0 and packed.flags.c_contiguous

@@ -20,7 +20,6 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.generate.weight_layouts import innermost
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
 from tensor_graphs.backends.lowering.lower import kernel_of
@@ -42,6 +41,8 @@ from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Strides
 from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
+
+from . import kernel_interpreter
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -134,7 +135,7 @@ def test_a_kernel_means_what_its_term_means(name: str, last: bool) -> None:
     drawn = values(root)
     one = kernel(root, last)
     memory = memory_of(one, drawn)
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     assert error(result(one, memory), evaluate([root], drawn, float64=True)[0]) < 1e-12
 
 
@@ -160,7 +161,7 @@ def test_any_convolution_means_what_numpy_computes(root: Tensor, last: bool) -> 
     """Kernels larger than the image, strides beyond it, uneven padding, groups, sizes of 1."""
     drawn, one = values(root), kernel(root, last)
     memory = memory_of(one, drawn)
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     np.testing.assert_allclose(result(one, memory), evaluate([root], drawn, float64=True)[0], rtol=1e-9, atol=1e-9)
 
 
@@ -179,7 +180,7 @@ def test_any_pool_means_what_numpy_computes(
     root = pool(kind, x("a", 2, 2, size, size + 1), window, stride, min(pad, window - 1))
     drawn, one = values(root), kernel(root)
     memory = memory_of(one, drawn)
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     np.testing.assert_allclose(result(one, memory), evaluate([root], drawn, float64=True)[0], rtol=1e-9, atol=1e-9)
 
 
@@ -189,8 +190,8 @@ def test_a_split_convolution_means_the_same(name: str) -> None:
     drawn, one = values(root), kernel(root)
     first, second = split(one, one.reductions[0].axis, 2)
     memory = memory_of(first, drawn)
-    kir_numpy.run(first, memory)
-    kir_numpy.run(second, memory)
+    kernel_interpreter.run(first, memory)
+    kernel_interpreter.run(second, memory)
     assert error(result(one, memory), evaluate([root], drawn, float64=True)[0]) < 1e-12
 
 
@@ -356,7 +357,7 @@ def test_regions_with_convolutions_compute_their_class() -> None:
             continue
         one = kernel(region.term, count % 2 == 0)
         memory = memory_of(one, {str(leaf.attr("name")): np.asarray(known[k]) for leaf, k in region.leaves})
-        kir_numpy.run(one, memory)
+        kernel_interpreter.run(one, memory)
         np.testing.assert_allclose(result(one, memory), known[region.cls], rtol=1e-9, atol=1e-9)
         count += 1
     assert count > 10
@@ -415,7 +416,7 @@ def test_what_an_image_has_once_is_read_once_by_a_program() -> None:
     )
     given = {n: np.random.default_rng(0).standard_normal(b.shape) for n, b in buffers.items() if n != "out"}
     memory = {n: v.reshape(-1).copy() for n, v in given.items()} | {"out": np.full(2 * 48 * 1024, np.nan)}
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     want = evaluate([root], {n: v.astype(np.float32) for n, v in given.items()}, float64=True)[0]
     got = memory["out"].reshape(2, 32, 32, 48).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -24,7 +24,6 @@ from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.generate.emitter import split_axis
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY, cuda_text
@@ -36,6 +35,7 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
+from . import kernel_interpreter
 from .cuda_host import NAME, Guarded, Kernel, compiled, source_of
 from .test_kernel_ir import KERNELS, error, leaves, x
 
@@ -147,7 +147,7 @@ def check(template: GeneratedKernel, call: Call, launch: CudaLaunch, kernel: Ker
     assert found is not None
     where = memory(template, call)
     want = {n: g.array.astype(np.float64) if g.array.dtype.kind in "fV" else g.array.copy() for n, g in where.items()}
-    kir_numpy.run(found.kernel, want)
+    kernel_interpreter.run(found.kernel, want)
     before = {n: where[n].array.tobytes() for n in template.operands}
     for _ in range(2):  # counters are zero again: it can run twice
         kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)

@@ -16,7 +16,6 @@ from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
 from tensor_graphs.backends.cuda.emit.packed_fragments import packed_side
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir import quantized_ops
@@ -24,6 +23,7 @@ from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 from tensor_graphs.models.common import quantization
 
+from . import kernel_interpreter
 from .cuda_host import compiled, source_of
 from .test_cuda_cpp import TOLERANCE, call_of, check, memory
 from .test_kernel_ir import error, x
@@ -220,7 +220,7 @@ def test_every_code_is_converted_to_its_number(form: str, dtype: str, tmp_path: 
     if form == "fp8":
         codes[1:][(codes[1:] & 127) == 127] = 3  # NaN in the first column only
     want = {n: g.array.astype(np.float64) if g.array.dtype.kind in "fV" else g.array.copy() for n, g in where.items()}
-    kir_numpy.run(found.kernel, want)
+    kernel_interpreter.run(found.kernel, want)
     kernel = compiled(source_of([launch]), tmp_path)[launch.name]
     kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
     got = where["out"].array.astype(np.float64)

@@ -16,11 +16,11 @@ from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.cuda.few_row_attention import FewRowAttentionSchedule
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 
+from . import kernel_interpreter
 from .cuda_host import compiled, source_of
 from .test_cuda_cpp import TOLERANCE, call_of, check, memory
 from .test_kernel_ir import error, x
@@ -127,7 +127,7 @@ def check_visible(
             n: g.array.astype(np.float64) if g.array.dtype.kind == "V" else g.array.copy() for n, g in where.items()
         }
         with np.errstate(invalid="ignore"):
-            kir_numpy.run(found.kernel, want)
+            kernel_interpreter.run(found.kernel, want)
         if unread is not None:
             where["v"].array.reshape(2, -1, 64)[0, unread(first) :] = np.nan
         kernel([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)

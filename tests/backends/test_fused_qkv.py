@@ -15,7 +15,6 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import shape_of
 from tensor_graphs.backends.ir.unfusable import Unfusable
@@ -46,6 +45,7 @@ from tensor_graphs.models.common import quantization
 from tensor_graphs.rules import ALL
 from tensor_graphs.verification.comparison import relative_error
 
+from . import kernel_interpreter
 from .test_cuda_cpp import _compiled_alone
 from .test_cuda_cpp import memory as cuda_memory
 from .transformations import transformations
@@ -156,7 +156,7 @@ def test_every_result_means_what_its_term_means(name: str) -> None:
     held = {n: v.reshape(-1).astype(np.float64 if v.dtype.kind == "f" else v.dtype) for n, v in given.items()}
     for n, root in zip(names(roots), roots):
         held[n] = held[base(root)].copy() if base(root) else np.full(root.type.nbytes // 4, np.nan)
-    kir_numpy.run(one, held)
+    kernel_interpreter.run(one, held)
     for n, want in zip(names(roots), evaluate(roots, given, float64=True)):
         np.testing.assert_allclose(held[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 
@@ -185,10 +185,10 @@ def test_places_count_from_the_end_and_none_beyond_is_written() -> None:
     given = values(roots) | {"at": np.array([-2, 4, 0])}
     held = {n: v.reshape(-1).astype(v.dtype) for n, v in given.items()}
     held["out"] = held["a"].copy()
-    kir_numpy.run(kernel(roots), held)
+    kernel_interpreter.run(kernel(roots), held)
     np.testing.assert_array_equal(held["out"].reshape(9, 6), evaluate(roots, given)[0])
     held |= {"at": np.array([9, 4, -10]), "out": held["a"].copy()}
-    kir_numpy.run(kernel(roots), held)
+    kernel_interpreter.run(kernel(roots), held)
     np.testing.assert_array_equal(np.delete(held["out"].reshape(9, 6), 4, 0), np.delete(given["a"], 4, 0))
 
 
@@ -293,7 +293,7 @@ def test_kernels_of_cuda_write_into_their_places(name: str, dtype: str, tmp_path
         want = {
             n: g.array.astype(np.float64) if g.array.dtype.kind in "fV" else g.array.copy() for n, g in where.items()
         }
-        kir_numpy.run(found.kernel, want)
+        kernel_interpreter.run(found.kernel, want)
         compiled([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
         assert all(g.intact for g in where.values())
         for n in names(roots):
@@ -321,7 +321,7 @@ def test_measuring_writes_where_values_lie(monkeypatch: pytest.MonkeyPatch) -> N
     bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
     text = kernel_text(template, call)
     assert bench.bases == {0: "keys"} and bench.attempt(0, bench.loaded(text))["accuracy"]["rel_fro"] < 1e-5
-    assert bench.measure(0)["accuracy"]["rel_fro"] < 1e-5 and len({id(s.rooms[0]) for s in bench.sets}) == 1
+    assert bench.measure(0)["accuracy"]["rel_fro"] < 1e-5 and len({id(s.buffers[0]) for s in bench.sets}) == 1
     elsewhere = replace(text, text=text.text.replace("* 16, ", "* 16 + 16, "))
     with pytest.raises(result_check.Wrong):
         bench.attempt(1, bench.loaded(elsewhere))

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.expr import Builder, walk
 from tensor_graphs.backends.ir.index import Axis, Index, index, linear, unravelled
@@ -36,6 +35,7 @@ from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
+from . import kernel_interpreter
 from .transformations import transformations
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -218,7 +218,7 @@ def test_a_kernel_means_what_its_term_means(name: str, two: bool) -> None:
     want = evaluate([root], given, float64=True)[0]
     one = scaled_early(base_two(kernel(root))) if two else kernel(root)
     memory = memory_for(one, given)
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     assert error(memory["out"].reshape(want.shape), want) < 1e-12
 
 
@@ -237,8 +237,8 @@ def test_a_split_reduction_means_the_same(name: str, parts: int) -> None:
     first, second = split(one, axis, parts)
     given = values(root)
     memory = memory_for(first, given)
-    kir_numpy.run(first, memory)
-    kir_numpy.run(second, memory)
+    kernel_interpreter.run(first, memory)
+    kernel_interpreter.run(second, memory)
     want = evaluate([root], given, float64=True)[0]
     assert error(memory["out"].reshape(want.shape), want) < 1e-12
 
@@ -610,7 +610,7 @@ def test_regions_of_a_saturated_graph_compute_their_class() -> None:
         buffers["out"] = kir.Buffer("float32", tuple(kind.shape), contiguous(kind.shape))  # type: ignore[arg-type]
         one = kernel_of(region.term, names, buffers)
         memory = memory_for(one, {names[leaf]: np.asarray(known[cls]) for leaf, cls in region.leaves})
-        kir_numpy.run(one, memory)
+        kernel_interpreter.run(one, memory)
         np.testing.assert_allclose(
             memory["out"].reshape(known[region.cls].shape), known[region.cls], rtol=1e-9, atol=1e-9
         )

@@ -15,7 +15,6 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.generate.recursion_limit import DEEPEST, raise_recursion_limit
 from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.generate.term_text import pattern_text
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.expr import Builder, factors
 from tensor_graphs.backends.ir.index import Axis, index
@@ -40,6 +39,8 @@ from tensor_graphs.extract.fusion.multi_output import MultiOutputGroup
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.work import graph_flops
 from tensor_graphs.extract.solve.serialize import read_document
+
+from . import kernel_interpreter
 
 Terms = list[Tensor]
 PLACE = index(Axis("i0", 8))
@@ -198,7 +199,7 @@ def test_a_program_is_one_part_and_one_kernel(name: str) -> None:
     memory = {n: v.ravel().astype(float) for n, v in given.items()}
     names = [s for s in found.kernel.buffers if s not in given]
     memory |= {n: np.full(w.size, np.nan) for n, w in zip(names, want)}
-    kir_numpy.run(found.kernel, memory)
+    kernel_interpreter.run(found.kernel, memory)
     triton = run_outputs(template, replace(call, schedule=found.space[0]), given, device="cpu")
     for name_, w, by_triton in zip(names, want, triton, strict=True):
         np.testing.assert_allclose(memory[name_].reshape(w.shape), w, rtol=1e-9, atol=1e-12)
@@ -213,7 +214,7 @@ def test_steps_that_are_stacked_are_each_computed_once() -> None:
     template, call = kernel_for(group)
     lowered = template.lower(call)
     assert lowered is not None
-    assert len(lowered.kernel.stores) == 5 and "PIECES" in lowered.kernel.builder.ways
+    assert len(lowered.kernel.stores) == 5 and "PIECES" in lowered.kernel.builder.transformations
     assert sum(e.op == "reduce" for e in lowered.kernel.exprs) == 5
 
 

@@ -29,13 +29,14 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.measured_operands import drawn, operand_values, shown
 from tensor_graphs.backends.tuning.result_check import Wrong, accuracy
-from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.verification.inputs import InputDistribution
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 from tensor_graphs.models.common import quantization
+
+from .sampled_calls import sample
 
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})

@@ -19,7 +19,6 @@ from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import call_json, call_of_json
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
 from tensor_graphs.backends.ir import index
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import divisors, shape_of
 from tensor_graphs.backends.ir.unfusable import Unfusable
@@ -49,6 +48,7 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.verification.comparison import relative_error
 
+from . import kernel_interpreter
 from .test_cuda_cpp import _compiled_alone, check
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -147,7 +147,7 @@ def test_every_output_means_what_its_term_means(name: str) -> None:
     assert [s.buffer for s in one.stores] == names_of(roots)
     memory = {n: v.reshape(-1).astype(np.float64) for n, v in given.items()}
     memory |= {n: np.full(r.type.nbytes // 4, np.nan) for n, r in zip(names_of(roots), roots)}
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     for n, want in zip(names_of(roots), evaluate(roots, given, float64=True)):
         np.testing.assert_allclose(memory[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 
@@ -168,8 +168,8 @@ def test_split_reductions_store_every_output(name: str, parts: int) -> None:
     first, second = split(one, max(shape_of(one).outer, key=lambda a: a.size), parts)
     memory = {n: v.reshape(-1).astype(np.float64) for n, v in given.items()}
     memory |= {n: np.full(int(np.prod(b.shape)), np.nan) for n, b in first.buffers.items() if n not in memory}
-    kir_numpy.run(first, memory)
-    kir_numpy.run(second, memory)
+    kernel_interpreter.run(first, memory)
+    kernel_interpreter.run(second, memory)
     for n, want in zip(names_of(roots), evaluate(roots, given, float64=True)):
         np.testing.assert_allclose(memory[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 

@@ -19,7 +19,6 @@ import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.pallas.backend import BACKEND, generated
 from tensor_graphs.backends.pallas.library import GAPS as LIBRARY_GAPS
 from tensor_graphs.backends.registry import backend, select
-from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import random_values, run_template
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir import composite_ops as composite
@@ -33,6 +32,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
 from .reference import expected
+from .sampled_calls import sample
 from .test_kernel_ir import KERNELS
 
 Array = np.ndarray[Any, Any]

@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 N = Kernel.count
 GRAPH = Graph.of(t.input("x", (N,)) * 3.0 + t.input("y", (N,)), name="sum")
-WAYS = ["flat", "graph", "copying"]
+MODES = ["flat", "graph", "copying"]
 
 
 class Bound:
@@ -77,7 +77,7 @@ def verdict(program: Any, monkeypatch: pytest.MonkeyPatch, enough: Any = lambda:
     return verify(GRAPH, lambda v: first(program, v), again=partial(again, program), seeds=1, enough=enough)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MODES)
 def test_a_right_program_passes_and_is_as_before(driver: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = Bound(driver, way)
     makers = program.calls.fresh

@@ -11,7 +11,6 @@ import pytest
 
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.program import Program
@@ -31,6 +30,7 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.verification.comparison import relative_error
 
+from . import kernel_interpreter
 from .test_cuda_cpp import _compiled_alone, check
 from .test_multi_output_kernels import call_of, kernel, names_of, values, x
 
@@ -49,7 +49,7 @@ def test_the_stored_operand_is_the_one_that_the_product_reads(rows: int) -> None
     assert {a.name for a in one.stored_sides} == {"r80"} and len(one.reductions) == 4
     memory = {n: v.reshape(-1).astype(np.float64) for n, v in given.items()}
     memory |= {n: np.full(r.type.nbytes // 4, np.nan) for n, r in zip(names_of(roots), roots)}
-    kir_numpy.run(one, memory)
+    kernel_interpreter.run(one, memory)
     for n, want in zip(names_of(roots), evaluate(roots, given, float64=True)):
         np.testing.assert_allclose(memory[n].reshape(want.shape), want, rtol=1e-12, atol=1e-12)
 

@@ -270,7 +270,12 @@ def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, 
     np.save(tmp_path / "x.npy", x)
     program.save(tmp_path / "p")
     program.save(tmp_path / "p")
-    assert sorted(f.name for f in (tmp_path / "p").iterdir()) == ["manifest.json", "program.py", "weights.safetensors"]
+    assert sorted(f.name for f in (tmp_path / "p").iterdir()) == [
+        "check.json",
+        "manifest.json",
+        "program.py",
+        "weights.safetensors",
+    ]
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p", "x.npy"]
     script = (
         "import sys, numpy as np; from tensor_graphs.backends.program.saved_program import load_program\n"

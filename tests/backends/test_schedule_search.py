@@ -87,7 +87,7 @@ def run(one: ScheduleSearch, cost: object, worth: float = math.inf, cut: int = 1
     while (wanted := one.more(worth)) and len(asked) < cut:
         for schedule in wanted:
             asked.append(schedule)
-            one.told(schedule, cost(schedule))  # type: ignore[operator]
+            one.record(schedule, cost(schedule))  # type: ignore[operator]
     return asked
 
 
@@ -139,15 +139,15 @@ def test_what_was_best_nearby_is_a_guess() -> None:
 def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> None:
     one = search(RANKED, fits)
     assert one.more(look=True) == RANKED[:1]
-    one.told(RANKED[0], 9.0)
+    one.record(RANKED[0], 9.0)
     assert one.more(worth=8.0, look=True) == RANKED[1:LOOK], "it is not far from being of use"
-    one.told(RANKED[1], 7.0)
-    one.told(RANKED[2], math.inf)
+    one.record(RANKED[1], 7.0)
+    one.record(RANKED[2], math.inf)
     assert one.more(look=True) == [] and one.more()[: SEEDS - LOOK] == RANKED[LOOK:SEEDS]
     failed = search(RANKED, fits)
     for _ in range(2):
         for s in failed.more(look=True):
-            failed.told(s, math.inf)
+            failed.record(s, math.inf)
     assert failed.known.keys() == set(map(key_of_schedule, RANKED[:LOOK])) and failed.more(look=True), (
         "nothing is known yet"
     )
@@ -156,7 +156,7 @@ def test_a_first_look_is_a_few_guesses_and_the_search_goes_on_from_them() -> Non
 
 def test_a_first_look_ends_where_the_first_guess_is_far_from_being_of_use() -> None:
     one = search(RANKED, fits)
-    one.told(*one.more(look=True), 15.1)
+    one.record(*one.more(look=True), 15.1)
     assert one.more(worth=10.0, look=True) == [] and one.more(worth=10.1, look=True) == RANKED[1:LOOK]
 
 
@@ -171,10 +171,10 @@ def test_what_was_best_in_kernels_like_it_is_all_of_a_first_look_and_begins_a_se
     like = [{"m": 16, "n": 256, "k0": 64, "warps": 2}, {"m": 32, "n": 256, "k0": 64, "warps": 2}]
     one = search(RANKED, fits, like=like)
     assert one.more(look=True) == like[:1]
-    one.told(like[0], 5.0)
+    one.record(like[0], 5.0)
     assert one.more(look=True) == [] and one.more()[0] == like[1]
     failed = search(RANKED, fits, like=like)
-    failed.told(like[0], math.inf)
+    failed.record(like[0], math.inf)
     assert failed.more(look=True)
 
 

@@ -180,7 +180,7 @@ def test_a_parameter_and_a_strategy_added_in_one_place_flow_through_everything(m
     assert hinted["hint", 1] == {**space[1], "hint": 2} and ("hint", -1) not in hinted
     assert [s for *_, s in search.moves(space[0])] == [{"length": 1024, "line": 1}, {"length": 256, "line": 1}]
     for schedule in search.more():
-        search.told(schedule, 1.0 if schedule == space[1] else 2.0)
+        search.record(schedule, 1.0 if schedule == space[1] else 2.0)
     assert {**space[1], "hint": 2} in search.more()
 
     # keys and jobs

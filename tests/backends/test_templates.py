@@ -8,7 +8,6 @@ import pytest
 from tensor_graphs.backends.library import numpy_index_helpers, torch_helpers
 from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.interpret import evaluate
@@ -18,6 +17,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguo
 from tensor_graphs.extract.model.meaning import output_terms
 
 from .reference import expected
+from .sampled_calls import sample
 from .test_c_convolutions import ROWS as CONVOLUTIONS
 from .test_c_convolutions import usual_call
 

@@ -10,7 +10,6 @@ import pytest
 import tensor_graphs as tg
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.sample import sample
 from tensor_graphs.backends.tuning.single_kernel import random_values
 from tensor_graphs.egraph.ir.dtypes import numpy_dtype
 from tensor_graphs.egraph.ir.graph import Graph
@@ -18,6 +17,8 @@ from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.tensor import topological
 from tensor_graphs.extract.model.meaning import output_terms
+
+from .sampled_calls import sample
 
 torch = pytest.importorskip("torch", reason="the reference is computed by Torch")
 from tensor_graphs.backends.verification import torch_reference  # noqa: E402

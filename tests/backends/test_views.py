@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.ir.builders as t
 from tensor_graphs.backends.program.cpu_helpers import HELPERS
 from tensor_graphs.backends.runtime.views import torch_view, view_layout, view_strides, view_templates
-from tensor_graphs.backends.tuning.sample import _RULES, Retry, _Draw
 from tensor_graphs.egraph.ir import pattern
 from tensor_graphs.egraph.ir.interpret import apply
 from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.model.kernel import Call, Operand
+
+from .sampled_calls import _RULES, Retry, _Draw
 
 space: dict = {"np": np}
 exec(HELPERS["strided"], space)

@@ -110,9 +110,9 @@ def test_an_export_keeps_the_fastest_schedules_and_what_failed(tmp_path: Path, t
 
 def test_the_fastest_shipped_schedules_are_tried_first() -> None:
     search = ScheduleSearch([{"m": 1}, {"m": 2}], confirm=[{"m": 7}])
-    search.told({"m": 3}, 5.0)
+    search.record({"m": 3}, 5.0)
     assert search.more(look=True) == [{"m": 7}]
-    search.told({"m": 7}, 4.0)
+    search.record({"m": 7}, 4.0)
     assert {"m": 7} not in search.more()
 
 

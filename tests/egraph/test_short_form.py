@@ -9,7 +9,7 @@ from tensor_graphs.egraph.ir.blocks import Blocks, find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.short_form import LARGEST_SHARE, short_form
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import view_of
 
 from ..fuzz.reassembly import reassemble
@@ -68,7 +68,7 @@ def test_its_view_has_the_blocks_of_the_model() -> None:
     short = short_form(whole)
     assert short is not None
     views = [view_of(b.graph) for b in whole.unique]
-    found, full = glue(short, views), glue(whole, views)
+    found, full = join_blocks(short, views), join_blocks(whole, views)
     assert found.extractable() and len(found) < len(full) / 2
     types = {(b, x): full.types[c] for b, places in full.instances for x, c in enumerate(places.tolist()) if c >= 0}
     for b, places in found.instances:

@@ -19,7 +19,7 @@ from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.saturate.sessions import InProcess
-from tensor_graphs.egraph.view.glue import glue, merged
+from tensor_graphs.egraph.view.joined_view import join_blocks, merged
 from tensor_graphs.egraph.view.saturation_report import SaturationReport
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError
@@ -63,10 +63,10 @@ def model(layers: int = 4, width: int = 8) -> Graph:
     return Graph.of({"y": x, "side": x * 1.0})
 
 
-def glued(graph: Graph) -> EGraphView:
+def joined(graph: Graph) -> EGraphView:
     blocks = find_blocks(graph, max_nodes=24)
     views = saturate_blocks([b.graph for b in blocks.unique], RULES, Limits(iterations=4), pool=_Inline())
-    return glue(blocks, views)
+    return join_blocks(blocks, views)
 
 
 # ---------------------------------------------------------------- one view
@@ -138,16 +138,18 @@ def test_values_inside_repeated_blocks_are_the_models_own() -> None:
         x = t.tanh(t.exp(x @ t.param(f"w{i}", (8, 8))) + 1.0) + x
     blocks = find_blocks(Graph.of(x))
     assert len(blocks.instances) > len(blocks.unique)
-    plain = glue(blocks, [view_of(b.graph) for b in blocks.unique])
+    plain = join_blocks(blocks, [view_of(b.graph) for b in blocks.unique])
     assert plain.original.all()
     rules = [Rule("commute", "add(x, y)", "add(y, x)"), Rule("shift", "tanh(x)", "neg(tanh(neg(x)))")]
-    view = glue(blocks, saturate_blocks([b.graph for b in blocks.unique], rules, Limits(iterations=3), guard=False))
+    view = join_blocks(
+        blocks, saturate_blocks([b.graph for b in blocks.unique], rules, Limits(iterations=3), guard=False)
+    )
     assert view.n_classes > view.original.sum() == plain.n_classes
 
 
 def test_the_glued_view_computes_the_model() -> None:
     graph = model()
-    view = glued(graph)
+    view = joined(graph)
     assert len(find_blocks(graph, max_nodes=24).instances) > 1
     values, params = data(graph)
     expected = evaluate(graph, values, params=params, float64=True)
@@ -161,10 +163,10 @@ def test_the_glued_view_computes_the_model() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(graphs(steps=14))
-def test_gluing_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None:
+def test_joining_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None:
     blocks = find_blocks(graph, max_nodes=4)
     views = saturate_blocks([b.graph for b in blocks.unique], RULES, Limits(iterations=2), pool=_Inline())
-    view = glue(blocks, views)
+    view = join_blocks(blocks, views)
     assert view.extractable()
     assert [view.types[r] for r in view.roots] == [r.type for r in graph.roots]
     assert [view.classes[r] for r in graph.roots] == list(view.roots)
@@ -179,7 +181,7 @@ def test_gluing_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None
 
 def test_equal_leaves_are_one_class_and_weights_stay_weights() -> None:
     graph = model()
-    view = glued(graph)
+    view = joined(graph)
     leaves = list(view.tensors.values())
     assert len(leaves) == len(set(leaves)) or all(n.op == "constant" for n in leaves if sum(n is m for m in leaves) > 1)
     for node, place in view.classes.items():
@@ -194,15 +196,15 @@ def test_equal_leaves_are_one_class_and_weights_stay_weights() -> None:
 def test_rewrites_of_a_block_reach_every_instance() -> None:
     graph = model(4)
     sums = sum(n.op == "add" for n in graph.nodes())
-    view = glued(graph)
+    view = joined(graph)
     assert sum(op == "add" for op in view.op) == 2 * sums  # every sum also with its operands swapped
     assert sum(op == "div" for op in view.op) == sum(op == "softmax" for op in view.op) == 4  # softmax and its parts
 
 
-def test_gluing_unsaturated_blocks_is_the_graph() -> None:
+def test_joining_unsaturated_blocks_is_the_graph() -> None:
     graph = model(3)
     blocks = find_blocks(graph, max_nodes=24)
-    view = glue(blocks, [view_of(b.graph) for b in blocks.unique])
+    view = join_blocks(blocks, [view_of(b.graph) for b in blocks.unique])
     assert best_terms(view) == list(graph.roots)
 
 

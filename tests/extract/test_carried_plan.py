@@ -14,7 +14,7 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.pattern import build
 from tensor_graphs.egraph.ir.short_form import short_form
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.term_lookup import TermLookup
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -49,7 +49,9 @@ def graphs() -> tuple[Hypergraph, Hypergraph]:
     short = short_form(whole)
     assert short is not None
     views, backends = [view_of(b.graph) for b in whole.unique], [backend("numpy")]
-    short_graph, whole_graph = (candidate_hypergraph(glue(b, views), backends, view_strides) for b in (short, whole))
+    short_graph, whole_graph = (
+        candidate_hypergraph(join_blocks(b, views), backends, view_strides) for b in (short, whole)
+    )
     return short_graph, whole_graph
 
 
@@ -104,7 +106,7 @@ def test_kernels_that_do_not_hold_at_another_place_are_left_out() -> None:
     short = short_form(whole)
     assert short is not None
     views = [view_of(b.graph) for b in whole.unique]
-    found, view, lowerings = glue(short, views), glue(whole, views), Lowerings()
+    found, view, lowerings = join_blocks(short, views), join_blocks(whole, views), Lowerings()
     graph = candidate_hypergraph(found, [backend("numpy"), backend("triton").opened(lowerings)], view_strides)
     every = [i for i, c in enumerate(graph.candidates) if not c.is_view and c.template.space is not None]
     kernels, lookup = carried_kernels(graph, every, view), TermLookup(view)

@@ -13,7 +13,7 @@ from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.extract.candidates.candidates import given_classes
 from tensor_graphs.extract.fusion.repeated_blocks import RepeatedBlocks
@@ -35,7 +35,7 @@ def network(layers: int, odd: int = -1) -> EGraphView:
         mixed = t.matmul(c.softmax(t.matmul(h, t.transpose(updates[f"s{i}"])) + seen, axis=1), updates[f"s{i}"])
         x = x + t.matmul(mixed * t.matmul(h, weight("b")), weight("c"))
     blocks = find_blocks(Graph.of(x, updates=updates))
-    return glue(blocks, [view_of(b.graph) for b in blocks.unique])
+    return join_blocks(blocks, [view_of(b.graph) for b in blocks.unique])
 
 
 def test_instances_with_equal_surroundings_have_one_context() -> None:

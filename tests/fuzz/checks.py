@@ -28,7 +28,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.view.glue import glue
+from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
@@ -287,7 +287,7 @@ def forms(one: Case, *, exact: bool = False) -> tuple[Graph, EGraphView]:
     views = saturate_blocks(
         [b.graph for b in blocks.unique], rules, Limits(nodes=1200, iterations=4, seconds=4.0), exact=exact
     )
-    return work, glue(blocks, views)
+    return work, join_blocks(blocks, views)
 
 
 def odd_plans(one: Case, rng: random.Random, names: Sequence[str], tries: int, narrow: bool) -> Iterator[Plan]:

@@ -856,7 +856,7 @@ def wrong(found: Any, want: Value) -> str:
     return f"{int(bad.sum())} of {bad.size} places differ, at {at} {found[at]!r} for {want.x[at]!r} (bound {want.e[at]:.3g})"
 
 
-WAYS: list[dict[str, Any]] = [
+CONFIGURATIONS: list[dict[str, Any]] = [
     {"backend": "numpy"}, {"backend": "torch"}, {"backend": "c"}, {"backend": "auto"}, {"backend": "numpy", "tolerance": "exact"},
     {"backend": "c", "effort": 0}, {"backend": "torch", "effort": 0}, {"backend": "c", "tolerance": "fast"},
 ]  # fmt: skip
@@ -937,21 +937,26 @@ def main() -> None:
         w = Writer(given.seed).write(given.steps)
         roots = w.outputs()
         print(w.text(roots))
-        for way in [WAYS[given.way]] if given.way >= 0 else WAYS:
+        for way in [CONFIGURATIONS[given.way]] if given.way >= 0 else CONFIGURATIONS:
             print(way, list(attempted([w], [roots], way)))
         return
     seen: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     start, cpu = time.monotonic(), time.process_time()
     for number, first in enumerate(range(given.seed, given.seed + given.graphs, given.together)):
-        which = (first // given.together) % len(WAYS) if given.way < 0 else given.way
+        which = (first // given.together) % len(CONFIGURATIONS) if given.way < 0 else given.way
         count = min(given.together, given.seed + given.graphs - first)
         found = batch(
-            first, count, given.steps, WAYS[which], verify=number % given.verify == given.verify - 1, seen=seen
+            first,
+            count,
+            given.steps,
+            CONFIGURATIONS[which],
+            verify=number % given.verify == given.verify - 1,
+            seen=seen,
         )
         for seed, said in found:
             failures.append({"seed": seed, "way": which, "said": said[:600]})
-            print(f"=== seed {seed} way {which} {WAYS[which]}\n{said[:1500]}", flush=True)
+            print(f"=== seed {seed} way {which} {CONFIGURATIONS[which]}\n{said[:1500]}", flush=True)
         if given.log and number % 5 == 4:
             note = {
                 "from": given.seed,

@@ -16,7 +16,6 @@ from unittest.mock import patch
 import numpy as np
 
 from tensor_graphs.backends.generate.template import GeneratedKernel
-from tensor_graphs.backends.ir import interpret as kir_numpy
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir import dtypes
 from tensor_graphs.egraph.ir.dims import concrete
@@ -24,6 +23,7 @@ from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Operand
 
+from ..backends import kernel_interpreter
 from .checks import SEEN, backends_of, data_of, forms, plans
 from .graphs import Case
 
@@ -68,7 +68,7 @@ def specified(one: Case, rng: random.Random) -> str:
             base = c.template.bases.get(n)  # of which the kernel writes some places
             memory[n] = lying(value[classes[base]] if base is not None else fresh, o)
         with np.errstate(all="ignore"):
-            kir_numpy.run(lowered.kernel, memory)
+            kernel_interpreter.run(lowered.kernel, memory)
         SEEN[f"specification {c.template.family}"] += 1
         for n, o in outs.items():
             got = np.lib.stride_tricks.as_strided(

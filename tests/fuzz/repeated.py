@@ -62,7 +62,8 @@ def replayed(roots: tuple[Tensor, ...], put: Mapping[Tensor, Tensor]) -> list[Te
 
 
 def blocks(one: Case, rng: random.Random) -> str:
-    """The blocks make up the model again; every e-node of the glued view has its class's value; odd plans are right."""
+    """The blocks make up the model again; every e-node of the joined view has its class's value; odd plans are
+    right."""
     whole = repeats(one, rng)
     if whole is None:
         return ""

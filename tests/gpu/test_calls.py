@@ -26,8 +26,8 @@ pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 NO_GPU = backend("torch_cuda").unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
-WAYS = ["flat", "graph", "copying"]
-each_way = pytest.mark.parametrize("way", WAYS)
+MODES = ["flat", "graph", "copying"]
+each_way = pytest.mark.parametrize("way", MODES)
 ROWS, WIDTH = generated.ROWS, generated.WIDTH
 
 
@@ -99,7 +99,7 @@ def test_the_way_is_chosen_by_time(case: Case) -> None:
     run = case.bound()
     for i in (0, 1, 2):
         case.check(run(*case.given[i]), i)
-    assert set(run.times) == set(WAYS) and run.way in WAYS and run.times[run.way] <= 1.03 * min(run.times.values())
+    assert set(run.times) == set(MODES) and run.way in MODES and run.times[run.way] <= 1.03 * min(run.times.values())
 
 
 @each_way
@@ -261,7 +261,7 @@ def test_a_saved_program_keeps_its_way(tmp_path: Any) -> None:
     program(x)
     folder = program.save(tmp_path / "p")
     loaded = load_program(folder)
-    assert loaded.manifest.way == program._run.way != ""  # type: ignore[union-attr]
+    assert loaded.manifest.launch_mode == program._run.way != ""  # type: ignore[union-attr]
     assert torch.equal(loaded(x)[0], want) and torch.equal(loaded(x)[0], want)
     assert not loaded._run.times  # type: ignore[union-attr]
 

@@ -15,7 +15,7 @@ pytest.importorskip("expecttest", reason="PyTorch's internal test helpers need e
 import tensor_graphs as tg  # noqa: E402
 from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
-from tensor_graphs.models.torch_export.export import load_module  # noqa: E402
+from tensor_graphs.models.torch_export.export import _decompositions, load_module  # noqa: E402
 
 from ..fuzz import empty, opinfo  # noqa: E402
 
@@ -127,3 +127,19 @@ def test_signed_zeros_infinities_and_nan_are_eagers(name: str) -> None:
     if name in ("atan2", "angle", "fmod", "copysign"):
         known = ~np.isnan(want)
         np.testing.assert_array_equal(np.signbit(found[known]), np.signbit(want[known]))
+
+
+LATER = torch.library.Library("found_later", "DEF")  # its operators live as long as the process
+
+
+def test_composite_operators_that_are_registered_later_are_decomposed() -> None:
+    """The table of decompositions of earlier loads would keep the operator whole, without a builder."""
+    x = torch.randn(3, 4)
+    load_module(lambda a: torch.lerp(a, a * 2, 0.25).erfc(), (x,))
+    assert _decompositions(torch.export.export(torch.nn.Tanh(), (x,))) is not _decompositions(
+        torch.export.export(torch.nn.Tanh(), (x,))
+    ), "callers may change it"
+    LATER.define("twice(Tensor x) -> Tensor")
+    LATER.impl("twice", lambda a: torch.erfc(a) * 2, "CompositeImplicitAutograd")
+    graph = load_module(lambda a: torch.ops.found_later.twice(a), (x,))
+    np.testing.assert_allclose(evaluate(graph, {graph.inputs[0].attr("name"): x.numpy()})[0], torch.erfc(x) * 2, 1e-5)

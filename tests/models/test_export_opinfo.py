@@ -6,7 +6,6 @@ OpInfo is private to PyTorch, so everything about it stays in this file; without
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ invocations = pytest.importorskip(
 )
 
 
-from tests.fuzz.opinfo import sample_of  # noqa: E402
+from tests.fuzz.opinfo import drawn, sample_of  # noqa: E402
 
 from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
@@ -256,7 +255,7 @@ for _entry in invocations.op_db:
 def _samples(entry: Any, count: int) -> list[Any]:
     """`count` samples spread over the first twelve."""
     torch.manual_seed(0)
-    first = list(islice(entry.sample_inputs("cpu", torch.float32, requires_grad=False), 12))
+    first = drawn(entry, torch.float32, 12)
     return first[:: max(1, len(first) // count)][:count]
 
 

@@ -556,6 +556,12 @@ def test_no_stored_verdict_refutes_a_rule_in_force() -> None:
     assert list(found.values()).count("proved") > 100
 
 
+def test_every_rule_in_force_has_a_stored_verdict() -> None:
+    """Else each listing of the rules proves it anew."""
+    missing = [r.name for r in ALL if verdicts.key(r) not in verdicts.stored()]
+    assert not missing, f"python -m tensor_graphs.rules.check.verdicts {' '.join(missing)}"
+
+
 def test_a_changed_rule_is_checked_again() -> None:
     rule = Rule("new", "x + y", "x - y")
     assert verdicts.key(rule) not in verdicts.stored()

@@ -56,6 +56,9 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
         (*_HEADS, "i == rank(q) - 1"),
     ),
     (f"x @ {_UNIT}", "x", ("len(s) == 2",)),
+    ("rms_norm(x * s, g, eps=e)", "rms_norm(x, g, eps=e)", ("scalar(s)", "rank(s) == rank(x)")),
+    ("batch_norm(x, g, b, m, v, eps=e)", "batch_norm(x, g, b, v, m, eps=e)", ()),
+    ("group_norm(x, g, b, groups=2, eps=e)", "group_norm(x, b, g, groups=2, eps=e)", ()),
     ("x + reshape(b, shape=s)", "x + b", ("rank(b) == 2", "fits(b, x)")),
     (
         "permute(x, perm=p)",
@@ -140,8 +143,9 @@ def test_decompositions_that_compute_with_an_unknown_number_have_no_pattern() ->
     every = {**smt.OPS["attention"].defaults, "scale": 0.5, "softcap": object()}
     with pytest.raises(OutOfScope, match="computes with an attribute"):
         pattern_of(smt.OPS["attention"], (3, 3, 3), every)
-    with pytest.raises(IllTyped):
-        pattern_of(smt.OPS["rms_norm"], (3, 2), {"eps": 1e-5})
+    for op, ranks in (("rms_norm", (3, 2)), ("rms_norm", (0, 1)), ("rope", (0, 0, 0)), ("batch_norm", (1, *(1,) * 4))):
+        with pytest.raises(IllTyped):
+            pattern_of(smt.OPS[op], ranks, {**smt.OPS[op].defaults})
 
 
 # ---------------------------------------------------------------- evaluations

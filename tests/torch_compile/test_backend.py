@@ -265,6 +265,31 @@ def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly() -> None:
         os.kill(int(pid), 0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal at the parent's end")
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"]
+)
+def test_nothing_is_left_where_the_process_ends_at_once(end: str) -> None:
+    """No function of `atexit` runs; the search process removes the folder of all searches, and ends."""
+    done = python(
+        "import os, signal, time, torch, warnings, tensor_graphs as tg\n"
+        "from tensor_graphs.torch_compile import search\n"
+        "warnings.simplefilter('ignore')\n"
+        "tg.compile(lambda a: torch.tanh(a) * 2 + 1, budget=60)(torch.ones(4))\n"
+        "tg.compile(lambda a: torch.exp(a) * 3 + 1, budget=60)(torch.ones(4))\n"
+        "while not search._running: time.sleep(0.01)\n"
+        "pid, folder = next(iter(search._running)).pid, search._root[0]\n"
+        "while not int(open(f'/proc/{pid}/status').read().partition('SigCgt:')[2].split()[0], 16) & 0x800: time.sleep(0.01)\n"
+        "print(pid, folder, flush=True)\n" + end + "\n"
+    )
+    pid, folder = done.stdout.split()
+    until = time.monotonic() + 60
+    while (Path(folder).exists() or Path(f"/proc/{pid}/cmdline").exists()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(folder).exists(), done.stderr
+    assert not (Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def test_nothing_is_left_by_a_child_process_of_multiprocessing() -> None:
     """Such a child ends without the functions of `atexit`; it ends during a search."""
     done = python(

@@ -294,7 +294,7 @@ def test_weights_and_their_programs_are_freed_with_the_module(gradients: bool) -
     assert gradients or len(programs) < count
 
 
-def test_searches_end_with_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_end_with_the_weights() -> None:
     module = Call(lambda m, a: torch.tanh(m.linear(a)) * 2, linear=nn.Linear(8, 8))
     compiled = tg.compile(module, budget=60)
     with torch.no_grad():

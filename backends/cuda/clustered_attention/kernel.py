@@ -20,6 +20,7 @@ from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.loop_fusion import exponential_of
+from ...ir.source_text import words
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
@@ -129,7 +130,8 @@ class ClusteredAttentionEmitter(BlockPositions):
         body = ["    " + line for line in lines]
         written = {x.buffer for x in self.kernel.stores}
         param = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape).param
-        used = [n for n in self.kernel.buffers if re.search(rf"\b{param[n]}\b", "\n".join(body))]
+        mentioned = words("\n".join(body))
+        used = [n for n in self.kernel.buffers if param[n] in mentioned]
         # without __restrict__ also where the kernel writes into what it reads
         plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early or bool(found.rows)), self.name, self.shape)
         parameters = [plain.parameter(n, self.kernel.buffers[n], n in written) for n in used]

@@ -19,6 +19,8 @@ from .thread_layout import DimensionThreads, ThreadLayout
 
 WRITTEN = 2000  # limit of operations over all loop nests: values needed by several nests are emitted in each
 
+_PLAIN = re.compile(r"(x|out|part)\d*")  # names of buffers that are no words of CUDA C++
+
 
 @dataclass(frozen=True)
 class Local:
@@ -83,7 +85,7 @@ class ThreadFrame(Writer[CudaScope]):
         self.ring_bytes = 0
         self.codes = 0  # vectors of 16 bytes in the ring of a packed skinny GEMM, which partial sums overwrite
         self.warm: list[str] = []  # statements before the wait for the previous kernel
-        self.param = {b: b if re.fullmatch(r"(x|out|part)\d*", b) else f"{b}_" for b in kernel.buffers}
+        self.param = {b: b if _PLAIN.fullmatch(b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:
         """The dimensions ("m", "n" or a reduction axis) that `axes` belong to, in the layout's order; batch axes have

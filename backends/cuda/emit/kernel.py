@@ -36,6 +36,7 @@ import re
 from collections.abc import Sequence
 
 from ...ir.kernel import Buffer, Kernel
+from ...ir.source_text import words
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ...lowering.split_reduction import counted_tiles
@@ -150,8 +151,8 @@ class SimtEmitter(CudaPart):
             raise Unfusable("2**31 blocks or more in the grid")
         if last is not None:
             written |= {x.buffer for x in last.kernel.stores}
-        lines = "\n".join([*body, *frame.ahead.lines])
-        used = [n for n in buffers if re.search(rf"\b{frame.param[n]}\b", lines)]
+        mentioned = words("\n".join([*body, *frame.ahead.lines]))
+        used = [n for n in buffers if frame.param[n] in mentioned]
         parameters = [frame.parameter(n, buffers[n], n in written) for n in used]
         more = [] if last is None else ["counters"]
         room = self._room()

@@ -13,6 +13,8 @@ from ...ir.unfusable import Unfusable
 from .frame import Local, ThreadFrame, nest_of
 from .spelling import CTYPES, enclosed, integer, operation, spelled
 
+_PLAIN = re.compile(r"\w+(\[[\w *+]*\])?(\.at\[\w+\])?|-?[\d.e-]+f?")  # a variable, array element or number
+
 
 class ThreadNest:
     """Loop nest over the elements that one thread holds along some dimensions; collects CUDA statements per loop until
@@ -231,7 +233,7 @@ class ThreadNest:
         Else a variable defined in the outermost possible loop.
         """
         depth = self.depth(self.emitter.spans(e))
-        plain = re.fullmatch(r"\w+(\[[\w *+]*\])?(\.at\[\w+\])?|-?[\d.e-]+f?", text) is not None
+        plain = _PLAIN.fullmatch(text) is not None
         if plain or (self.uses.get(e, 0) <= 1 and depth == at and len(text) < 60):
             self.known[e] = text
             return text

@@ -145,11 +145,15 @@ def spelled(ctype: str) -> str:
     return f"({ctype})" if " " in ctype else ctype
 
 
+_ATOM = re.compile(r"[\d.]+e[-+]\d+f?|[\w.]+(\[[^\[\]]*\])?(\.at\[\w+\])?")
+_CALL = re.compile(r"[\w:<>]+\(")
+
+
 def enclosed(text: str) -> str:
     """The CUDA expression `text` in parentheses, or as it is if it is a name, array element, number or call."""
-    if re.fullmatch(r"[\d.]+e[-+]\d+f?|[\w.]+(\[[^\[\]]*\])?(\.at\[\w+\])?", text):
+    if _ATOM.fullmatch(text):
         return text
-    head = re.match(r"[\w:<>]+\(", text)
+    head = _CALL.match(text)
     if head and text.endswith(")"):
         depth = 0
         for i, c in enumerate(text):

@@ -8,7 +8,7 @@ unitless. Lower is better.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...ir.tiling import divisors
 from ...machine import cached_per_machine, target
@@ -48,9 +48,13 @@ def ranked(seen: RankingModel, count: int) -> tuple[Schedule, ...]:
     """
     found: dict[Fixed, float] = {}
     for schedule, rank in seen.ranked():
-        key = tuple(sorted((k, v) for k, v in schedule.items() if v != 1 or k[0] in "tu" or k in FLAGS))
-        found[key] = min(rank, found.get(key, rank))
-    ordered = _varied([dict(key) for key in sorted(found, key=lambda k: (found[k], k))])
+        key = tuple(
+            sorted([item for item in schedule.items() if item[1] != 1 or item[0][0] in "tu" or item[0] in FLAGS])
+        )
+        known = found.get(key)
+        if known is None or rank < known:
+            found[key] = rank
+    ordered = _varied((key for key, _ in sorted(found.items(), key=lambda item: (item[1], item[0]))), count)
     plain = ordered[: max(1, count // 4)]
     early = [s | {"early": 1} for s in ordered[: count - len(plain)]]
     for schedule in seen.prefetching(early):
@@ -58,8 +62,9 @@ def ranked(seen: RankingModel, count: int) -> tuple[Schedule, ...]:
     return (*early, *plain)
 
 
-def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
-    """The schedules reordered round-robin over kinds, so that measuring a few covers every kind.
+def _varied(ordered: Iterable[Fixed], count: int) -> list[Schedule]:
+    """The first `count` schedules, or all if they are fewer, taken round-robin over kinds, so that measuring a few
+    covers every kind.
 
     Schedules of one kind differ only in vector widths, in the repeats along the reduction and, with threads along the
     reduction, in the threads along columns. Tensor-core schedules (with `warps`) of one kind have equal column tiles
@@ -67,13 +72,18 @@ def _varied(ordered: Sequence[Schedule]) -> list[Schedule]:
     """
     alike: dict[tuple[int, ...], int] = {}
     turns: list[tuple[int, Schedule]] = []
-    for s in ordered:
-        beside = 0 if any(k.startswith("t") and k[1:].isdigit() for k in s) else s.get("tn", 1)
-        key = (beside, *(s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")))
-        key = (s["n"], s.get("ahead", 0), s.get("direct", 0)) if "warps" in s else key
+    for entries in ordered:
+        s = dict(entries)
+        if "warps" in s:
+            key: tuple[int, ...] = s["n"], s.get("ahead", 0), s.get("direct", 0)
+        else:
+            beside = 0 if any(k[0] == "t" and k[1:].isdigit() for k in s) else s.get("tn", 1)
+            key = (beside, *[s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")])
         turns.append((alike.get(key, 0), s))
         alike[key] = alike.get(key, 0) + 1
-    return [s for _, s in sorted(turns, key=lambda pair: pair[0])]
+        if len(alike) == count:  # the first ones of `count` kinds
+            break
+    return [s for _, s in sorted(turns, key=lambda pair: pair[0])][:count]
 
 
 def powers(low: int, high: int) -> list[int]:

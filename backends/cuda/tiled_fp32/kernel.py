@@ -10,18 +10,18 @@ The epilogue is emitted in the accumulators' thread layout.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import ClassVar
 
-from ...generate.schedule import Domain, Schedule, flag, number, optional
+from ...generate.schedule import Domain, SplitSchedule, flag, number, optional
 from ...ir.expr import Expr
 from ...ir.index import Axis, index
 from ...ir.kernel import Kernel
 from ...ir.precision import IEEE, PRECISIONS, THREE
+from ...ir.source_text import words
 from ...ir.tensor_maps import as_one
 from ...ir.tiling import Shape, shape_of
 from ...ir.unfusable import Unfusable
@@ -42,7 +42,7 @@ HOW = {IEEE: "FUSED", THREE: "THREE"}
 
 
 @dataclass(frozen=True)
-class TiledSchedule(Schedule):
+class TiledSchedule(SplitSchedule):
     """Schedule (tuning parameters) of a float32 GEMM whose tiles are staged in shared memory."""
 
     tag: ClassVar[str] = "tiles"
@@ -66,12 +66,6 @@ class TiledSchedule(Schedule):
         "set exactly if `split` is; marks kernels that combine the partial sums themselves", fixed=True, common=True
     )
     early: bool = flag("programmatic dependent launch", common=True)
-
-    @property
-    def scratch_parts(self) -> int:
-        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
-        split."""
-        return self.split or 1
 
     @property
     def threads(self) -> int:
@@ -257,7 +251,8 @@ class TiledGemm(CudaPart):
         early = ["    begin_next();", "    await_previous();"] if t.early else []
         head = [f"    using Product = Tiles<{', '.join(map(str, numbers))}>;", "    ROOM(float, room);"]
         body = [*early, *head, *frame.top.lines]
-        used = [n for n in buffers if any(re.search(rf"\b{frame.param[n]}\b", line) for line in body)]
+        mentioned = words("\n".join(body))
+        used = [n for n in buffers if frame.param[n] in mentioned]
         more = ["counters"] if last is not None else []
         parameters = ", ".join(
             [*(frame.parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]

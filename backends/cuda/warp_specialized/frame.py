@@ -3,6 +3,8 @@ accumulators."""
 
 from __future__ import annotations
 
+from copy import copy
+
 from ...ir.kernel import Kernel
 from ...ir.tiling import Shape
 from ..emit.frame import ThreadFrame
@@ -21,6 +23,16 @@ class GemmFrame(ThreadFrame):
     def __init__(self, kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -> None:
         layout = ThreadLayout({"n": DimensionThreads(4, 2, PIECE // 8), "m": DimensionThreads(8, 1, 2)}, schedule.early)
         super().__init__(kernel, layout, name, shape)
+        self._set_tiles(schedule)
+
+    def with_tiles(self, schedule: GemmSchedule) -> GemmFrame:
+        """A copy of this state, in which nothing has been emitted yet, with the tiles of another schedule."""
+        made = copy(self)
+        made._set_tiles(schedule)
+        return made
+
+    def _set_tiles(self, schedule: GemmSchedule) -> None:
+        kernel, shape = self.kernel, self.shape
         self.tile = {"m": schedule.m, "n": schedule.n}
         self.tiles = -(-shape.m // schedule.m), -(-shape.n // schedule.n)
         # the last tiles are shifted back to end at the edge, and recompute elements of their neighbours

@@ -11,7 +11,6 @@ two neighbouring elements of two rows in every 8 columns. 16-bit results leave t
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -19,7 +18,8 @@ from math import prod
 from ....egraph.ir.dtypes import HALVES, itemsize
 from ...ir.expr import Expr
 from ...ir.index import Axis, Index
-from ...ir.kernel import PROBE, Kernel, OutputStore
+from ...ir.kernel import Kernel, OutputStore
+from ...ir.source_text import words
 from ...ir.tensor_maps import Box, as_one, box
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable, if_fusable
@@ -58,9 +58,10 @@ def emit_gemm(kernel: Kernel, shape: Shape, schedule: GemmSchedule, name: str) -
     return Gemm(GemmFrame(kernel, shape, schedule, name), schedule).launch()
 
 
-def readable(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
-    """Whether TMA can load the operands of the kernel's matrix product in tiles of the size that `schedule` says."""
-    return if_fusable(lambda: Gemm(GemmFrame(kernel, shape, schedule, PROBE), schedule)) is not None
+def readable(frame: GemmFrame, schedule: GemmSchedule) -> bool:
+    """Whether TMA can load the operands of the matrix product of the kernel of `frame`, in which nothing has been
+    emitted yet, in tiles of the size that `schedule` says."""
+    return if_fusable(Gemm, frame.with_tiles(schedule), schedule) is not None
 
 
 class Gemm(CudaPart):
@@ -185,9 +186,8 @@ class Gemm(CudaPart):
         ]
         body = ["    " + line for line in self._body(self._copying(walk), self._multiplying(walk, lines))]
         written = {x.buffer for x in self.kernel.stores}
-        used = [
-            n for n in self.kernel.buffers if any(re.search(rf"(?<![.\w]){frame.param[n]}\b", line) for line in body)
-        ]
+        mentioned = words("\n".join(body), members=False)
+        used = [n for n in self.kernel.buffers if frame.param[n] in mentioned]
         parameters = [frame.parameter(n, self.kernel.buffers[n], n in written) for n in used]
         parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
         together = f" __cluster_dims__({r.blocks}, 1, 1)" if r.blocks > 1 else ""

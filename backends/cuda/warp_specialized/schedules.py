@@ -15,6 +15,7 @@ from ...ir.tiling import Shape
 from ...ir.unfusable import if_fusable
 from ...machine import cached_per_machine, target
 from .device_library import COLUMNS, GROUP, PIECE
+from .frame import GemmFrame
 from .kernel import emit_gemm, readable
 from .parameters import DEPTH, GemmSchedule
 
@@ -50,7 +51,8 @@ def gemm_schedules(kernel: Kernel, shape: Shape, count: int) -> list[GemmSchedul
     rights = len({d.right for d in shape.dots.values()})
     batch, size = prod(a.size for a in shape.batch), max(a.size for a in shape.inner)
     found = _ranked(shape.m, shape.n, size, batch, rights)
-    fitting = (pair for pair in found if _legal(shape, pair[1]) and readable(kernel, shape, pair[1]))
+    frame = GemmFrame(kernel, shape, PLAIN, PROBE)
+    fitting = (pair for pair in found if _legal(shape, pair[1]) and readable(frame, pair[1]))
     chosen = list(islice(fitting, count))
     early = [schedule.but(early=True) for cycles, schedule in chosen if cycles < SHORT]
     plain = [schedule for _, schedule in chosen]

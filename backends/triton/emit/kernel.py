@@ -29,6 +29,7 @@ from dataclasses import replace
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis, index
 from ...ir.kernel import Kernel, OutputStore
+from ...ir.source_text import words
 from ...ir.tiling import Shape, Tiling, padded, shape_of
 from ...ir.unfusable import Unfusable
 from ...lowering.split_reduction import counted_tiles
@@ -40,7 +41,7 @@ from .loads import TileLoads
 from .loop_bounds import LoopBounds
 from .loops import TileLoops
 from .products import Products
-from .spelling import TritonLaunch, mentions
+from .spelling import TritonLaunch
 from .stores import TileStores
 from .values import TileValues
 
@@ -145,7 +146,8 @@ class TileEmitter(TritonPart):
             body += last.as_last(tiles_m * tiles_n * batch, s.batch[0].size, frame.counter)
             names.append("counters")
         text = "\n".join(body)
-        args = [n for n in names if mentions(text, n)]
+        mentioned = words(text)
+        args = [n for n in names if n in mentioned]
         early = bool(t.options.get("early"))
         begin = ["    begin_early()"] if early else []
         lines = ["@triton.jit", f"def {frame.name}({', '.join([*args, *frame.described])}):", *begin, *body]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -86,8 +85,3 @@ def widest(kinds: Iterable[str]) -> str:
     first operand with an integer dtype; int32 if all are constants or bools."""
     found = [k for k in kinds if k not in ("const", "bool")]
     return "int64" if "int64" in found else found[0] if found else "int32"
-
-
-def mentions(text: str, name: str) -> bool:
-    """Whether the source `text` contains a variable called `name`."""
-    return re.search(rf"\b{name}\b", text) is not None

@@ -127,7 +127,7 @@ def _pointwise(facts: KernelFacts) -> Ranked:
         if tiles_fit(facts, schedule):
             programs = -(-facts.m // m) * -(-facts.n // n)
             idle = (programs < target().multiprocessors) * (target().multiprocessors / programs) / 8
-            short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.turned else 0.0
+            short = max(0.0, log2(SEGMENT / min(m, n))) / 4 if facts.transposed else 0.0
             wanted = max(1, min(8, WRITTEN // facts.beside))
             own = _own(facts, each(m * n, warps), wanted, facts.m * facts.n * facts.batch)
             yield schedule, own + idle + short
@@ -186,7 +186,7 @@ def _rows(facts: KernelFacts) -> Ranked:
                 + narrow
             )
             small = max(0.0, log2(SMALL / (m * k))) / 4 if programs * split > THOUSANDS else 0.0
-            short = max(0.0, log2(SEGMENT / m)) / 4 if facts.turned else 0.0
+            short = max(0.0, log2(SEGMENT / m)) / 4 if facts.transposed else 0.0
             thin = _thin(facts, m * k, programs * split, warps) / 4 if k < whole else 0.0
             yield schedule.cut(split), rank + small + short + thin
 
@@ -232,13 +232,14 @@ def _squared(facts: KernelFacts) -> Ranked:
         staged = facts.staged(tile)
         if not tiles_fit(facts, tile):  # fewer warps or more stages fit even less
             continue
+        parts = list(facts.parts(tile)) if programs < 2 * target().multiprocessors else [1]
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
             if not HELD[0] <= each(size, warps) <= HELD[1] or stages * staged > target().shared_per_block:
                 continue
             schedule = tile.but(warps=warps, stages=stages)
             resident = max(1, min(target().shared_per_block // max(stages * staged, 1), 16 // warps))
             wide = 0.3 if each(size, warps) > 64 else 0.2 if each(size, warps) <= 32 else 0
-            for split in facts.parts(schedule) if programs < 2 * target().multiprocessors else (1,):
+            for split in parts:
                 if split > 1 and (facts.size // split < 4 * k or (facts.periods and facts.size // split % k)):
                     continue
                 waves = programs * split / target().multiprocessors

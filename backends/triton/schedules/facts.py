@@ -47,7 +47,7 @@ class KernelFacts:
     accumulators; `single`: no 16-bit operands; `boxed`: TMA can load at least one operand's
     tiles (ir/tensor_maps.py), in attention or in a product with more than 16 rows. `dots`: (work, varies
     along rows, varies along columns) of each product. `periods`: divisors in index expressions of reduction axes.
-    `splits`: whether the longest reduction may be split. `turned`: whether large operands or results are contiguous
+    `splits`: whether the longest reduction may be split. `transposed`: whether large operands or results are contiguous
     along rows instead of columns. `beside`: maximum number of interleaved results per element (emit/row_stores.py), 1
     without any. `held`: live values per element (register pressure). `heavy`: whether there are more than `HEAVY`
     operations per element.
@@ -70,7 +70,7 @@ class KernelFacts:
     dots: tuple[tuple[int, bool, bool], ...]
     periods: frozenset[int]
     splits: bool
-    turned: bool
+    transposed: bool
     beside: int
     held: int
     heavy: bool

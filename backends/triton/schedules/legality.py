@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...ir.tiling import padded
-from ...machine import target
+from ...machine import target, using_machine
 from .facts import KernelFacts
 from .parameters import TileSchedule
 
@@ -35,6 +35,11 @@ def within(value: int, size: int, least: int = 1) -> bool:
 def legal(facts: KernelFacts, s: TileSchedule) -> bool:
     """Whether the schedule `s` is legal for a kernel with these facts: its values are in their domains, it sets only
     options that apply to the kernel, and its tiles and split-K factor suit the kernel's sizes."""
+    with using_machine(target()):  # finding the machine takes microseconds, and it is needed several times
+        return _legal(facts, s)
+
+
+def _legal(facts: KernelFacts, s: TileSchedule) -> bool:
     if not s.valid or len(s.k) != len(facts.inner) or (s.boxes and not facts.boxed):
         return False
     if (s.inside and facts.kind != "attention") or (s.walk and not facts.middle) or (s.join and s.split is None):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...generate.schedule import Domain, Schedule, declared, depths, flag, number, optional
+from ...generate.schedule import Domain, Schedule, SplitSchedule, declared, depths, flag, number, optional
 from ...ir.precision import PRECISIONS
 from ...ir.tiling import Shape, Tiling, padded
 
@@ -16,7 +16,7 @@ TILING = ("m", "n", "k", "warps", "stages", "group", "precision")  # fields that
 
 
 @dataclass(frozen=True)
-class TileSchedule(Schedule):
+class TileSchedule(SplitSchedule):
     """Schedule (tuning parameters) of a general Triton kernel: a tile of rows and columns per program."""
 
     m: int = number("rows of a program's tile", POWERS)
@@ -38,12 +38,6 @@ class TileSchedule(Schedule):
     walk: bool = flag("one program iterates over all columns of the second product of back-to-back GEMMs")
     early: bool = flag("programmatic dependent launch", common=True)
     beside: bool = flag("interleaved results are joined in registers and written at once")
-
-    @property
-    def scratch_parts(self) -> int:
-        """Split-K factor: number of parts of the reduction whose partial results go through scratch memory; 1: not
-        split."""
-        return self.split or 1
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of a program's tile; all columns with `walk`."""

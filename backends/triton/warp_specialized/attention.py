@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...ir.kernel import Kernel
+from ...ir.source_text import words
 from ...ir.tiling import Shape, Tiling
 from ...ir.unfusable import Unfusable
 from ...machine import target
@@ -24,7 +25,7 @@ from ..emit.frame import TritonPart, TritonScope
 from ..emit.grid import Grid
 from ..emit.loop_bounds import LoopBounds
 from ..emit.products import Products
-from ..emit.spelling import TRITON, TritonLaunch, mentions
+from ..emit.spelling import TRITON, TritonLaunch
 from ..emit.values import TileValues
 from .attention_frame import AttentionFrame, numbered
 from .attention_loop import AttentionLoops
@@ -106,7 +107,8 @@ class AttentionEmitter(TritonPart):
         compute = self._turns(rounds, grid, programs) + [*place.lines, *frame.top.lines]
         copy = self._turns(rounds, grid, programs) + placed + self._copies("    " * place.indent)
         text = "\n".join(compute)
-        pointers = [n for n in self.kernel.buffers if mentions(text, n)]
+        mentioned = words(text)
+        pointers = [n for n in self.kernel.buffers if n in mentioned]
         rings = [*(["queries"] if frame.asked else []), *(ring for ring, _ in frame.rings)]
         queries = numbered("queries", max(1, len(frame.asked)))
         copied = [tile for ring, names in frame.rings for tile in numbered(ring, len(names))]

@@ -83,8 +83,8 @@ class AttentionStores(TileStores):
                 self.line(text)
 
     def column_indices(self, across: str, size: int) -> None:
-        """Emit variables for the column indices of results, and for the row and column indices of stores, whose layout
-        differs.
+        """Emit variables for the column indices of results in the layout of the products, and for the row and column
+        indices in the layout in which results are stored.
 
         `across`: text put before indices within a piece of the columns ("64 + " for a piece that begins at column 64,
         "" at 0). `size`: number of columns of the piece.

@@ -20,12 +20,13 @@ from ....egraph.ir.dtypes import HALVES
 from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, atom_range, index
 from ...ir.kernel import Kernel
+from ...ir.source_text import words
 from ...ir.tensor_maps import describable
 from ...ir.tiling import Shape, Tiling
 from ...ir.unfusable import Unfusable
 from ..emit.frame import TileFrame
 from ..emit.kernel import TileEmitter
-from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch, mentions
+from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch
 from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
 
@@ -239,7 +240,8 @@ class Convolution:
         boxes = [f"{ring}_box" for ring in rings]
         compute = self._compute()
         text = "\n".join(compute)
-        pointers = [n for n in self.kernel.buffers if mentions(text, n)]
+        mentioned = words(text)
+        pointers = [n for n in self.kernel.buffers if n in mentioned]
         shared = [*rings, "full", "empty"]
         source = [
             IMPORTS, DESCRIBING, "", SEEING, "", "",

@@ -23,8 +23,8 @@ WIDE_RESULT = 128  # columns beyond which a result is transposed through the sha
 class AttentionPositions(Positions):
     """Emitter part for memory positions in attention.
 
-    Stores have index variables of their own, since their layout differs; origins of TMA boxes use the producer warp's
-    variables.
+    Stores have index variables of their own, because results are stored in another register layout than the products
+    have; the origins of TMA boxes use the producer warp's variables.
     """
 
     frame: AttentionFrame

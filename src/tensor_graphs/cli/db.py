@@ -59,7 +59,7 @@ def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
 @app.command("merge")
 def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
     """Import another store's shards."""
-    found = _store(costdb).merge(other)
+    found = _store(costdb, new=True).merge(other)
     return Answer({"merge": found.to_json()}, repr(found))
 
 
@@ -138,8 +138,13 @@ def db_export_starter(
     return Answer({"files": [f.to_json() for f in found]}, "\n".join(map(repr, found)))
 
 
-def _store(costdb: Path | None) -> Any:
+def _store(costdb: Path | None, *, new: bool = False) -> Any:
+    """The named store, or the default one. Raises CostStoreError if the named folder does not exist, unless a `new`
+    store may be made."""
     from .. import settings
     from ..costdb.store.store import Store, default_root
 
-    return Store(costdb or settings.current().costdb or default_root())
+    store = Store(costdb or settings.current().costdb or default_root())
+    if costdb is not None and not new and not store.root.exists():
+        raise CostStoreError("there is no cost store", where=str(costdb), hint="name an existing folder")
+    return store

@@ -214,7 +214,7 @@ class Programs:
         return self._reads
 
     def memory(self) -> dict[str, int]:
-        """Bytes by purpose (`Generator.memory`)."""
+        """Bytes of memory of these programs by purpose: "weights", "caches", "states" and "workspace"."""
         graph = self.step(1)
         found = {"weights": sum(leaf.type.nbytes for leaf in graph.leaves("param")), "caches": 0, "states": 0}
         for leaf in graph.leaves("state"):

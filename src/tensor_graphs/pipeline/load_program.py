@@ -8,13 +8,15 @@ from pathlib import Path
 from ..backends.program import saved_program
 from ..backends.program.buckets import FOLDER
 from ..backends.program.program import Program
+from ..backends.program.self_check import check_program
 from ..errors import BadModelError
 from ..report.report import Report
+from ..writing.files import named_path
 
 REPORT = "report.json"
 
 
-def load_program(folder: str | Path, *, device: str | None = None) -> Program:
+def load_program(folder: str | Path, *, device: str | None = None, check: bool = False) -> Program:
     """A saved program, loaded without optimization. Calls execute its `program.py`: load only what you trust.
 
     The program's `report` is that of its optimization, None if the folder has none; a RuntimeWarning if that file is
@@ -27,6 +29,8 @@ def load_program(folder: str | Path, *, device: str | None = None) -> Program:
     found.report = _report(Path(folder) / REPORT)
     for name, plan in found.plans.items():
         plan.report = _report(Path(folder) / FOLDER / name / REPORT)
+    if check:
+        check_program(named_path(folder), found)
     return found
 
 

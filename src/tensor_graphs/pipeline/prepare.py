@@ -53,7 +53,8 @@ class Task:
 
     @property
     def work(self) -> Graph:
-        """The simplified graph that saturation rewrites; for a size-polymorphic program at generic sizes."""
+        """The simplified graph that saturation rewrites; for a program of every size with generic sizes (primes that
+        stand for free sizes)."""
         return self.model.work if self.symbolic is None else self.symbolic.work
 
     @property

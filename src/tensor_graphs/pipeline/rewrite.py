@@ -10,7 +10,7 @@ from ..egraph.ir.blocks import Blocks, find_blocks
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.rule import Rule
 from ..egraph.saturate.union import saturate_in_stages
-from ..egraph.view.glue import glue
+from ..egraph.view.joined_view import join_blocks
 from ..egraph.view.view import EGraphView, view_of
 from ..extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from ..wording import counted
@@ -27,8 +27,8 @@ class Rewritten:
     """Saturated model: its blocks (repeated subgraphs), their saturated e-graphs (views), and the e-graph of the whole
     model joined from them.
 
-    Later stages read all three fields of views (the search by short forms joins `block_views` again): what removes
-    e-nodes from one removes them from all.
+    A stage that removes e-nodes has to remove them from `view`, `block_views` and `smaller`, because later stages read
+    each of these: the search by short forms joins `block_views` again.
     """
 
     view: EGraphView  # e-graph of the whole model
@@ -77,8 +77,8 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewr
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
     session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
     with session.stage("join blocks"):
-        smaller = [glue(blocks, stage) for stage in less]
-        return Rewritten(glue(blocks, views), blocks, views, smaller)
+        smaller = [join_blocks(blocks, stage) for stage in less]
+        return Rewritten(join_blocks(blocks, views), blocks, views, smaller)
 
 
 def found_blocks(session: Session, work: Graph) -> Blocks:
@@ -88,9 +88,9 @@ def found_blocks(session: Session, work: Graph) -> Blocks:
 
 
 def as_written(blocks: Blocks) -> EGraphView:
-    """The view of a graph without any rewriting, glued from its blocks (repeated subgraphs), so that kernels of equal
+    """The view of a graph without any rewriting, joined from its blocks (repeated subgraphs), so that kernels of equal
     blocks are generated once."""
-    return glue(blocks, [view_of(b.graph) for b in blocks.unique])
+    return join_blocks(blocks, [view_of(b.graph) for b in blocks.unique])
 
 
 __all__ = ["Rewritten", "as_written", "found_blocks", "rewrite"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ..costdb.store.store import Store
 from ..egraph.ir.blocks import Blocks
 from ..egraph.ir.short_form import short_form
-from ..egraph.view.glue import glue
+from ..egraph.view.joined_view import join_blocks
 from ..errors import NoPlanError
 from ..extract.candidates.carried import carried_kernels
 from ..extract.candidates.hypergraph import Hypergraph
@@ -65,7 +65,7 @@ def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hype
     short = short_form(rewritten.blocks) if _wanted(session, task) and not rewritten.smaller else None
     if short is None:
         return None
-    view, stop = glue(short, rewritten.block_views), matching_limit(session, task, None)
+    view, stop = join_blocks(short, rewritten.block_views), matching_limit(session, task, None)
     try:
         return hypergraph(session, view, task.backends, stop, generation_limit(session, task.backends))
     except Halted:

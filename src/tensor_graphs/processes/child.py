@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from threading import Lock, Thread
 from typing import TextIO
 
 
@@ -15,6 +18,34 @@ def die_with_parent() -> None:
         import ctypes
 
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+def end_with_parent(last: Callable[[], object]) -> None:
+    """Have this process call `last()` in a thread and end when its parent ends, however that happens (Linux only).
+    Called in the main thread; takes SIGUSR2 and the wakeup descriptor of signals."""
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    ending = Lock()
+
+    def wait() -> None:
+        while os.read(reader, 1) != bytes([signal.SIGUSR2]):
+            pass
+        ending.acquire()
+        try:
+            last()
+        finally:
+            os._exit(1)
+
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGUSR2, 0, 0, 0)
+    signal.signal(signal.SIGUSR2, lambda number, frame: None)  # the number is written at once, whatever Python does
+    Thread(target=wait, name="parent's end", daemon=True).start()
+    atexit.register(ending.acquire)  # an error of the rest, which misses what `last` removes, does not end it
 
 
 def yield_to_others(nice: int) -> None:

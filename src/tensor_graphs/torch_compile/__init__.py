@@ -14,22 +14,24 @@ Imports: backends, backends.program, backends.runtime, backends.verification, co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .options import CompileOptions
 from .report import GraphReport, last_report, reports
 
+if TYPE_CHECKING:
+    from .dynamo_backend import backend as backend
 
-def backend(module: Any, example_inputs: Sequence[Any], **given: Any) -> Any:
-    """The compiler function for `torch.compile(model, backend=tensor_graphs.torch_compile.backend, options={...})`.
 
-    Registered as "tensor_graphs" in the entry point group `torch_dynamo_backends`. `options`: see `CompileOptions`.
-    Raises UsageError for unknown options and modes; Dynamo raises it as the cause of BackendCompilerFailed.
-    """
-    from .compiled_graph import compile_graph, options_of
+def __getattr__(name: str) -> Any:
+    """`backend`. Dynamo traces before it calls the backend, so its rule is installed when the backend is asked for."""
+    if name != "backend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .dynamo_backend import backend
+    from .recurrent_modules import install_rule
 
-    return compile_graph(module, example_inputs, options_of(given))
+    install_rule()
+    return backend
 
 
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from .decompositions import decompositions
 from .eager_form import eager_form
 from .exact import bitwise_difference
 from .options import CompileOptions
+from .recurrent_operators import keep_layers_whole
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
 from .traced_graph import LOST, READY, NoProgram, TracedGraph
 
@@ -70,6 +71,7 @@ class CompiledGraph:
             return compile_traced
 
         try:
+            keep_layers_whole(module)
             compiled = aot_autograd(
                 fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"), decompositions=decompositions(),

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from .recurrent_operators import layer_calls
+
 
 def eager_form(module: Any) -> Any:
     """Graph module with the results and gradients of the code that Dynamo captured, for calls that are not traced.
 
-    `module` itself unless it has checkpoints (`torch.utils.checkpoint`): Dynamo's operator for them turns the option
-    `preserve_rng_state` off, because compilers see to it, so that dropout in a checkpoint had another mask in the
-    backward pass.
+    `module` itself unless it has checkpoints (`torch.utils.checkpoint`) or recurrent layers. Dynamo's operator for
+    checkpoints turns the option `preserve_rng_state` off, because compilers see to it, so that dropout in a checkpoint
+    had another mask in the backward pass. The calls of recurrent layers are replaced when `module` is traced
+    (`recurrent_operators`).
     """
     import torch
 
     operator = torch.ops.higher_order.tag_activation_checkpoint
     parts = {name: eager_form(part) for name, part in module.named_children() if isinstance(part, torch.fx.GraphModule)}
-    changed = any(part is not getattr(module, name) for name, part in parts.items())
+    changed = any(part is not getattr(module, name) for name, part in parts.items()) or any(layer_calls(module.graph))
     if not changed and not module.graph.find_nodes(op="call_function", target=operator):
         return module
     graph = torch.fx.Graph()

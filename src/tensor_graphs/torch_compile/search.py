@@ -33,6 +33,7 @@ from ..private import temporary_place
 from ..processes.ending import at_end
 from ..processes.forks import adopted, in_forked_child
 from .options import CompileOptions
+from .worker import PREFIX
 
 #: Module that a search process runs.
 WORKER = "tensor_graphs.torch_compile.worker"
@@ -187,7 +188,7 @@ def submit(search: Search) -> None:
         return
     with _starting:
         if not _root:
-            _root.append(Path(tempfile.mkdtemp(prefix="tensor_graphs-", dir=temporary_place())))
+            _root.append(Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary_place())))
             at_end(_end, _root[0])
         if not _thread:
             _thread.append(threading.Thread(target=_serve, args=(_jobs, _root[0]), name="searches", daemon=True))

@@ -36,6 +36,7 @@ from ..backends.runtime.cpu_tensors import tensor_guard
 from ..pipeline.timing import Instant, why_pairs_lost, wins_pairs
 from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
+from .recurrent_modules import captures_layers
 from .report import EAGER
 
 #: Timed calls of each callable: at least, and at most where times differ by less than CLOSE; seconds after which FEWEST
@@ -46,6 +47,7 @@ KEPT = 64  # signatures that are remembered
 UNSEEN = 16  # calls in a row whose signature is not looked at, if no signature goes to the compiled callable
 
 
+@captures_layers
 class CompileBackend:
     """The `torch.compile` backend of one `tg.compile` call.
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import OPS
-from .expr import Expr, below_maximum
-from .index import Axis, Index
-from .kernel import Kernel
-from .unfusable import Unfusable
+from tensor_graphs.backends.ir.expr import Expr, below_maximum
+from tensor_graphs.backends.ir.index import Axis, Index
+from tensor_graphs.backends.ir.kernel import Kernel
+from tensor_graphs.backends.ir.unfusable import Unfusable
+from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.ir.ops import OPS
 
 Array = np.ndarray[Any, Any]
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}

@@ -1,8 +1,5 @@
-"""Draws random legal calls of a template (a kernel's pattern and code): operand shapes are inferred backwards from a
-random output shape.
-
-Tests and `doctor`, which run every kernel of every backend, draw their calls here.
-"""
+"""Draws random legal calls of a template (a kernel's pattern and code) for the tests that run every kernel of every
+backend: operand shapes are inferred backwards from a random output shape."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...egraph.ir import pattern
-from ...egraph.ir.dtypes import is_float
-from ...egraph.ir.law_text import GATES
-from ...egraph.ir.laws_contraction import conv_size
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern_attrs import AttrConstant, Fact, Name, holds
-from ...errors import ShapeError
-from ...extract.model.kernel import Call, Operand, Template, contiguous
+from tensor_graphs.egraph.ir import pattern
+from tensor_graphs.egraph.ir.dtypes import is_float
+from tensor_graphs.egraph.ir.law_text import GATES
+from tensor_graphs.egraph.ir.laws_contraction import conv_size
+from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.ir.pattern_attrs import AttrConstant, Fact, Name, holds
+from tensor_graphs.errors import ShapeError
+from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 Shape = tuple[int, ...]
 _FLOATS = {"eps": 1e-5, "alpha": 0.1, "beta": 0.4, "lo": -0.5, "hi": 0.75, "scale": 0.3, "value": 1.5}
@@ -534,7 +531,7 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
     env = {**s.attrs, **{n: Fact(k, n in template.prep) for n, k in s.types.items()}}
     if not holds(template.guards, env):
         return None
-    from ...egraph.ir import builders as api
+    from tensor_graphs.egraph.ir import builders as api
 
     leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
     out, *others = (pattern.build(t, leaves, s.attrs).type for t in template.terms)

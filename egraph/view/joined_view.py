@@ -63,7 +63,7 @@ class _Glue:
     @staticmethod
     def _template(view: EGraphView) -> _Template:
         """The part of a block's view to copy per instance: all except leaves that stand for values of the model."""
-        seams = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
+        boundary = {v.attr("name"): view.classes[v] for v in view.tensors.values() if v.op in LEAVES[:3]}
         own = {i: v for i, v in view.tensors.items() if v.op not in LEAVES[:3]}
         keep = np.array([i for i in range(len(view)) if i not in view.tensors or i in own], np.int64)
         place = {int(i): k for k, i in enumerate(keep)}
@@ -75,7 +75,7 @@ class _Glue:
             width=width[keep],
             kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
             own=view.own[keep] if view.own is not None else np.zeros(len(keep), np.bool_),
-            seams=seams,
+            boundary=boundary,
             constants={place[i]: v for i, v in own.items()},
         )
 
@@ -100,8 +100,8 @@ class _Glue:
             self.name(constant, first + int(template.cls[place]))
         for _, prefix, values in _SEAMS:
             for k, value in enumerate(getattr(instance, values)):
-                if f"{prefix}{k}" in template.seams:
-                    self.name(value, first + template.seams[f"{prefix}{k}"])
+                if f"{prefix}{k}" in template.boundary:
+                    self.name(value, first + template.boundary[f"{prefix}{k}"])
         for value, root in zip(instance.outputs, view.roots):
             self.name(value, first + root)
 
@@ -137,7 +137,7 @@ class _Glue:
             self.own.append(np.ones(1, np.bool_))
 
     def view(self) -> EGraphView:
-        """The glued view, e-classes renumbered."""
+        """The joined view, e-classes renumbered."""
         old = np.arange(self.size)
         for c in list(self.up):
             old[c] = self.find(c)
@@ -178,7 +178,8 @@ class _Glue:
 
 @dataclass(frozen=True)
 class _Template:
-    """The part of a block's view that every instance copies; `seams` maps leaf names to e-classes."""
+    """The part of a block's view that every instance copies. `boundary`: name of each leaf (value that the block reads)
+    -> its e-class."""
 
     ops: list[str]
     attrs: list[tuple[tuple[str, Any], ...]]
@@ -186,7 +187,7 @@ class _Template:
     width: Ints
     kid: Ints
     own: Bools
-    seams: dict[str, int]
+    boundary: dict[str, int]
     constants: dict[int, Tensor]
 
 
@@ -218,7 +219,7 @@ def merged(views: Sequence[EGraphView]) -> SaturationReport:
     )
 
 
-def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
+def join_blocks(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     """Join the saturated e-graphs (views) of a model's blocks (repeated subgraphs) into the e-graph of the whole model.
 
     Each occurrence of a block gets a copy of the block's view; values that several occurrences share are merged. Linear
@@ -233,4 +234,4 @@ def glue(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     return work.view()
 
 
-__all__ = ["glue", "merged"]
+__all__ = ["join_blocks", "merged"]

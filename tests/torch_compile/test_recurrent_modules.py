@@ -1,0 +1,228 @@
+"""Recurrent layers under torch.compile: captured as one operator without gradients, called between graphs with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tensor_graphs as tg
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+pytest.importorskip("tensor_graphs.torch_compile.compiled_graph")
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
+
+#: Options of a search that takes a fraction of a second.
+QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
+KINDS = pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Equal random numbers in every test."""
+    torch.manual_seed(0)
+
+
+class Tagger(nn.Module):  # type: ignore[misc,name-defined]
+    """A layer before a recurrent one, a head, and the last states."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(6, 8), getattr(nn, kind)(8, 10, **options)
+        self.head = nn.Linear((options.get("proj_size") or 10) * (1 + options.get("bidirectional", False)), 3)
+
+    def forward(self, x: Any) -> Any:
+        out, last = self.layer(torch.tanh(self.first(x)))
+        return self.head(out).sigmoid(), out, last
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "one layer": {},
+    "batch first, both directions": {"num_layers": 2, "batch_first": True, "bidirectional": True},
+    "no biases": {"bias": False, "batch_first": True},
+}
+
+
+def compiled(module: Any) -> Any:
+    return torch.compile(module, backend=tg.torch_compile.backend, options=QUICK)
+
+
+def compare(found: Any, wanted: Any) -> None:
+    """Results of calls are equal up to rounding, with equal strides."""
+    leaves = [torch.utils._pytree.tree_leaves(y) for y in (found, wanted)]
+    for y, want in zip(*([v for v in values if v is not None] for values in leaves), strict=True):
+        narrow = want.dtype == torch.bfloat16
+        torch.testing.assert_close(y, want, rtol=2e-2 if narrow else 1e-5, atol=1e-2 if narrow else 1e-6)
+        strides = [[s for s, size in zip(v.stride(), v.shape) if size > 1] for v in (y, want)]
+        assert strides[0] == strides[1] and y.requires_grad == want.requires_grad
+
+
+def operators() -> list[tuple[str, int, int]]:
+    """(kind, operators, operators in programs) of each traced graph of the last report."""
+    report = tg.torch_compile.last_report()
+    return [] if report is None else [(t.kind, t.nodes, sum(p.nodes for p in t.parts)) for t in report.traced]
+
+
+def whole_layer() -> bool:
+    """Whether the last graph is in programs, with its recurrent layer as one operator."""
+    ((kind, count, inside),) = operators()
+    return kind == "inference" and count == inside < 20
+
+
+@KINDS
+@pytest.mark.parametrize("options", list(OPTIONS.values()), ids=list(OPTIONS))
+def test_without_gradients_a_layer_is_one_operator(kind: str, options: dict[str, Any]) -> None:
+    module, x = Tagger(kind, **options).eval(), torch.randn(4, 7, 6)
+    fast = compiled(module)
+    with torch.no_grad():
+        for _ in range(2):
+            compare(fast(x), module(x))
+        assert whole_layer()
+
+
+def test_projected_lstm() -> None:
+    module, x = Tagger("LSTM", proj_size=4, num_layers=2).eval(), torch.randn(4, 7, 6)
+    fast = compiled(module)
+    with torch.no_grad():
+        for _ in range(2):
+            compare(fast(x), module(x))
+    assert whole_layer()
+
+
+def test_sizes_that_change() -> None:
+    module = Tagger("GRU", batch_first=True).eval()
+    fast = compiled(module)
+    with torch.no_grad():
+        for batch, steps in ((2, 5), (3, 9), (1, 4), (6, 2)):
+            x = torch.randn(batch, steps, 6)
+            compare(fast(x), module(x))
+
+
+@KINDS
+def test_with_gradients_the_layer_is_called_between_graphs(kind: str) -> None:
+    """And a first call with gradients does not keep later calls from being captured."""
+    module, x = Tagger(kind).eval(), torch.randn(4, 7, 6)
+    other, fast = copy.deepcopy(module), compiled(module)
+    for _ in range(3):
+        for m, call in ((module, fast), (other, other)):
+            m.zero_grad()
+            call(x)[0].square().sum().backward()
+        for p, q in zip(module.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-6)
+    assert [kind for kind, *_ in operators()] == ["forward", "backward"]
+    with torch.no_grad():
+        for _ in range(2):
+            compare(fast(x), module(x))
+    assert whole_layer()
+
+
+def test_a_layer_with_dropout_is_captured_in_evaluation() -> None:
+    module, x = Tagger("GRU", num_layers=2, dropout=0.5), torch.randn(4, 7, 6)
+    fast = compiled(module)
+    with torch.no_grad():
+        fast(x)
+        module.eval()
+        for _ in range(2):
+            compare(fast(x), module(x))
+        assert whole_layer()
+        module.train()
+        torch.manual_seed(1)
+        found = fast(x)
+        torch.manual_seed(1)
+        compare(found, module(x))
+
+
+def test_numbers_of_a_layer_that_is_called_between_graphs() -> None:
+    class Stateful(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.GRU(6, 10, 2)
+
+        def forward(self, x: Any) -> Any:
+            first = torch.ones(self.layer.num_layers, x.shape[1], self.layer.hidden_size)
+            return self.layer(x.tanh() * 2, first)[0].exp() * 2
+
+    module, x = Stateful(), torch.randn(4, 3, 6)
+    fast = compiled(module)
+    torch.testing.assert_close(fast(x), module(x))
+    assert operators()  # Dynamo has captured graphs
+
+
+def random_numbers(module: Any, x: Any) -> Any:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return module.train()(x)
+
+
+def autocast(module: Any, x: Any) -> Any:
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return module(x)
+
+
+def gradients_inside(module: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return module(x)
+
+
+class Inside(nn.Module):  # type: ignore[misc,name-defined]
+    """A layer that is called without gradients, then with gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(6, 10)
+
+    def forward(self, x: Any) -> Any:
+        first = self.layer(x)[0] * 2
+        with torch.enable_grad():
+            return first, self.layer(x)[0] * 2
+
+
+def packed(module: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return module(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 3, 3, 2, 2, 1, 1])))
+
+
+UNUSUAL: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any]]] = {
+    "dropout": (lambda: Tagger("GRU", num_layers=2, dropout=0.5), random_numbers),
+    "autocast": (lambda: Tagger("LSTM"), autocast),
+    "gradients inside": (Inside, gradients_inside),
+    "packed sequence": (lambda: nn.GRU(6, 10), packed),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_what_has_no_operator_runs_as_eagerly(name: str) -> None:
+    make, call = UNUSUAL[name]
+    module = make().eval()
+    fast, x = compiled(module), torch.randn(4, 7, 6)
+    for _ in range(3):
+        compare(call(fast, x), call(module, x))
+
+
+@KINDS
+def test_other_backends_break_their_graphs_as_before(kind: str) -> None:
+    captured: list[Any] = []
+
+    def other(graph: Any, inputs: Any) -> Any:
+        captured.append(graph)
+        return graph
+
+    module, x = Tagger(kind).eval(), torch.randn(4, 7, 6)
+    compiled(module)
+    with torch.no_grad():
+        torch.compile(module, backend=other)(x)
+    assert not captured and not torch._dynamo.config.allow_rnn
+
+
+def test_whole_calls_of_a_tagger_go_to_programs() -> None:
+    module, x = Tagger("LSTM").eval(), torch.randn(4, 7, 6)
+    fast = tg.compile(module, **QUICK)
+    with torch.no_grad():
+        for _ in range(3):
+            compare(fast(x), module(x))
+    report = tg.torch_compile.last_report()
+    assert report is not None and report.runs == "program" and whole_layer()
