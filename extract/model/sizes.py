@@ -21,7 +21,7 @@ from ...egraph.ir.pattern_attrs import Name
 from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.saturate.lift import Numbers
 from ...errors import TensorGraphsError
-from .kernel import Call, Operand, Strides, Template, contiguous
+from .kernel import Call, Operand, Strides, Template, contiguous, output_names
 from .meaning import output_terms
 
 Sizes = Mapping[str, Dim]
@@ -110,7 +110,7 @@ def holds_at_all_sizes(template: Template, call: Call, elsewhere: Iterable[Mappi
     and its code there equals its code in free sizes with these sizes substituted."""
     if template.source is not None or template.space is not None:
         return False  # generated for specific sizes
-    names = {o: f"_{o}_" for o in (*template.operands, "out", "scratch")}
+    names = {o: f"_{o}_" for o in (*template.operands, *output_names(len(call.outputs)), "scratch")}
     try:
         text = template.write(replace(call, names=names))
         if template.layout is not None and tuple(template.layout(call)) != call.output.strides:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tensor_graphs.egraph.ir import builders as t
 from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir import quantized_ops as q4
+from tensor_graphs.egraph.ir import training_ops as g
 from tensor_graphs.egraph.ir.block_order import weight_only
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.ops import OPS, Type
@@ -70,6 +71,26 @@ def _every_law() -> list[Tensor]:
         make("recurrent", [x, t.input("first", (60,)), t.param("lstm", (440,))],
              {"cell": "lstm", "variant": "", "activations": "sigmoid tanh tanh", "hidden": 5, "width": 5, "layers": 1,
               "directions": 2}),
+        *_laws_of_training(x, image, window),
+    ]  # fmt: skip
+
+
+def _laws_of_training(x: Tensor, image: Tensor, window: dict[str, tuple[int, ...]]) -> list[Tensor]:
+    """Nodes for the laws of gradients, of x[2, 3, 4] and image[2, 4, 9, 8]."""
+    line, rows = t.param("line", (4,)), t.input("rows", (2, 3, 1))
+    made, weight = t.input("made", (2, 6, 9, 7)), t.param("weight", (6, 4, 3, 2))
+    geometry = {"strides": (1, 1), "pads": (1, 0, 1, 0), "dilations": (1, 1), "groups": 1}
+    q, k = t.input("qq", (2, 2, 5, 4)), t.input("kkk", (2, 2, 7, 4))
+    statistics, groups = g.attention_statistics(q, k, scale=0.5), t.input("groups", (2, 2))
+    indices = g.max_pool_indices(image, **window)
+    return [
+        g.conv_input_gradient(made, weight, shape=image.shape, **geometry),
+        g.conv_weight_gradient(image, made, shape=weight.shape, **geometry),
+        g.layer_norm_gradient(x, x, line, rows, rows), g.batch_norm_gradient(image, image, line, line, line),
+        g.channel_mean(image), g.group_mean(image, groups=2),
+        g.group_norm_gain_gradient(image, image, groups, groups, groups=2), g.softmax_gradient(x, x, axis=1), statistics,
+        g.attention_gradient(k, q, k, q, q, statistics, of="key", scale=0.5, causal=False), indices,
+        g.max_pool_gradient(t.cast(indices, "float32"), indices, shape=image.shape),
     ]  # fmt: skip
 
 
