@@ -56,15 +56,19 @@ def check(call: Call) -> None:
 
 
 @CELLS
-@pytest.mark.parametrize("hidden", [1, 16, 33, 70])
-def test_sizes(cell: tuple[str, str, str], hidden: int) -> None:
-    for batch in range(1, 9):  # every number of rows that a kernel has, and one group of rows more
+def test_sizes(cell: tuple[str, str, str]) -> None:
+    for hidden, batch in ((1, 1), (16, 4), (33, 3), (70, 8)):
         check(call_of(cell, 3, batch, 5, hidden))
+
+
+@pytest.mark.parametrize("batch", range(1, 10))  # every number of rows that a kernel has, and one group of rows more
+def test_rows(batch: int) -> None:
+    check(call_of(LSTM, 3, batch, 5, 19))
 
 
 @CELLS
 def test_layers_and_directions(cell: tuple[str, str, str]) -> None:
-    for steps, layers, directions in ((1, 1, 1), (1, 2, 2), (6, 3, 1), (5, 1, 2), (7, 3, 2)):
+    for steps, layers, directions in ((1, 2, 2), (6, 3, 1), (5, 1, 2)):
         check(call_of(cell, steps, 2, 11, 20, layers, directions))
 
 
@@ -123,7 +127,7 @@ def test_what_it_cannot_compute_is_refused() -> None:
     assert not ROW.applies(Call(double, Operand(Type(usual.output.type.shape, "float64"), (1,)), usual.attrs))
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_a_layer_with_a_head_is_a_program_of_c(kind: str) -> None:
     torch = pytest.importorskip("torch")
     nn = torch.nn
