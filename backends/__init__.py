@@ -3,5 +3,6 @@ tuning.
 
 In: a plan.
 Out: a program.
-Imports: cache_folder, costdb.keys, egraph.ir, egraph.view, errors, extract.model, private, settings.
+Imports: cache_folder, costdb.keys, egraph.ir, egraph.ops, egraph.types, egraph.view, errors, extract.model, private,
+    settings.
 """

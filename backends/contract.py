@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from ..costdb.keys.device import MachineKey, host_key, toolchain_key
-from ..egraph.ir.ops import Type
 from ..egraph.ir.tensor import Tensor
+from ..egraph.ops.ops import Type
 from ..egraph.view.view import EGraphView
 from ..errors import UsageError
 from ..extract.model.kernel import Backend, Call, Generation, Template

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .program.device_programs import DevicePrograms
+    from .program.launch.device_programs import DevicePrograms
 
 __all__ = ["HOST", "TargetDevice"]
 
@@ -36,4 +36,4 @@ class TargetDevice:
 
 
 #: The CPU, with NumPy arrays.
-HOST = TargetDevice("cpu", False, "tensor_graphs.backends.program.host_programs")
+HOST = TargetDevice("cpu", False, "tensor_graphs.backends.program.launch.host_programs")

@@ -14,7 +14,7 @@ from ..private import private_folder
 from .device import TargetDevice
 
 #: The NVIDIA GPU, with Torch tensors.
-GPU = TargetDevice(GPU_KIND, True, "tensor_graphs.backends.program.gpu_programs")
+GPU = TargetDevice(GPU_KIND, True, "tensor_graphs.backends.program.launch.gpu_programs")
 
 
 @cache

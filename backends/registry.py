@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import cast
 
 from .. import settings
-from ..egraph.ir import dtypes
+from ..egraph.types import dtypes
 from ..errors import DeviceUnavailableError, UsageError
 from ..extract.model.kernel import Backend, Call, Template
 from ..extract.model.library_kernel import LibraryKernel

@@ -35,11 +35,11 @@ from tensor_graphs.backends.registry import select
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.memo import forget
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.match import match_kernels
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.rewrite import rewrite
-from tensor_graphs.pipeline.session import Session
-from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.sources.source import as_graph
+from tensor_graphs.pipeline.stages.match import match_kernels
+from tensor_graphs.pipeline.stages.prepare import prepare
+from tensor_graphs.pipeline.stages.rewrite import rewrite
 
 from .decode_search import config_of, decode_graph
 from .fingerprint import GPU, digest
@@ -49,7 +49,7 @@ FUNCTIONS = 60  # lines of a profile
 
 def peer(title: str, narrow: bool) -> Graph:
     """Graph of a model of peer_models.py; `narrow`: in bfloat16."""
-    from .peer_models import build
+    from .models.peer_models import build
 
     module, inputs = build(title)
     return as_graph(module.bfloat16() if narrow else module, inputs)

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
-from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_blocks
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Candidate
 from tensor_graphs.extract.model.pricing import Priced, PricerBase

@@ -60,7 +60,7 @@ def kernels() -> dict[str, dict[str, float]]:
     """Shape -> kind -> CPU µs of a convolution with bias and ReLU on channels-last values."""
     from tensor_graphs.backends.registry import template
     from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
-    from tensor_graphs.egraph.ir.ops import Type
+    from tensor_graphs.egraph.ops.ops import Type
     from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
     kind = lambda *shape: Type(shape, "float32")
@@ -89,8 +89,8 @@ def net(title: str, budget: float, store: str, rounds: int = 60) -> dict[str, An
     import torch
 
     import tensor_graphs as tg
+    from benchmarks.models.peer_models import build
     from benchmarks.onnxruntime_call import onnxruntime_call
-    from benchmarks.peer_models import build
 
     module, inputs = build(title)
     program = tg.optimize(module, inputs, budget=budget, costdb=store, again=True)

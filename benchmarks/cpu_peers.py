@@ -46,7 +46,7 @@ def measure(title: str, budget: float) -> dict[str, Any]:
     import tensor_graphs as tg
 
     from .convolutions_cpu import in_turn, quartile
-    from .cpu_peer_models import build
+    from .models.cpu_peer_models import build
     from .onnxruntime_call import onnxruntime_call
 
     warnings.simplefilter("ignore")
@@ -116,7 +116,7 @@ def main() -> None:
     from benchmarks.run import commit
     from tensor_graphs.costdb.keys.device import device_key
 
-    from .cpu_peer_models import MODELS
+    from .models.cpu_peer_models import MODELS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), metavar="TITLE", help="titles or their beginnings")

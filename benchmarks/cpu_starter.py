@@ -67,16 +67,16 @@ def candidates(name: str) -> list[Candidate]:
 
     from tensor_graphs.explorer.export_jobs import unmeasured_candidates
     from tensor_graphs.options import Options
-    from tensor_graphs.pipeline.choose import choose
-    from tensor_graphs.pipeline.match import hypergraph
-    from tensor_graphs.pipeline.prepare import prepare
-    from tensor_graphs.pipeline.prices import CostPricer
-    from tensor_graphs.pipeline.rewrite import rewrite
-    from tensor_graphs.pipeline.session import Session, open_store
-    from tensor_graphs.pipeline.source import as_graph
+    from tensor_graphs.pipeline.context.session import Session, open_store
+    from tensor_graphs.pipeline.costs.prices import CostPricer
+    from tensor_graphs.pipeline.sources.source import as_graph
+    from tensor_graphs.pipeline.stages.choose import choose
+    from tensor_graphs.pipeline.stages.match import hypergraph
+    from tensor_graphs.pipeline.stages.prepare import prepare
+    from tensor_graphs.pipeline.stages.rewrite import rewrite
     from tensor_graphs.progress import Progress
 
-    from .cpu_training_models import models
+    from .models.cpu_training_models import models
 
     torch.manual_seed(0)
     module, inputs = models()[name]()
@@ -97,7 +97,7 @@ def candidates(name: str) -> list[Candidate]:
 
 def make_jobs(to: Path, only: Sequence[str]) -> None:
     """Write the jobs of the blocks named in `only` (empty: all) to jobs.jsonl."""
-    from .cpu_training_models import models
+    from .models.cpu_training_models import models
 
     found: list[Candidate] = []
     for name in only or list(models()):

@@ -25,11 +25,12 @@ from typing import Any
 import torch
 
 import tensor_graphs as tg
-from benchmarks import further, recurrent, variants, whole_models  # noqa: F401  (two register their variants)
+from benchmarks import variants
+from benchmarks.models import further, recurrent, whole_models  # noqa: F401  (two register their variants)
+from benchmarks.models.workloads import flat
 from benchmarks.small_budget_cpu import slowdown
 from benchmarks.torch_compile_models import error, in_child
-from benchmarks.workloads import flat
-from tensor_graphs.pipeline.timing import wall_us
+from tensor_graphs.pipeline.execution.timing import wall_us
 
 NOISE = 0.03
 LEAST, TIMED_S = 30, 3.0  # calls of each form at least; seconds after which these are enough

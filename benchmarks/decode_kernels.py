@@ -22,7 +22,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
@@ -32,11 +32,11 @@ from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.costdb.keys.rates import GPU
 from tensor_graphs.costdb.store import shards
 from tensor_graphs.costdb.store.schema import checked
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.types import dtypes
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.common import quantization
 

@@ -140,19 +140,19 @@ def kernel_rows(choice: Any) -> list[str]:
 
 def searched(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Figures of a search in this process, stage by stage; its plan is stored in the plan cache."""
-    from tensor_graphs.backends.program.emission import emit_for
+    from tensor_graphs.backends.program.launch.emission import emit_for
     from tensor_graphs.backends.registry import select
     from tensor_graphs.costdb.store.store import Store
     from tensor_graphs.extract.search.plan import plan_of
     from tensor_graphs.options import Options
-    from tensor_graphs.pipeline.choose import choose
-    from tensor_graphs.pipeline.make_report import make_report
-    from tensor_graphs.pipeline.match import hypergraph
-    from tensor_graphs.pipeline.prepare import Task, prepare
-    from tensor_graphs.pipeline.prices import CostPricer
+    from tensor_graphs.pipeline.context.session import Session
+    from tensor_graphs.pipeline.costs.prices import CostPricer
     from tensor_graphs.pipeline.recall import look_up
-    from tensor_graphs.pipeline.rewrite import as_written, rewrite
-    from tensor_graphs.pipeline.session import Session
+    from tensor_graphs.pipeline.stages.choose import choose
+    from tensor_graphs.pipeline.stages.make_report import make_report
+    from tensor_graphs.pipeline.stages.match import hypergraph
+    from tensor_graphs.pipeline.stages.prepare import Task, prepare
+    from tensor_graphs.pipeline.stages.rewrite import as_written, rewrite
 
     stage = Stages()
     session = Session(Options(backend="gpu", budget=math.inf, costdb=folder))
@@ -198,10 +198,10 @@ def recalled(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     with stage("import"):
         from tensor_graphs.backends.registry import select
         from tensor_graphs.options import Options
-        from tensor_graphs.pipeline.prepare import Task, prepare
+        from tensor_graphs.pipeline.context.session import Session
         from tensor_graphs.pipeline.recall import _rebuilt, look_up
         from tensor_graphs.pipeline.search import attach_provenance
-        from tensor_graphs.pipeline.session import Session
+        from tensor_graphs.pipeline.stages.prepare import Task, prepare
     session, backends = Session(Options(backend="gpu", budget=BUDGET, costdb=folder)), select("gpu")
     with stage("load"):
         graph = decode_graph(config_of(name, options.layers), options.quantize)

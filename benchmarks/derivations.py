@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.loop_notation import notation
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.explain.explain import Explanation, derive, spelled
 from tensor_graphs.egraph.explain.replay import check
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import RuleError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.program import make_program

@@ -16,7 +16,7 @@ import numpy as np
 from tensor_graphs.backends.runtime.cpu_tensors import array_of, tensor_of
 from tensor_graphs.backends.tuning.gpu_device import device_of
 from tensor_graphs.costdb.keys.device import GPU_KIND
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.models.common.quantization import FORMS, encoded, encoded_on
 
 SHAPE = (14336, 4096)

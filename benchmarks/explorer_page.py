@@ -21,7 +21,7 @@ from tensor_graphs.extract.solve.problem import Problem
 from tensor_graphs.extract.solve.serialize import write_egraph
 
 from .browser import Browser, chromium
-from .egraphs import SHAPES
+from .models.egraphs import SHAPES
 
 OPEN_S, FRAMES = 3.0, 30.0  # figures to reach
 _OPS = ("matmul", "add", "mul", "reshape", "permute", "softmax", "concat", "slice")

@@ -18,8 +18,8 @@ from tensor_graphs.extract.solve.problem import Extraction, Problem, evaluate
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import METHODS, solve
 
-from . import egraphs
 from .common import DATA, QUICK, data, row
+from .models import egraphs
 
 HERE = Path(__file__).parent
 OPTIMUM = 0.70472
@@ -106,7 +106,7 @@ takes between CPU s / {cores} (CP-SAT) and CPU s (everything else has one thread
 
 ## {LARGE_NODES:,} e-nodes, {LARGE_SECONDS:g} s
 
-E-graphs made at random (`benchmarks/egraphs.py`). The bound is weak where the whole is one piece that cannot be proved.
+E-graphs made at random (`benchmarks/models/egraphs.py`). The bound is weak where the whole is one piece that cannot be proved.
 
 """
         target = HERE / "results/extraction.md"

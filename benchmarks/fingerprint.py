@@ -43,10 +43,10 @@ from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
-from tensor_graphs.backends.program.emission import emit_for
+from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.registry import backends, select
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ops.ops import OPS
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.generation.programs import step_graph
 from tensor_graphs.models import random_checkpoints, zoo
@@ -55,13 +55,13 @@ from tensor_graphs.models.load import load
 from tensor_graphs.models.onnx.ops import OPERATORS
 from tensor_graphs.models.torch_export.aten_ops import IGNORED, TABLE
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.choose import choose
-from tensor_graphs.pipeline.match import hypergraph
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.rewrite import rewrite
-from tensor_graphs.pipeline.session import Session, store_of
-from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.context.session import Session, store_of
+from tensor_graphs.pipeline.costs.prices import CostPricer
+from tensor_graphs.pipeline.sources.source import as_graph
+from tensor_graphs.pipeline.stages.choose import choose
+from tensor_graphs.pipeline.stages.match import hypergraph
+from tensor_graphs.pipeline.stages.prepare import prepare
+from tensor_graphs.pipeline.stages.rewrite import rewrite
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.check import verdicts
 
@@ -94,8 +94,9 @@ def digest(text: str) -> str:
 def cases(full: bool) -> Iterator[tuple[str, Source]]:
     """Names and graphs, made when called: benchmark tables at small sizes (workloads also at their own with `full`),
     zoo, decode steps."""
-    from benchmarks import variants, whole_models
-    from benchmarks import workloads as table
+    from benchmarks import variants
+    from benchmarks.models import whole_models
+    from benchmarks.models import workloads as table
 
     for name, work in table.WORKLOADS.items():
         yield f"workload/{name}/small", partial(graph_of_workload, table.small(work))

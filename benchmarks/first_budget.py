@@ -32,7 +32,7 @@ def made(name: str) -> tuple[Any, tuple[Any, ...]]:
     import torch
     from torch import nn
 
-    from . import peer_models
+    from .models import peer_models
 
     class Block(nn.Module):
         """Two 3 x 3 convolutions and a residual, as in ResNet-18."""

@@ -3,8 +3,8 @@ CASE]`.
 
 First, products of PyTorch's BLAS libraries: µs until a call returns, of the first call at a number of rows, of the
 second, and of the first where another number of rows with the same multiple of 64 was multiplied before. Then a program
-of every size: why some of its plans have no functions of sizes (`backends/program/size_calls.py`), µs of its first and
-later calls, with these functions and without, and of the parts of the latter.
+of every size: why some of its plans have no functions of sizes (`backends/program/launch/size_calls.py`), µs of its
+first and later calls, with these functions and without, and of the parts of the latter.
 """
 
 from __future__ import annotations

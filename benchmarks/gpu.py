@@ -69,8 +69,8 @@ def explain_all(names: Sequence[str]) -> int:
 def again(name: str, ours: Record, folder: Path) -> bool:
     """Find the plan of a record again (gpu_again.py) and write its provenance; returns whether it was found."""
     from benchmarks.gpu_again import found_again, kernel
-    from benchmarks.workloads import WORKLOADS
-    from tensor_graphs.pipeline.provenance import write_origin
+    from benchmarks.models.workloads import WORKLOADS
+    from tensor_graphs.pipeline.stages.provenance import write_origin
 
     inputs, weights = WORKLOADS[name].arguments("cpu")
     plan = found_again(WORKLOADS[name].module(weights), inputs, ours["kernels"])
@@ -89,7 +89,7 @@ def child(options: argparse.Namespace) -> None:
     if options.child == "warm":
         warm(options.case, options.device, options.small)
         return
-    from benchmarks.workloads import WORKLOADS, small
+    from benchmarks.models.workloads import WORKLOADS, small
 
     share_the_gpu()
     full = WORKLOADS[options.case]
@@ -118,7 +118,7 @@ def warm(name: str, device: str, small: bool) -> None:
     """
     import torch
 
-    from benchmarks import workloads
+    from benchmarks.models import workloads
 
     share_the_gpu()
     work = workloads.small(workloads.WORKLOADS[name]) if small else workloads.WORKLOADS[name]
@@ -137,7 +137,7 @@ def stored(name: str) -> Record | None:
 
 def all_stored() -> list[Record]:
     """The stored records of all workloads."""
-    from benchmarks.workloads import WORKLOADS
+    from benchmarks.models.workloads import WORKLOADS
 
     return [r for n in WORKLOADS if (r := stored(n)) is not None]
 
@@ -214,7 +214,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises SystemExit for an unknown name.
     """
-    from benchmarks.workloads import WORKLOADS
+    from benchmarks.models.workloads import WORKLOADS
 
     RESULTS.mkdir(parents=True, exist_ok=True)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -286,7 +286,7 @@ def main() -> int:
     elif options.small or options.device == "cpu":  # not for the table
         RESULTS, TABLE = options.work / "small", options.work / "small.md"
     if options.explain:
-        from benchmarks.workloads import WORKLOADS
+        from benchmarks.models.workloads import WORKLOADS
 
         explain_all(options.only or list(WORKLOADS))
     failed = 0 if options.render or options.explain else run(options)

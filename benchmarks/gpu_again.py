@@ -21,12 +21,12 @@ from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.match import hypergraph
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.provenance import Origin, origin_of
-from tensor_graphs.pipeline.rewrite import rewrite
-from tensor_graphs.pipeline.session import Session
-from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.sources.source import as_graph
+from tensor_graphs.pipeline.stages.match import hypergraph
+from tensor_graphs.pipeline.stages.prepare import prepare
+from tensor_graphs.pipeline.stages.provenance import Origin, origin_of
+from tensor_graphs.pipeline.stages.rewrite import rewrite
 
 NAMES = ("torch_cuda", "triton", "nvrtc")
 SPELLED = 400  # characters of a kernel's pattern that a record holds

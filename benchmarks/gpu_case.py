@@ -42,7 +42,7 @@ class Case:
         """`work` is what is measured: the workload `full` itself, or the same workload at small sizes."""
         import torch
 
-        from benchmarks import workloads
+        from benchmarks.models import workloads
         from tensor_graphs.backends.tuning.gpu_device import device_of
 
         self.torch, self.target, self.budget, self.store = torch, target, budget, store
@@ -101,7 +101,7 @@ class Case:
         """Compare the result of the first call with the exact one, and register the calls (one per set of arguments)
         for timing.
         """
-        from benchmarks.workloads import flat
+        from benchmarks.models.workloads import flat
 
         results = flat(calls[0]())
         found["error"] = max(error(got, want) for got, want in zip(results, self.exact, strict=True))
@@ -131,7 +131,7 @@ class Case:
         if not self.work.jax or not installed("jax"):
             return
         with self.variant("xla") as found:
-            from benchmarks.jax_workloads import on_all
+            from benchmarks.models.jax_workloads import on_all
             from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
 
             rounds = max(1, 32 // len(self.sets))
@@ -188,7 +188,7 @@ class Case:
         """One call of the program per set of arguments, each bound to its own copy of the weights."""
         if program.manifest.device != "cuda":
             return [lambda s=s: program.flat(*s[: len(self.inputs)]) for s in self.sets]
-        from tensor_graphs.backends.program.emission import executed
+        from tensor_graphs.backends.program.launch.emission import executed
 
         module = executed(program.source, program.manifest.name)
         bind = module["bind"]
@@ -319,7 +319,7 @@ def found_as(step: Any) -> Record:
     `generated`: whether it is a generated kernel. `ways`: transformations of its kernel IR. `named`: composite ops in
     its pattern.
     """
-    from tensor_graphs.egraph.ir.ops import OPS
+    from tensor_graphs.egraph.ops.ops import OPS
 
     ways = getattr(step.template, "ways", None)
     named = {op for op in re.findall(r"(\w+)\(", step.template.pattern) if op in OPS and OPS[op].kind == "composite"}
@@ -408,7 +408,7 @@ def limit_us(work: Any, record: Record) -> float:
 def share_the_gpu() -> None:
     """Make Inductor's timing of kernels and our timing of programs take the GPU lock, as our timing of kernels does."""
     from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
-    from tensor_graphs.pipeline import timing
+    from tensor_graphs.pipeline.execution import timing
 
     def locked(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:

@@ -24,10 +24,10 @@ NAMES = ("decode_step_b16", "gpt2_t128")
 def compare(name: str, options: argparse.Namespace) -> None:
     """Optimize one workload, build the plan with the least predicted time from the same measurements, and time both."""
     import tensor_graphs as tg
-    from benchmarks import whole_models, workloads
     from benchmarks.gpu_case import Case, described
     from benchmarks.gpu_models import Whole
-    from tensor_graphs.pipeline import time_finalists
+    from benchmarks.models import whole_models, workloads
+    from tensor_graphs.pipeline.stages import time_finalists
 
     whole = name in whole_models.MODELS
     full: Any = whole_models.MODELS[name] if whole else workloads.WORKLOADS[name]

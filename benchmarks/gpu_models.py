@@ -20,8 +20,8 @@ from benchmarks.gpu_case import Case, Record, Run, described
 from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import ratio, shortened
 from benchmarks.memory import Watch
+from benchmarks.models.whole_models import MODELS, TINY
 from benchmarks.suite import Suite
-from benchmarks.whole_models import MODELS, TINY
 
 HALF, PEERS = "ours, half", ("eager", "default", "max-autotune")
 MODES = [m for m in os.environ.get("BENCH_MODES", "default,max-autotune").split(",") if m]

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from benchmarks.gpu_case import Case, Record
 from benchmarks.gpu_table import how
 from benchmarks.gpu_variants import shortened
+from benchmarks.models.variant import Of, Variant
 from benchmarks.suite import Suite
-from benchmarks.variant import Of, Variant
 
 EVEN = 8  # numbers of 16 bits in 16 bytes
 COLUMNS = {

@@ -3,9 +3,9 @@
 
 For each module: µs a call (wall clock, calls issued back to back, inputs at new addresses each call), medians of rounds
 in turn, for eager PyTorch, torch.compile (the modes of `--rivals`) and our program in each way to launch, with its
-direct function (`backends/program/direct_calls.py`) and, as `flat emitted`, without; and the kernels' own time, from a
-CUDA graph of many calls. `driver`: µs of the host in the driver's launches of a call alone. `latency`: one call and the
-wait for its results. `host`: until a call returns, on an idle device.
+direct function (`backends/program/launch/direct_calls.py`) and, as `flat emitted`, without; and the kernels' own time,
+from a CUDA graph of many calls. `driver`: µs of the host in the driver's launches of a call alone. `latency`: one call
+and the wait for its results. `host`: until a call returns, on an idle device.
 """
 
 from __future__ import annotations

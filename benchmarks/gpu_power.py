@@ -18,11 +18,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from benchmarks.gpu_case import power_handle
 from benchmarks.run import commit
 from benchmarks.schedule_replay import around, kernel_of, searched, x
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.tensor import Tensor
 
 TABLE = Path(__file__).parent / "results/gpu_power.md"

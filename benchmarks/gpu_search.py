@@ -43,18 +43,18 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("TENSOR_GRAPHS_GPU", "gpu:none:sm90:multiprocessors=132|none|none")
 
-    from benchmarks.workloads import WORKLOADS
+    from benchmarks.models.workloads import WORKLOADS
     from tensor_graphs.backends.generate.generator import KernelGenerator
     from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
     from tensor_graphs.backends.registry import select
     from tensor_graphs.backends.tuning.compile_pool import CompilePool
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
     from tensor_graphs.options import Options
-    from tensor_graphs.pipeline.match import hypergraph
-    from tensor_graphs.pipeline.prepare import prepare
-    from tensor_graphs.pipeline.rewrite import rewrite
-    from tensor_graphs.pipeline.session import Session
-    from tensor_graphs.pipeline.source import as_graph
+    from tensor_graphs.pipeline.context.session import Session
+    from tensor_graphs.pipeline.sources.source import as_graph
+    from tensor_graphs.pipeline.stages.match import hypergraph
+    from tensor_graphs.pipeline.stages.prepare import prepare
+    from tensor_graphs.pipeline.stages.rewrite import rewrite
 
     work = WORKLOADS[options.workload]
     inputs, weights = work.arguments("cpu")

@@ -14,7 +14,7 @@ HEAD = ("workload", "limit µs", "eager", "compile", "max-autotune", "XLA", "bes
 
 def best_peer(record: Record) -> tuple[str, float] | None:
     """(name, µs) of the fastest peer: of those timed in this record, and of the best time known from before."""
-    from benchmarks.workloads import WORKLOADS
+    from benchmarks.models.workloads import WORKLOADS
 
     times = {n: record["variants"][n]["us"] for n in PEERS if "us" in record["variants"].get(n, {})}
     if WORKLOADS[record["name"]].seen:
@@ -60,7 +60,7 @@ def way(record: Record) -> str:
 
 def line(record: Record) -> str:
     """A record as one row of the table."""
-    from benchmarks.workloads import WORKLOADS
+    from benchmarks.models.workloads import WORKLOADS
 
     work, variants = WORKLOADS[record["name"]], record["variants"]
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import further, recurrent  # noqa: F401  (their variants register themselves)
 from benchmarks.gpu_case import Case, Record
 from benchmarks.gpu_table import how
+from benchmarks.models import further, recurrent  # noqa: F401  (their variants register themselves)
 from benchmarks.suite import Suite
 from benchmarks.variants import TINY, VARIANTS
 

@@ -3,8 +3,8 @@ N]`.
 
 The driver is one of this CPU that does next to nothing (tests/backends/driver_host.c), tensors are the CPU's. Printed:
 µs of a call of a program of fixed size in each way to launch, through the program's own code and through its direct
-function (`backends/program/direct_calls.py`); and of first and later calls at sizes of a program of every size. Least
-of many rounds.
+function (`backends/program/launch/direct_calls.py`); and of first and later calls at sizes of a program of every size.
+Least of many rounds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from tests.backends import driver_host
 
-from tensor_graphs.backends.program import gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
-from tensor_graphs.egraph.ir.dims import dim
+from tensor_graphs.egraph.types.dims import dim
 
 WIDTH = 8
 SIZED = (1, 4096, 128)

@@ -2,8 +2,8 @@
 [--ways W]`.
 
 Searches a decode step of benchmarks/llm.py at random weights (or takes its plan from the plan cache), and runs its plan
-in each way of backends/program/launching.py, in turn. Prints a JSON row of the search with the way that it chose, a row
-per way (µs of a step, the largest difference of logits from the first way), and the table of kernels.
+in each way of backends/program/launch/launching.py, in turn. Prints a JSON row of the search with the way that it
+chose, a row per way (µs of a step, the largest difference of logits from the first way), and the table of kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tensor_graphs.backends.program.launching import OVERLAPS
+from tensor_graphs.backends.program.launch.launching import OVERLAPS
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.generation import Generator
 

@@ -118,12 +118,12 @@ def parts_of(form: str, columns: int, length: int) -> dict[str, np.ndarray[Any, 
 
 def generated_call(form: str, columns: int, length: int) -> tuple[Call, int]:
     """(the generated C kernel of a float32 row times a weight, over rotating copies; bytes of the weight)."""
-    import tensor_graphs.egraph.ir.builders as t
+    import tensor_graphs.egraph.builders.builders as t
     from tensor_graphs.backends.c.emit.kernel import emit
     from tensor_graphs.backends.c.helpers import c_library
     from tensor_graphs.backends.ir.kernel import Buffer
     from tensor_graphs.backends.lowering.lower import kernel_of
-    from tensor_graphs.backends.program.cpu_helpers import library_text
+    from tensor_graphs.backends.program.helpers.cpu_helpers import library_text
     from tensor_graphs.extract.model.kernel import contiguous
     from tensor_graphs.models.common import quantization
 

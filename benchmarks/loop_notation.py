@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tensor_graphs.egraph.ir.composite_ops import expand
-from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.index_maps import AffineMap, BroadcastMap, ReshapeMap
+from tensor_graphs.egraph.composites.composite_ops import expand
 from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor
+from tensor_graphs.egraph.ops.index_maps import AffineMap, BroadcastMap, ReshapeMap
+from tensor_graphs.egraph.types.dims import concrete
 
 _INFIX = {"add": " + ", "sub": " − ", "mul": "·", "div": " / "}
 _LOOPS = {"sum": "Σ", "max": "max", "min": "min", "mean": "mean"}

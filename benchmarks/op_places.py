@@ -14,8 +14,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from tensor_graphs.egraph.ir import builders, composite_ops
-from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.builders import builders
+from tensor_graphs.egraph.composites import composite_ops
+from tensor_graphs.egraph.ops.ops import OPS
 
 assert builders and composite_ops  # register the ops
 

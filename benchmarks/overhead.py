@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend

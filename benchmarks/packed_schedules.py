@@ -20,13 +20,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.cuda.ranking.model import FLAGS, Schedule
 from tensor_graphs.backends.cuda.schedules import packed_ranking
 from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.costdb.keys.rates import GPU
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call
 from tensor_graphs.models.common import quantization

@@ -19,8 +19,8 @@ import torch
 import tensor_graphs as tg
 
 from .common import BUDGET, QUICK, THREADS, error, in_turn, row, set_threads, short
+from .models.peer_models import MODELS, build
 from .onnxruntime_call import onnxruntime_call
-from .peer_models import MODELS, build
 
 SEEN = {  # ms of eager / compile / ONNX Runtime in the requirement, from another run of the same class of machine
     "BERT-base, 4 layers, T 128": "46/43/26", "GPT-2, 4 layers, T 128, with lm_head": "129/126/50",

@@ -40,26 +40,26 @@ import torch
 import tensor_graphs as tg
 from benchmarks import training
 from tensor_graphs.backends.generate.kernel_text import KernelText, kernel_text
-from tensor_graphs.backends.program.launching import plan_for_launching
-from tensor_graphs.backends.program.poison import poisoned
+from tensor_graphs.backends.program.launch.launching import plan_for_launching
+from tensor_graphs.backends.program.launch.poison import poisoned
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.verification.inputs import index_bounds
 from tensor_graphs.backends.verification.torch_reference import evaluate_tensors
+from tensor_graphs.egraph.evaluate.interpret import expand_all
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import expand_all
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.extract.model.plan import Plan
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.choose import choose
-from tensor_graphs.pipeline.match import hypergraph
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.rewrite import rewrite
-from tensor_graphs.pipeline.session import Session, store_of
+from tensor_graphs.pipeline.context.session import Session, store_of
+from tensor_graphs.pipeline.costs.prices import CostPricer
+from tensor_graphs.pipeline.stages.choose import choose
+from tensor_graphs.pipeline.stages.match import hypergraph
+from tensor_graphs.pipeline.stages.prepare import prepare
+from tensor_graphs.pipeline.stages.rewrite import rewrite
 from tensor_graphs.torch_compile import traced_graph
 from tensor_graphs.verification.comparison import have_other_bits
 from tensor_graphs.verification.on_device import sample_tensors

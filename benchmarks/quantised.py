@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.models.common import quantization
 
 #: name -> (columns, K)

@@ -30,7 +30,7 @@ from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.models import zoo
-from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.costs.prices import CostPricer
 
 from .common import QUICK, mad, rounds, row, set_threads
 from .torch_eager import random_inputs

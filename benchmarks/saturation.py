@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.blocks import Blocks, find_blocks
+from tensor_graphs.egraph.blocks.blocks import Blocks, find_blocks
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.program import make_program

@@ -22,14 +22,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.schedule_search import Key, Moves, Schedule, ScheduleSearch, key_of_schedule
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 TABLE = Path(__file__).parent / "results/raw/schedules.json"

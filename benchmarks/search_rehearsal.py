@@ -26,7 +26,7 @@ from threading import Lock
 from typing import Any
 from unittest import mock
 
-from benchmarks.workloads import WORKLOADS
+from benchmarks.models.workloads import WORKLOADS
 from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.registry import select
@@ -41,12 +41,12 @@ from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.match import hypergraph
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.rewrite import rewrite
-from tensor_graphs.pipeline.session import Session
-from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.costs.prices import CostPricer
+from tensor_graphs.pipeline.sources.source import as_graph
+from tensor_graphs.pipeline.stages.match import hypergraph
+from tensor_graphs.pipeline.stages.prepare import prepare
+from tensor_graphs.pipeline.stages.rewrite import rewrite
 
 GPU = "gpu:NVIDIA H200:sm90:multiprocessors=132|none|none"
 WORKERS = 15  # compilers

@@ -63,7 +63,7 @@ from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search import plan_solver
 from tensor_graphs.extract.search import search as search_module
-from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.costs.prices import CostPricer
 
 SOLVE_S_PER_CANDIDATE = 3e-5  # virtual seconds of a solve, at most its time limit
 TAIL = 0.15  # share of kernels that take 2 to 8 times as long as predicted, for odd seeds

@@ -66,7 +66,7 @@ def made(name: str, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         table = {**cases(device == "cuda", "cpu"), "softmax": (Softmax(), (torch.randn(rows, 4096),))}
         module, inputs = table[name]
         return module.to(half), tuple(x.to(half) for x in inputs), {}
-    from . import further  # noqa: F401  (registers its variants)
+    from .models import further  # noqa: F401  (registers its variants)
     from .variants import TINY, VARIANTS
 
     work = (VARIANTS if device == "cuda" else TINY)[name]
@@ -99,7 +99,7 @@ def timed(name: str, device: str, folders: Sequence[Path], seconds: float) -> di
     import torch
 
     from tensor_graphs.backends.program.saved_program import load_program
-    from tensor_graphs.pipeline import timing
+    from tensor_graphs.pipeline.execution import timing
 
     _, inputs, _ = made(name, device)
     near = tuple(x.to(device) for x in inputs)

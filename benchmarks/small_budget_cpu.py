@@ -42,8 +42,8 @@ def made(name: str) -> tuple[Any, tuple[Any, ...]]:
     """A module and example inputs."""
     import torch
 
-    from . import cpu_training_models as blocks
     from . import small_budget
+    from .models import cpu_training_models as blocks
 
     torch.manual_seed(0)
     if name in JUDGED:

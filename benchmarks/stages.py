@@ -13,7 +13,7 @@ from typing import Any
 
 from tensor_graphs.backends.registry import select
 from tensor_graphs.costdb.store.store import Store
-from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.blocks.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.union import saturate_in_stages
@@ -26,10 +26,10 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.match import hypergraph
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.prices import CostPricer
-from tensor_graphs.pipeline.session import Session, open_store
+from tensor_graphs.pipeline.context.session import Session, open_store
+from tensor_graphs.pipeline.costs.prices import CostPricer
+from tensor_graphs.pipeline.stages.match import hypergraph
+from tensor_graphs.pipeline.stages.prepare import prepare
 
 from .common import timed
 

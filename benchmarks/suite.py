@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.gpu import recorded, started, waited
 from benchmarks.gpu_case import Case, Record, share_the_gpu
-from benchmarks.variant import Variant
+from benchmarks.models.variant import Variant
 
 HERE = Path(__file__).parent
 LAST_S = 25.0  # least seconds to begin one with

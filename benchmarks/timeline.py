@@ -18,9 +18,9 @@ from typing import Any
 
 def made(name: str) -> tuple[Any, tuple[Any, ...], float | None]:
     """(module, example inputs, tolerance) by the name of a workload, variant or whole model."""
+    from benchmarks.models.whole_models import MODELS
+    from benchmarks.models.workloads import WORKLOADS
     from benchmarks.variants import VARIANTS
-    from benchmarks.whole_models import MODELS
-    from benchmarks.workloads import WORKLOADS
 
     work = {**WORKLOADS, **VARIANTS, **MODELS}[name]
     inputs, weights = work.arguments("cpu")

@@ -35,9 +35,9 @@ from torch.utils import _pytree
 import tensor_graphs as tg
 from tensor_graphs.torch_compile import judge
 
-from .torch_architectures import Make, by_hand
-from .torch_transformers import transformers
-from .torch_unusual import unusual
+from .models.torch_architectures import Make, by_hand
+from .models.torch_transformers import transformers
+from .models.torch_unusual import unusual
 
 SECONDS, MEMORY = 240, 9 << 30  # limits of an architecture: wall clock, address space
 OPTIONS = {"wait": True, "budget": 2, "effort": 0, "measure": False, "verify": True, "cache": False}

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensor_graphs.egraph.ir.dims import concrete
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.ir.weight_data import load_data
+from tensor_graphs.egraph.types.dims import concrete
 
 _Call = Callable[..., Any]
 

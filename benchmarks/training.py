@@ -34,8 +34,8 @@ import torch
 from torch import nn
 
 import tensor_graphs as tg
-from benchmarks.training_models import Autocast, cases
-from tensor_graphs.pipeline.timing import wall_us
+from benchmarks.models.training_models import Autocast, cases
+from tensor_graphs.pipeline.execution.timing import wall_us
 from tensor_graphs.torch_compile import compiled_graph, judge, whole_calls
 
 RATE = 0.01  # of SGD

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks import workloads
-from benchmarks.unrolled import PROGRAMS
-from benchmarks.variant import TINY as TINY
-from benchmarks.variant import VARIANTS as VARIANTS
-from benchmarks.variant import Below, Inputs, Of, Variant, brain, half, single, variant
-from benchmarks.workloads import flat, wide
+from benchmarks.models import workloads
+from benchmarks.models.unrolled import PROGRAMS
+from benchmarks.models.variant import TINY as TINY
+from benchmarks.models.variant import VARIANTS as VARIANTS
+from benchmarks.models.variant import Below, Inputs, Of, Variant, brain, half, single, variant
+from benchmarks.models.workloads import flat, wide
 
 
 # ---------------------------------------------------------------- products and norms

@@ -2,5 +2,9 @@
 
 In: a model as a graph.
 Out: a read-only view of a saturated e-graph.
-Imports: nothing.
+Imports: egraph.builders.
 """
+
+from .builders import tensor_operators
+
+assert tensor_operators  # installs the operators of `Tensor`

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
-from ..egraph.ir import builders as t
-from ..egraph.ir import composite_ops as c
-from ..egraph.ir.dims import Dim
+from ..egraph.builders import builders as t
+from ..egraph.composites import composite_ops as c
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import Data
+from ..egraph.types.dims import Dim
 from .common.random_weights import RandomArray
 
 

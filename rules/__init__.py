@@ -2,12 +2,12 @@
 
 In: rule rows or rule files.
 Out: rules in force, verdicts.
-Imports: egraph.ir, rules.tables.
+Imports: egraph.patterns, rules.tables.
 """
 
 from __future__ import annotations
 
-from ..egraph.ir.rule import Rule
+from ..egraph.patterns.rule import Rule
 from .tables import algebra, contraction, fusion, layout, quantized, reduction, strides
 from .tables import normal_form as normal
 from .tables import synthesized as found

@@ -40,13 +40,13 @@ bench() { # name, target, options
 }
 
 lane_programs() {
-    tests graph tests/backends/test_cuda_graph.py tests/gpu/test_generated_programs.py tests/gpu/test_calls.py
-    tests programs tests/backends/test_emit_cuda.py
+    tests graph tests/backends/program/test_cuda_graph.py tests/gpu/test_generated_programs.py tests/gpu/test_calls.py
+    tests programs tests/backends/program/test_emit_cuda.py
     tests kernels $xdist tests/backends/test_torch_cuda.py
 }
 
 lane_measuring() {
-    tests measure -vvv --durations=4 tests/backends/test_measure_gpu.py tests/gpu/test_measure_command.py -k "not planned" # *
+    tests measure -vvv --durations=4 tests/backends/tuning/test_measure_gpu.py tests/gpu/test_measure_command.py -k "not planned" # *
 }
 
 lane_planning() {
@@ -55,7 +55,7 @@ lane_planning() {
 
 lane_searches() {
     part doctor "$python" -c "from tensor_graphs.cli.app import main; main(['doctor'])" # *
-    tests pipeline $xdist tests/test_gpu_pipeline.py # *
+    tests pipeline $xdist tests/pipeline/test_gpu_pipeline.py # *
 }
 
 lane_benches() {

@@ -3,6 +3,7 @@ in use.
 
 In: files of user kernels, which are executed.
 Out: admitted kernel templates.
-Imports: backends, backends.generate, backends.ir, backends.program, backends.runtime, backends.tuning, backends.user,
-    backends.verification, costdb.keys, egraph.ir, errors, extract.model, private, writing.
+Imports: backends, backends.generate, backends.ir, backends.program.emit, backends.program.helpers, backends.runtime,
+    backends.tuning, backends.user, backends.verification, costdb.keys, egraph.evaluate, egraph.ir, egraph.ops,
+    egraph.patterns, egraph.types, errors, extract.model, private, writing.
 """

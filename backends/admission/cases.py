@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern_attrs import Fact
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern_attrs import Fact
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...errors import KernelError, ShapeError
 from ...extract.model.kernel import Call, Operand, contiguous
 from ...extract.model.meaning import output_terms

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import evaluate
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...errors import KernelError, TensorGraphsError
 from ...extract.model.kernel import Call, output_names
 from ...extract.model.meaning import output_terms

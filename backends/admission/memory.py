@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Operand
 
 Array = np.ndarray[Any, Any]

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...egraph.ir.dtypes import torch_dtype
+from ...egraph.types.dtypes import torch_dtype
 from ...errors import TensorGraphsError
 from ...extract.model.kernel import Call, Operand, output_names
 from ..generate.kernel_text import call_of_json, kernel_text, module_of
 from ..ir.source_text import imports_of
-from ..program.execute import execute
-from ..program.helper_functions import helper_source
+from ..program.emit.execute import execute
+from ..program.helpers.helper_functions import helper_source
 from ..runtime.marshalling import tensor_of
 from ..tuning.cpu_worker import main
 from ..user.files import KernelFile

@@ -16,10 +16,10 @@ from functools import partial
 from hashlib import blake2b
 from math import prod
 
-from ...egraph.ir.dims import Dim, DimExpr, bind, volume
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.lift import Numbers
+from ...egraph.types.dims import Dim, DimExpr, bind, volume
 from ...errors import TensorGraphsError
 from ...extract.model.kernel import Call, Template
 from ...extract.model.library_kernel import LibraryKernel, identify

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.dtypes import is_float
-from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.types.dims import concrete
+from ...egraph.types.dtypes import is_float
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.law_text import GATES
+from ...egraph.ops.law_text import GATES
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified
 from ..ir.definitions import source_of

@@ -16,7 +16,7 @@ from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
-from ..program.cuda_helpers import HELPERS
+from ..program.helpers.cuda_helpers import HELPERS
 from .clustered_attention.kernel import emit_clusters
 from .clustered_attention.parameters import ClusteredAttentionSchedule
 from .clustered_attention.schedules import applies as clusters_apply

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import log2, prod
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ..generate.schedule import Domain, SplitSchedule, flag, number, optional
 from ..ir.expr import Expr, walk
 from ..ir.index import Axis

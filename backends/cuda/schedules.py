@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ..generate.emitter import split_axis
 from ..generate.schedule import Domain, Schedule, SplitSchedule, flag, number, optional, sides
 from ..generate.strategy import earlier_first

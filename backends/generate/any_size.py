@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ...egraph.ir.dims import Dim, DimExpr, bind, bounds, volume
 from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.lift import Numbers
+from ...egraph.types.dims import Dim, DimExpr, bind, bounds, volume
 from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.kernel import Call, Layout, Template
 from ...extract.model.library_kernel import KernelBase, mentions_out

@@ -22,8 +22,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from ...egraph.ir.dims import Dim, bind, volume
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, bind, volume
 from ...errors import TensorGraphsError
 from ...extract.model.kernel import Call
 from ...extract.model.sizes import bound_call, bound_terms

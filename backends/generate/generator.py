@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Type
 from ...egraph.saturate.lift import Numbers
 from ...egraph.view.view import EGraphView
 from ...errors import UsageError

@@ -13,10 +13,10 @@ from hashlib import blake2b
 from types import ModuleType
 from typing import Any
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Operand, Template, output_names
-from ..program.execute import execute
+from ..program.emit.execute import execute
 
 _PLAIN = "from __future__ import annotations\n\nimport math\nfrom math import inf, nan\n\nimport torch\n"
 _TRITON = _PLAIN + "import triton\nimport triton.language as tl\n"
@@ -62,7 +62,7 @@ class KernelText:
 def kernel_text(template: Template, call: Call) -> KernelText:
     """Source of a Python module with the kernel of `template`, whose code works on Torch tensors, in the layouts and
     schedule of `call`."""
-    from ..program.helper_functions import helper_source
+    from ..program.helpers.helper_functions import helper_source
 
     names = tuple(template.operands)
     outputs = {o: out_argument(o) for o in output_names(len(call.outputs))}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.memo import memo
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.groups import FusionGroups
 from ...extract.fusion.multi_output import MultiOutputGroup

@@ -15,9 +15,9 @@ from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from ...extract.candidates.image_layouts import image_classes
 from ...extract.fusion.consumer import ConsumerFusion

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import combinations_with_replacement
 from math import gcd, prod
 
-from ...egraph.ir.dims import Atom, Dim, DimExpr, bind
+from ...egraph.types.dims import Atom, Dim, DimExpr, bind
 
 Sizes = Mapping[str, int]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...egraph.ir.dims import Dim, DimExpr
+from ...egraph.types.dims import Dim, DimExpr
 from .size_fit import Fitted, LimitedFit, Sizes, fit, value_at
 
 _NUMBER = re.compile(r"(?<![\w.])(?<!\de[-+])(\d+)(?=(?:LL|u)?(?![\w.]))")

@@ -16,9 +16,9 @@ from hashlib import blake2b
 from math import prod
 from typing import Any
 
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.work import graph_flops

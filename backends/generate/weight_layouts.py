@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.dtypes import HALVES
-from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
+from ...egraph.types.dtypes import HALVES
 from ...extract.model.kernel import Call, Operand, Strides, contiguous
 from ...extract.model.library_kernel import identify
 from ..ir.kernel import Buffer

@@ -2,5 +2,5 @@
 
 In: expressions.
 Out: kernels in normal form.
-Imports: egraph.ir, extract.model, wording.
+Imports: egraph.ir, egraph.ops, egraph.types, extract.model, wording.
 """

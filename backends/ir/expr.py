@@ -17,8 +17,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dtypes
 from .index import Axis, Index
 from .simplify import folded, simplified
 

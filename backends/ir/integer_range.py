@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dtypes import greatest, least
+from ...egraph.types import dtypes
+from ...egraph.types.dtypes import greatest, least
 from .expr import Builder, Expr
 
 Range = tuple[int, int]

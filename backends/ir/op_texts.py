@@ -3,7 +3,7 @@ exist in the kernel IR only."""
 
 from __future__ import annotations
 
-from ...egraph.ir.ops import OPS, TargetText
+from ...egraph.ops.ops import OPS, TargetText
 
 #: Operations of the kernel IR that are no graph ops; all are costly.
 INTERNAL = {"exp2": TargetText("exp2_f({0})", "exp2({0})", cuda="op::exp2({0})", triton="tl.exp2({0})")}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
 from .index import Index, index
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ...egraph.ir import dims, dtypes
+from ...egraph.types import dims, dtypes
 from ...extract.model.plan import Plan
 from ...wording import counted, with_article
 

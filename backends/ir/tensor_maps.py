@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from .index import Axis, Index, atom_range, index
 
 MOST_AXES = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
 from ...extract.model.library_kernel import LibraryKernel
 from ..contract import BackendBase
 from ..runtime.views import view_templates

@@ -12,9 +12,9 @@ from functools import cached_property
 from keyword import iskeyword
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.ops import OPS, Op
+from ...egraph.ops.ops import OPS, Op
+from ...egraph.types import dtypes
+from ...egraph.types.dims import DimExpr
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..contract import BackendBase

@@ -6,8 +6,8 @@ here.
 
 from __future__ import annotations
 
-from ...egraph.ir import recurrence
-from ...egraph.ir import special_functions as special
+from ...egraph.ops import recurrence
+from ...egraph.ops import special_functions as special
 from ..ir.definitions import source_of, sources_of
 from . import numpy_index_helpers, numpy_norm_helpers, numpy_pointwise_helpers, numpy_window_helpers
 

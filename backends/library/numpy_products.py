@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Code
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.source_text import literal

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.source_text import literal

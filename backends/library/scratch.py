@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import code_identity, identify
 from ..ir.source_text import dtype_text, literal

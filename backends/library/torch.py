@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified
 from ..contract import BackendBase

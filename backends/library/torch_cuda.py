@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..gpu_backend import GpuBackend

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.precision import LIBRARY_TF32, TF32

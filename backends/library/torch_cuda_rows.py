@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel
 from .torch_calls import FLOATS, Applies, both, of, usable

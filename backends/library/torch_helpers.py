@@ -1,14 +1,14 @@
 """Helper functions of emitted programs that use Torch.
 
 Their source is copied into emitted programs: each may use only `torch`, the other helpers here, and `scan` of
-egraph/ir/recurrence.py.
+egraph/ops/recurrence.py.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...egraph.ir.recurrence import scan
+from ...egraph.ops.recurrence import scan
 from ..ir.definitions import source_of, sources_of
 
 if TYPE_CHECKING:

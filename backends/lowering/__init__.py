@@ -2,5 +2,5 @@
 
 In: a term and operand layouts.
 Out: a kernel of the IR.
-Imports: backends.ir, egraph.ir, extract.fusion, extract.model.
+Imports: backends.ir, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, extract.fusion, extract.model.
 """

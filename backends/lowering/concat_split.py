@@ -14,9 +14,9 @@ from itertools import product
 from math import gcd, prod
 from typing import NamedTuple
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
 from ...egraph.ir.tensor import Tensor, make, topological
+from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from ...extract.fusion.matrix_vector import vector_product_extent
 
 MOST = 256  # limit of pieces of a result

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types.dims import concrete
 from ..ir.expr import Builder
 from ..ir.index import Axis, Index, index
 from ..ir.kernel import Buffer

@@ -8,10 +8,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.interpret import expand_all
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, make, rebuild, topological
+from ...egraph.types.dims import concrete
 from ...extract.fusion.product_operands import is_product_operand
 from ...extract.model.kernel import contiguous
 from ..ir.axes import normalized

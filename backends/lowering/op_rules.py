@@ -1,7 +1,7 @@
 """Lowers tensor ops to the kernel IR: gives the element of a tensor at an index as an expression.
 
-Elementwise ops need no rule, views and layout ops are lowered by their index maps (egraph/ir/index_maps.py); each other
-op has a rule here.
+Elementwise ops need no rule, views and layout ops are lowered by their index maps (egraph/ops/index_maps.py); each
+other op has a rule here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.index_maps import BroadcastMap, ConcatMap, IndexMap, ReshapeMap
 from ...egraph.ir.tensor import Tensor, make
+from ...egraph.ops.index_maps import BroadcastMap, ConcatMap, IndexMap, ReshapeMap
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ..ir.expr import Builder, Expr, operands_first
 from ..ir.index import WINDOW, Axis, Index, index, linear, unravelled
 from ..ir.integer_range import IntegerRanges

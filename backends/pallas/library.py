@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
-from ...egraph.ir import builders
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.index_maps import AffineMap
-from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.ops import OPS, Op
+from ...egraph.builders import builders
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, make, topological
+from ...egraph.ops.index_maps import AffineMap
+from ...egraph.ops.ops import OPS, Op
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from .spelling import dtype_text, node_text, number, wide_text

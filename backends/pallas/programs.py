@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, structural_digest
+from ...egraph.ops.ops import Type
 from ...extract.model.kernel import output_names
 from ...extract.model.plan import Plan
 from ..ir.source_text import identifier, indented, one_line, signature, title
-from ..program import memory_plan
-from ..program.device_programs import DevicePrograms
-from ..program.emitted_program import EmittedProgram
-from ..program.helper_functions import helper_source
+from ..program.emit import memory_plan
+from ..program.emit.emitted_program import EmittedProgram
+from ..program.helpers.helper_functions import helper_source
+from ..program.launch.device_programs import DevicePrograms
 from ..runtime.marshalling import Marshalling, NumpyMarshalling, is_torch, tensor_of
 from .spelling import node_text
 

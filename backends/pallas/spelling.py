@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from string import Formatter
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 
 #: Text of elementwise ops of the kernel IR that are not in the op table.
 _KERNEL_OPS = {"exp2": "jnp.exp2({0})"}

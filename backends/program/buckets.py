@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ...plain import Malformed
 from ..runtime.marshalling import Quick, Spec
-from .direct_calls import DirectCalls
+from .launch.direct_calls import DirectCalls
 
 FOLDER = "plans"  # of a saved program: a folder for each plan, itself a saved program
 _NAME = re.compile(r"[a-z0-9_]{1,40}")

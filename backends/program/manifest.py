@@ -12,11 +12,11 @@ from hashlib import sha256
 from math import prod
 from typing import Annotated, Any, Literal
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, Shape, concrete, dim, parse
-from ...egraph.ir.ops import Type
 from ...egraph.ir.structure import pack, unpack
 from ...egraph.ir.weight_data import Data
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, Shape, concrete, dim, parse
 from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
@@ -24,8 +24,8 @@ from ..device import HOST
 from ..runtime.fixed_arguments import FixedArgument
 from ..user.templates import executed_file
 from .buckets import Buckets
-from .emission import device_of, programs_of
-from .emit_any_size import atoms_of
+from .emit.emit_any_size import atoms_of
+from .launch.emission import device_of, programs_of
 
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SizedSpec = tuple[str, Shape, str]  # name, shape (may contain expressions in free sizes), dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from ...egraph.ir.dims import concrete
+from ...egraph.types.dims import concrete
 from ...extract.model.sizes import bound_value
 from ...wording import counted
 from .manifest import Manifest

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import Type
 from ...egraph.ir.weight_data import Data
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
 from ...errors import ShapeError, UsageError
 from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
@@ -31,12 +31,12 @@ from ...writing.folders import replacing_folder
 from ..device import HOST
 from ..runtime.heap import trim
 from ..runtime.marshalling import array_of, is_torch
-from .binaries import Binaries, collected
 from .buckets import FOLDER, BucketForm, Buckets
-from .emission import emit_for, executed
+from .emit.memory_plan import Layout
+from .launch.binaries import Binaries, collected
+from .launch.emission import emit_for, executed
 from .manifest import STATE, Manifest, Spec, initial_states, manifest_of
 from .manifest_summary import described, html_table, memory_of
-from .memory_plan import Layout
 from .program_calls import ProgramCalls
 from .program_folder import refuse_occupied, stored_bytes, write_program
 from .self_check import write_check

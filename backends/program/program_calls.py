@@ -20,14 +20,14 @@ from ..runtime.arguments import by_name, unfolded
 from ..runtime.cpu_tensors import LARGE, TensorCalls
 from ..runtime.fixed_arguments import without_fixed
 from ..runtime.marshalling import Quick
-from .binaries import Binaries
 from .buckets import BucketForm, CallsAtSizes
-from .device_programs import Direct
-from .direct_calls import DirectCalls
-from .emission import programs_of
-from .emit_any_size import sources
+from .emit.emit_any_size import sources
+from .launch.binaries import Binaries
+from .launch.device_programs import Direct
+from .launch.direct_calls import DirectCalls
+from .launch.emission import programs_of
+from .launch.size_calls import SizeCalls, size_call
 from .manifest import Manifest, Spec
-from .size_calls import SizeCalls, size_call
 from .torch_modes import in_plain_modes
 from .weights import Array, SharedWeights, bytes_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ...errors import UsageError
 from ...writing.folders import recover
-from .binaries import Binaries, write_binaries
-from .cuda_helpers import cuda_text
+from .helpers.cuda_helpers import cuda_text
+from .launch.binaries import Binaries, write_binaries
 from .manifest import Manifest, manifest_json
 from .weights import Array, bytes_of, write_weights
 

@@ -11,9 +11,9 @@ from ...plain import read_bytes
 from ...writing.files import named_path
 from ...writing.folders import recover
 from ..user.files import require_file
-from .binaries import read_binaries
 from .buckets import FOLDER
-from .emission import programs_of
+from .launch.binaries import read_binaries
+from .launch.emission import programs_of
 from .manifest import Manifest, read_manifest
 from .program import Program
 from .weights import Array, BorrowedWeights, StoredWeights

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...errors import BadModelError, BadWeightsError, VerificationError
 from ...plain import Malformed, decode, read_bytes, strict_json
 from ..runtime.marshalling import array_of, is_torch

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.interpret import evaluate
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor, make, structural_digest, topological
 from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...errors import BadWeightsError
 from ...plain import file_identity
 from ..runtime.marshalling import Marshalling

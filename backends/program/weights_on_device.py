@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.ir.weight_data import Data, DerivedData
 from ..verification.torch_reference import evaluate_tensors

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...errors import UsageError
 from ...extract.model.kernel import contiguous
 

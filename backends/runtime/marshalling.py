@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...errors import ShapeError, UsageError
 from ...imported import imported
 from ...wording import with_article

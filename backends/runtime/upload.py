@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys.device import GPU_KIND
-from ...egraph.ir import dtypes
 from ...egraph.ir.weight_data import Data, DerivedData, load_data
+from ...egraph.types import dtypes
 from .cpu_tensors import array_of, tensor_of
 
 Array = np.ndarray[Any, Any]

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir.index_maps import AffineMap, BroadcastMap, ReshapeMap
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.type_laws import infer
+from ...egraph.ops.index_maps import AffineMap, BroadcastMap, ReshapeMap
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.ops.type_laws import infer
 from ...extract.model.kernel import Call, Code, Operand, Strides, Template, contiguous
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 

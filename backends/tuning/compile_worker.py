@@ -18,13 +18,13 @@ from threading import Thread
 from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
-from ...egraph.ir.dtypes import torch_dtype
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types.dtypes import torch_dtype
 from ...extract.model.kernel import Call, Operand
 from ..cuda.cubin import resources
 from ..generate.kernel_text import KernelText, call_of_json, module_of
 from ..machine import REFERENCE, shared_per_block
-from ..program.cuda_helpers import CudaKernel
+from ..program.helpers.cuda_helpers import CudaKernel
 from ..triton.async_copy_race import async_copy_races
 
 _launched: list[tuple[Any, Any, tuple[Any, ...]]] = []  # compiled kernel, grid, scalar arguments

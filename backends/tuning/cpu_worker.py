@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys.device import cores
-from ...egraph.ir import builders as api
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
+from ...egraph.builders import builders as api
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import build
-from ...egraph.ir.pattern_parser import parse_terms
 from ...egraph.ir.tensor import Tensor, structural_digest, topological
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern import build
+from ...egraph.patterns.pattern_parser import parse_terms
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.meaning import output_terms
 from ...extract.model.work import call_work

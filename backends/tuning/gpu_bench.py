@@ -10,12 +10,12 @@ from typing import Any
 from unittest import mock
 
 from ...costdb.keys.device import GPU_KIND
-from ...egraph.ir import dtypes
-from ...egraph.ir.dtypes import torch_dtype
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern_parser import parse_terms
 from ...egraph.ir.tensor import topological
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern_parser import parse_terms
+from ...egraph.types import dtypes
+from ...egraph.types.dtypes import torch_dtype
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
 from ...extract.model.work import is_read, written_into

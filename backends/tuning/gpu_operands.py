@@ -17,12 +17,12 @@ from zlib import crc32
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.dtypes import torch_dtype
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
+from ...egraph.types.dtypes import torch_dtype
 from ...extract.model.kernel import Operand
 from ..runtime.marshalling import tensor_of
 from ..verification import inputs as drawing

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ...costdb.store import shards
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
 from ...errors import TensorGraphsError, UsageError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...plain import Malformed, read_bytes
@@ -78,9 +78,9 @@ def template_of_job(job: Job, call: Call) -> Template:
 
 
 def _generated(job: Job, call: Call) -> Template:
-    from ...egraph.ir.builders import input as placeholder
-    from ...egraph.ir.pattern import build
-    from ...egraph.ir.pattern_parser import parse_terms
+    from ...egraph.builders.builders import input as placeholder
+    from ...egraph.patterns.pattern import build
+    from ...egraph.patterns.pattern_parser import parse_terms
     from ..registry import backend
 
     leaves = {

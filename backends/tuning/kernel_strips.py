@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.evaluate.interpret import evaluate
+from ...egraph.evaluate.strips import StripAxes, axes_of, interval_view
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.strips import StripAxes, axes_of, interval_view
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types import dtypes
 from ..verification.rounding_noise import RoundingSensitivity
 
 Array = np.ndarray[Any, Any]

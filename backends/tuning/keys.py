@@ -13,10 +13,10 @@ from ... import settings
 from ...costdb.keys.device import MachineKey, host_key, toolchain_key
 from ...costdb.keys.key import KernelKey, Plain, canonical
 from ...costdb.keys.source import normalise
-from ...egraph.ir.dims import concrete
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Template, output_names
 
-EMITTER = "1"  # version of program/emit_cpu.py; raise it when the text emitted for a template changes
+EMITTER = "1"  # version of program/emit/emit_cpu.py; raise it when the text emitted for a template changes
 
 
 def key_of(template: Template, call: Call) -> KernelKey:
@@ -69,7 +69,7 @@ def _helpers(template: Template) -> str:
 
 @cache
 def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
-    from ..program.helper_functions import all_helpers, helper_names
+    from ..program.helpers.helper_functions import all_helpers, helper_names
 
     sources = all_helpers()
     return "\n".join(key_text(name, sources[name]) for name in helper_names((), [(backend, name) for name in setup]))

@@ -11,11 +11,11 @@ from zlib import crc32
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call
 from ..verification.inputs import InputDistribution, input_distributions, whole_numbers
 from .single_kernel import Array, in_layout

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Operand
 from ..verification.rounding_noise import RoundingSensitivity, kernel_fault
 from .single_kernel import Array

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as api
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
+from ...egraph.builders import builders as api
 from ...egraph.ir.graph import Graph
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.meaning import output_terms
 from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.pricing import Priced
-from ..program.emission import emit_for, executed
+from ..program.launch.emission import emit_for, executed
 from ..registry import backend
 from ..runtime.marshalling import array_of, tensor_of
 from .gpu_operands import place

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.dims import concrete
+from ...egraph.composites.composite_ops import expand
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.pattern import PatternCall, Var
-from ...egraph.ir.pattern_attrs import Name
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.patterns.pattern import PatternCall, Var
+from ...egraph.patterns.pattern_attrs import Name
+from ...egraph.types.dims import concrete
 from ...errors import NoPlanError
 from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, contiguous
 from ...extract.model.plan import Plan, Step, Value

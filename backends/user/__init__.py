@@ -2,5 +2,6 @@
 
 In: Python files of the user, which are executed.
 Out: kernel templates.
-Imports: backends.ir, egraph.ir, errors, extract.model, plain.
+Imports: backends.ir, egraph.builders, egraph.ir, egraph.ops, egraph.patterns, egraph.types, errors, extract.model,
+    plain.
 """

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.pattern_attrs import Attr, attr_names, holds
-from ...egraph.ir.pattern_parser import parse_guard
+from ...egraph.patterns.pattern_attrs import Attr, attr_names, holds
+from ...egraph.patterns.pattern_parser import parse_guard
+from ...egraph.types import dtypes
 from ...errors import KernelError, TensorGraphsError
 from ...extract.model.kernel import Call, output_names
 from .operand_specs import OperandSpec, bound, operand_spec

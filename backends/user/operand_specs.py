@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
 from ...errors import KernelError
 
 _AXIS = re.compile(r"\d+|\*?[A-Za-z_]\w*")

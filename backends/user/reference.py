@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.dims import DimExpr, dim
-from ...egraph.ir.pattern import attr_variables, variables
-from ...egraph.ir.pattern_attrs import Env, evaluate
-from ...egraph.ir.pattern_parser import parse_guard, parse_terms
+from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.patterns.pattern import attr_variables, variables
+from ...egraph.patterns.pattern_attrs import Env, evaluate
+from ...egraph.patterns.pattern_parser import parse_guard, parse_terms
+from ...egraph.types import dtypes
+from ...egraph.types.dims import DimExpr, dim
 from ...errors import KernelError, TensorGraphsError
 from ...extract.model.library_kernel import OUTPUT_SEPARATOR
 from .declare import Kernel

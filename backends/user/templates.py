@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...egraph.ir.pattern import PatternCall, Term, shared
-from ...egraph.ir.pattern_attrs import Fact
+from ...egraph.patterns.pattern import PatternCall, Term, shared
+from ...egraph.patterns.pattern_attrs import Fact
 from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.kernel import Call, Template
 from ...extract.model.library_kernel import LibraryKernel, identify
@@ -117,8 +117,8 @@ def executed_file(template: Template) -> KernelFile | None:
 
 def _family(pattern: str) -> str:
     """Family of a kernel in reports and cost models, from the operations in its pattern."""
-    from ...egraph.ir.ops import OPS
-    from ...egraph.ir.pattern_parser import parse_terms
+    from ...egraph.ops.ops import OPS
+    from ...egraph.patterns.pattern_parser import parse_terms
 
     ops = {t.op for term in parse_terms(pattern) for t in _calls(term)}
     for family, members in (

@@ -3,5 +3,5 @@ references.
 
 In: a graph and results.
 Out: errors as multiples of the allowed error.
-Imports: backends.runtime, costdb.keys, egraph.ir, errors.
+Imports: backends.runtime, costdb.keys, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, errors.
 """

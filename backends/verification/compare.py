@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from .slice_norms import SMALLEST, MatrixShape, SliceSums, WorstError
 
 PLACE = 8.0  # allowed relative error of an element, as a multiple of that of the whole output

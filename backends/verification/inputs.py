@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.dtypes import HALVES
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
+from ...egraph.types.dtypes import HALVES
 from .ties import tied_inputs
 
 Array = np.ndarray[Any, Any]

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from .compare import LARGEST, module_of, wide
 from .rounding_noise import Compute, of_tensors
 

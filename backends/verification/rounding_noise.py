@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.ops import Op
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Op
+from ...egraph.types import dtypes
 from . import compare
 from .compare import module_of, wide
 

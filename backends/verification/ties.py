@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ...egraph.ir import dtypes
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 
 WHOLE = tuple(map(float, range(-3, 4)))
 HALVES = tuple(k + 0.5 for k in range(-4, 4))

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...costdb.keys.device import GPU_KIND
-from ...egraph.ir import dtypes
-from ...egraph.ir.dtypes import torch_dtype
+from ...egraph.evaluate.interpret import Around, expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import Around, expand_all
-from ...egraph.ir.ops import Op
-from ...egraph.ir.recurrence import scan
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.ir.weight_data import load_data
+from ...egraph.ops.ops import Op
+from ...egraph.ops.recurrence import scan
+from ...egraph.types import dtypes
+from ...egraph.types.dtypes import torch_dtype
 from ...errors import UsageError
 
 if TYPE_CHECKING:

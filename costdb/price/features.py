@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.dtypes import itemsize
+from ...egraph.types.dtypes import itemsize
 from ..keys import rates
 from ..keys.key import Work
 from .gaussian_process import Array

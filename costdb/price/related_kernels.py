@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...egraph.ir.dtypes import DTYPES, itemsize
 from ...egraph.ir.memo import memo
+from ...egraph.types.dtypes import DTYPES, itemsize
 from ..keys.key import Work
 from .learnt import first_dtype
 from .roofline import CALIBRATION, Rooflines

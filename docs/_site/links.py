@@ -1,6 +1,6 @@
 """MkDocs hook: links that leave docs/ lead to the page made of that file.
 
-Documents link to files of the repository (`../CONTRIBUTING.md`, `../egraph/ir/ops.py`), as a reader of the repository
+Documents link to files of the repository (`../CONTRIBUTING.md`, `../egraph/ops/ops.py`), as a reader of the repository
 needs it. `pages.py` makes a page of every file linked so; `destination` is the place of that page.
 """
 

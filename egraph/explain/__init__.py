@@ -2,5 +2,6 @@
 
 In: a saturated e-graph and two terms of one e-class.
 Out: a checked chain of rewrite steps.
-Imports: egraph.ir, egraph.saturate, egraph.view, errors.
+Imports: egraph.composites, egraph.evaluate, egraph.ir, egraph.patterns, egraph.saturate, egraph.types, egraph.view,
+    errors.
 """

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import UsageError
+from ..composites.recurrent import parts_of
 from ..ir.graph import Graph
-from ..ir.pattern import build
-from ..ir.pattern_attrs import holds
-from ..ir.recurrent import parts_of
-from ..ir.rule import Rule
 from ..ir.tensor import LEAVES, Tensor, topological
+from ..patterns.pattern import build
+from ..patterns.pattern_attrs import holds
+from ..patterns.rule import Rule
 from ..saturate.saturate import Limits, saturate_block
 from ..saturate.sessions import SaturationSession
 from ..view.match import Binding, Matcher

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.pattern import Literal, Term, Var, build
-from ..ir.rule import Rule
 from ..ir.tensor import Tensor, make
+from ..patterns.pattern import Literal, Term, Var, build
+from ..patterns.rule import Rule
 from .congruence import Equation, Link, ShortProofs
 from .rule_instance import FAILURES, bind, is_instance
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import dtypes
-from ..ir.dims import concrete
-from ..ir.interpret import evaluate
-from ..ir.recurrent import parts_of
-from ..ir.rule import Rule
+from ..composites.recurrent import parts_of
+from ..evaluate.interpret import evaluate
 from ..ir.tensor import LEAVES, Tensor, make, topological
+from ..patterns.rule import Rule
+from ..types import dtypes
+from ..types.dims import concrete
 from .explain import DEFINITION, Explanation, ProofStep
 from .proof_steps import CONSTANT, GAP
 from .rule_instance import is_instance, op_key

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import ShapeError
-from ..ir.pattern import Literal, Term, Var, build
-from ..ir.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, holds
-from ..ir.rule import Rule
 from ..ir.tensor import Tensor, attrs_key
+from ..patterns.pattern import Literal, Term, Var, build
+from ..patterns.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, holds
+from ..patterns.rule import Rule
 from ..view.match import rounded
 
 # exceptions raised while building one side of a rule

@@ -1,11 +1,6 @@
-"""Defines the typed tensor graph: op table, type laws, dimensions, expressions, rule and pattern language, reference
-interpreter.
+"""Defines the typed tensor graph: hash-consed tensors, graphs with weights and states, the structure of results.
 
-In: op entries and builder calls.
-Out: hash-consed graphs.
-Imports: errors, processes.
+In: builder calls.
+Out: graphs.
+Imports: egraph.ops, egraph.types, errors, processes.
 """
-
-from . import tensor_operators
-
-assert tensor_operators  # installs the operators of `Tensor`

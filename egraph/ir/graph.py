@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import BadModelError, ShapeError, UsageError
-from . import dims, dtypes
-from .dims import Dim
+from ..types import dims, dtypes
+from ..types.dims import Dim
 from .tensor import LEAVES, Tensor, make, rebuild, structural_digest, topological
 from .weight_data import Data
 

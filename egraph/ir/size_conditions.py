@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .dims import Dim, DimExpr, bounds, symbols, volume
+from ..types.dims import Dim, DimExpr, bounds, symbols, volume
 from .graph import Graph
 from .tensor import Tensor
 

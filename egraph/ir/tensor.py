@@ -19,11 +19,11 @@ import numpy as np
 
 from ...errors import UsageError
 from ...processes.forks import Lock
-from . import dtypes
-from .dims import Dim, Shape
-from .ops import OPS, Attrs, Op, Type, check_attrs
+from ..ops.ops import OPS, Attrs, Op, Type, check_attrs
+from ..ops.type_laws import infer
+from ..types import dtypes
+from ..types.dims import Dim, Shape
 from .refused_values import refuse_value
-from .type_laws import infer
 
 LEAVES = ("input", "param", "state", "constant")
 
@@ -33,7 +33,7 @@ _entering = Lock()  # held while adding to the pool: two threads may create the 
 
 class Tensor:
     """One value: an op applied to operands, or a leaf. Create tensors only with `make` and the builders in
-    `ir/builders.py`."""
+    `builders/builders.py`."""
 
     __slots__ = ("__weakref__", "_digest", "args", "attrs", "data", "op", "type")
     __array_ufunc__: Callable[..., Any] | None = (
@@ -103,7 +103,7 @@ class Tensor:
     def __contains__(self, item: object) -> bool:
         raise UsageError("membership in a tensor expression is not known yet", hint="tg.any(tg.eq(x, value))")
 
-    # ir/tensor_operators.py installs the operators here, because builders insert casts and reshapes.
+    # builders/tensor_operators.py installs the operators here, because builders insert casts and reshapes.
     _repr_html_: Callable[[], str]
     __add__: Callable[..., Tensor]
     __radd__: Callable[..., Tensor]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ..ir.pattern import PatternCall, Term, Var, subterms
-from ..ir.pattern_attrs import Apply
-from ..ir.rule import Rule
+from ..patterns.pattern import PatternCall, Term, Var, subterms
+from ..patterns.pattern_attrs import Apply
+from ..patterns.rule import Rule
 
 
 @lru_cache(maxsize=4096)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from ..ir import dtypes
-from ..ir.ops import OPS, Type
+from ..ops.ops import OPS, Type
+from ..types import dtypes
 from .engine import Arrays
 from .language import signature
 from .term_cost import Pricing

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.ops import Type
 from ..ir.tensor import Tensor
+from ..ops.ops import Type
 from ..view.saturation_report import SaturationReport
 from ..view.view import EGraphView
 from .engine import Arrays

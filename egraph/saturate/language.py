@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import ShapeError
-from ..ir import dtypes
-from ..ir.law_text import DTYPE_ID, has_rank, vec_get, vec_of
-from ..ir.ops import OPS, Op
 from ..ir.tensor import LEAVES
-from ..ir.type_laws import LAWS
+from ..ops.law_text import DTYPE_ID, has_rank, vec_get, vec_of
+from ..ops.ops import OPS, Op
+from ..ops.type_laws import LAWS
+from ..types import dtypes
 
 FIRST_FLOAT = DTYPE_ID["float16"]  # dtype ids from here on are floats
 STATUS_NEW, STATUS_SEEN, STATUS_PROTECTED = 0, 1, 2

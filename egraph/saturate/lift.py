@@ -5,7 +5,7 @@ numbers of the model nor factors of them. A number in the saturated e-graph then
 expression again: with T = 131, 131 is T, 100608 is 768·T, and 65 is T // 2 if the model has that size. An e-node is
 lifted if shape and dtype inference, applied to the lifted operands and attributes, gives the lifted type of its
 e-class; other e-nodes are dropped. Matching sizes do not prove equal values, so programs are also run at other sizes
-(`src/tensor_graphs/pipeline/any_size.py`).
+(`src/tensor_graphs/pipeline/sizes/any_size.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError
-from ..ir import dtypes
-from ..ir.dims import Atom, Dim, DimExpr, Shape, bind
 from ..ir.graph import Graph
-from ..ir.ops import OPS, Op, Type
 from ..ir.tensor import Tensor, make
-from ..ir.type_laws import infer
+from ..ops.ops import OPS, Op, Type
+from ..ops.type_laws import infer
+from ..types import dtypes
+from ..types.dims import Atom, Dim, DimExpr, Shape, bind
 from ..view.view import EGraphView
 
 #: Attributes that hold axis indices, not sizes.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir.graph import Graph
-from ..ir.rule import Rule
 from ..ir.tensor import LEAVES
+from ..patterns.rule import Rule
 from .applicable_rules import Shape, applicable, changes_rank, literal_ranks, shapes
 from .beam import subsumption_commands
 from .language import Interner, base_declarations, constructors, declare_op, rank_facts, signature

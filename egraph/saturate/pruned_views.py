@@ -13,7 +13,7 @@ from math import inf
 
 import numpy as np
 
-from ..ir.ops import OPS
+from ..ops.ops import OPS
 from ..view.view import Bools, EGraphView
 from .term_cost import Pricing, node_prices
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import RuleError
-from ..ir.dims import DimExpr
-from ..ir.ops import OPS
-from ..ir.pattern import Literal, Term, Var, subterms
-from ..ir.pattern_attrs import Apply, Attr, AttrConstant, Name
-from ..ir.rule import Rule
+from ..ops.ops import OPS
+from ..patterns.pattern import Literal, Term, Var, subterms
+from ..patterns.pattern_attrs import Apply, Attr, AttrConstant, Name
+from ..patterns.rule import Rule
+from ..types.dims import DimExpr
 from .language import FIRST_FLOAT, RUN, STATUS_PROTECTED, Interner
 from .vector_ranks import Key, VectorRanks
 

@@ -24,7 +24,7 @@ from typing import Any
 from ...errors import RuleError, UsageError, WorkerError
 from ...plain import as_float
 from ..ir.graph import Graph
-from ..ir.rule import Rule
+from ..patterns.rule import Rule
 from ..view.saturation_report import SaturationReport
 from ..view.view import EGraphView, view_of
 from .beam import victims

@@ -13,13 +13,13 @@ from itertools import chain
 from typing import Any
 
 from ...errors import ShapeError
-from ..ir import dtypes
-from ..ir.block_order import weight_only
-from ..ir.dims import Shape, concrete
+from ..blocks.block_order import weight_only
+from ..composites.recurrent import parts_of
 from ..ir.graph import Graph
-from ..ir.ops import OPS, Attrs
-from ..ir.recurrent import parts_of
 from ..ir.tensor import LEAVES, Tensor, topological
+from ..ops.ops import OPS, Attrs
+from ..types import dtypes
+from ..types.dims import Shape, concrete
 from .language import SNAP, Interner
 from .term_cost import Pricing, tree_costs
 

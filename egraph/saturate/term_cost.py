@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
-from ..ir import dtypes
-from ..ir.dims import concrete
-from ..ir.ops import OPS, Op, Type
 from ..ir.tensor import Tensor
+from ..ops.ops import OPS, Op, Type
+from ..types import dtypes
+from ..types.dims import concrete
 from ..view.view import EGraphView
 
 CAP = 10**17  # upper bound of tree costs, which grow exponentially with depth; an overflow is an error in egglog

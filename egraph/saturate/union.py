@@ -16,8 +16,8 @@ import numpy as np
 
 from ...errors import UsageError
 from ..ir.graph import Graph
-from ..ir.rule import Rule
 from ..ir.tensor import Tensor
+from ..patterns.rule import Rule
 from ..view.joined_view import merged
 from ..view.view import EGraphView, Ints
 from .engine_bounds import Stop, never

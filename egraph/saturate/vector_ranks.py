@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..ir.ops import OPS
-from ..ir.pattern import Literal, Term, Var
-from ..ir.pattern_attrs import Name
+from ..ops.ops import OPS
+from ..patterns.pattern import Literal, Term, Var
+from ..patterns.pattern_attrs import Name
 
 Key = tuple[str, str]  # ("len", attribute variable) or ("rank", tensor variable)
 

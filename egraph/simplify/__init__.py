@@ -3,5 +3,5 @@ masks.
 
 In: a graph.
 Out: an equivalent smaller graph.
-Imports: egraph.ir.
+Imports: egraph.builders, egraph.evaluate, egraph.ir, egraph.ops, egraph.types.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir import dtypes
 from ..ir.tensor import Tensor
+from ..types import dtypes
 from .simplifier import Simplifier
 
 #: Significand bits per float dtype: integers up to 2**n are exact.

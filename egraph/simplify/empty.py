@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..ir import dtypes
-from ..ir.dims import Dim
 from ..ir.graph import Graph
 from ..ir.tensor import Tensor, make, rebuild
+from ..types import dtypes
+from ..types.dims import Dim
 
 #: Op -> its result over 0 elements.
 OVER_NOTHING = {"sum": 0, "prod": 1, "matmul": 0, "conv": 0}

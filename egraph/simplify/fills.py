@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import dtypes
-from ..ir.dims import Shape
 from ..ir.tensor import Tensor, make
+from ..types import dtypes
+from ..types.dims import Shape
 
 
 def fill(shape: Shape, value: Any, dtype: str) -> Tensor:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import dtypes
-from ..ir.atomic_numpy import Array
-from ..ir.dims import Shape, volume
-from ..ir.interpret import evaluate
+from ..evaluate.interpret import evaluate
 from ..ir.tensor import Tensor, constant, make
+from ..ops.atomic_numpy import Array
+from ..types import dtypes
+from ..types.dims import Shape, volume
 from .fills import fill
 from .positions import counter
 from .simplifier import Simplifier

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import builders as t
-from ..ir import dtypes
-from ..ir.dims import concrete
+from ..builders import builders as t
+from ..evaluate.interpret import evaluate
 from ..ir.graph import Graph
-from ..ir.interpret import evaluate
 from ..ir.tensor import LEAVES, Tensor, make, rebuild, topological
+from ..types import dtypes
+from ..types.dims import concrete
 
 LARGEST = 1 << 25  # largest number of elements of a mask that is evaluated
 LOW = -3e4  # a number at or below this, added to a score or replacing it, hides the score

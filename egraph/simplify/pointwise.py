@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import dtypes
-from ..ir.law_text import broadcast
-from ..ir.ops import OPS
 from ..ir.tensor import Tensor, make
+from ..ops.law_text import broadcast
+from ..ops.ops import OPS
+from ..types import dtypes
 from .fills import fill, is_fill_of, is_plus_zero, is_zero, number, unit_fill
 from .simplifier import Simplifier
 

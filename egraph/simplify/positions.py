@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import dtypes
-from ..ir.atomic_numpy import Array
-from ..ir.dims import Dim, Shape
 from ..ir.tensor import Tensor, make
+from ..ops.atomic_numpy import Array
+from ..types import dtypes
+from ..types.dims import Dim, Shape
 
 Build = Callable[[str, tuple[Tensor, ...], dict[str, Any]], Tensor]  # make a simplified node
 

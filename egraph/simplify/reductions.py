@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..ir.dims import volume
-from ..ir.ops import OPS
 from ..ir.tensor import Tensor, make
+from ..ops.ops import OPS
+from ..types.dims import volume
 from .fills import fill
 from .positions import any_of
 from .simplifier import Simplifier

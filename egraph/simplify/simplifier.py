@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..ir.dims import Shape
 from ..ir.tensor import Tensor, make, topological
+from ..types.dims import Shape
 from .fills import fill
 
 #: Largest result (in bytes) of constant folding.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..ir.graph import Graph
-from ..ir.ops import OPS
+from ..ops.ops import OPS
 from .casts import simplify_cast
 from .folding import canonical_fill, empty_as_fill, fold, uniform_constant
 from .pointwise import (

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.dims import Dim, volume
 from ..ir.tensor import Tensor, make
+from ..types.dims import Dim, volume
 from .fills import fill, number, same_fill
 from .positions import reshaped
 from .simplifier import Simplifier

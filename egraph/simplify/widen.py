@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..ir.dtypes import HALVES, is_float
 from ..ir.graph import Graph
 from ..ir.tensor import Tensor, make, rebuild
+from ..types.dtypes import HALVES, is_float
 from .casts import lossless
 
 WIDE = "float32"

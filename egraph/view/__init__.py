@@ -2,5 +2,5 @@
 
 In: tables of a saturated e-graph.
 Out: e-classes, e-nodes, types, matches.
-Imports: egraph.ir, errors.
+Imports: egraph.blocks, egraph.composites, egraph.ir, egraph.ops, egraph.patterns, egraph.types, errors.
 """

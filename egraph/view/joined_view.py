@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.block_order import weight_only
-from ..ir.blocks import BlockInstance, Blocks
-from ..ir.ops import Type
+from ..blocks.block_order import weight_only
+from ..blocks.blocks import BlockInstance, Blocks
 from ..ir.tensor import LEAVES, Tensor
+from ..ops.ops import Type
 from .saturation_report import SaturationReport
 from .view import Bools, EGraphView, Ints
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import dtypes
 from ..ir.memo import memo
-from ..ir.pattern import Literal, PatternCall, Term
-from ..ir.pattern_attrs import Apply, Attr, AttrConstant, Env, Fact, Name, evaluate, holds
+from ..patterns.pattern import Literal, PatternCall, Term
+from ..patterns.pattern_attrs import Apply, Attr, AttrConstant, Env, Fact, Name, evaluate, holds
+from ..types import dtypes
 from .view import EGraphView
 
 Binding = dict[str, Any]  # tensor variable -> e-class, '@' + attribute variable -> value

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ...errors import ExtractionError
-from ..ir.block_order import weight_only
-from ..ir.composite_ops import expand
+from ..blocks.block_order import weight_only
+from ..composites.composite_ops import expand
 from ..ir.graph import Graph
-from ..ir.ops import Type
 from ..ir.tensor import LEAVES, Tensor, make, topological
+from ..ops.ops import Type
 from .saturation_report import SaturationReport
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]

@@ -1,7 +1,7 @@
 """A CUDA C++ kernel: the gated activation silu(x) * y.
 
-The text is compiled behind the library of built-in kernels (backends/program/cuda_intrinsics.cuh), which has the types
-f16 and bf16, `wide(x)` (to float) and `narrow(value, place)` (from float). No header files are needed.
+The text is compiled behind the library of built-in kernels (backends/program/helpers/cuda_intrinsics.cuh), which has
+the types f16 and bf16, `wide(x)` (to float) and `narrow(value, place)` (from float). No header files are needed.
 """
 
 import tensor_graphs as tg

@@ -3,5 +3,5 @@ layout of the operands.
 
 In: a view and templates.
 Out: a hypergraph of candidate kernels.
-Imports: egraph.ir, egraph.view, errors, extract.fusion, extract.model.
+Imports: egraph.builders, egraph.ops, egraph.patterns, egraph.types, egraph.view, errors, extract.fusion, extract.model.
 """

@@ -13,8 +13,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, TypeVar
 
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Term, Var, attr_variables, variables
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern import Term, Var, attr_variables, variables
 from ...egraph.view.match import Matcher
 from ...egraph.view.view import EGraphView
 from ...errors import RuleError

@@ -1,13 +1,13 @@
-"""Carries kernels of a model's short form (egraph/ir/short_form.py: the model with few of its repeated layers) over to
-the whole model."""
+"""Carries kernels of a model's short form (egraph/blocks/short_form.py: the model with few of its repeated layers) over
+to the whole model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.pattern import build
+from ...egraph.builders.builders import input as placeholder
+from ...egraph.patterns.pattern import build
 from ...egraph.view.term_lookup import TermLookup
 from ...egraph.view.view import EGraphView
 from ..fusion.repeated_blocks import Correspondence

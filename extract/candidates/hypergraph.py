@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
 from ...egraph.view.view import EGraphView
 from ..model.kernel import Candidate, Operand, Strides, Vertex
 from ..model.scc import strongly_connected_components

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
 from ...egraph.view.view import EGraphView
 from ..model.kernel import Strides
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from ..model.kernel import Operand, Strides, Vertex, contiguous
 

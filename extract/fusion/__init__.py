@@ -3,5 +3,5 @@ large as possible.
 
 In: an e-graph view.
 Out: fusion groups as terms.
-Imports: egraph.ir, egraph.saturate, egraph.view.
+Imports: egraph.builders, egraph.ir, egraph.ops, egraph.saturate, egraph.types, egraph.view.
 """

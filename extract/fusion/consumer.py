@@ -19,10 +19,10 @@ from functools import cached_property, partial
 from itertools import product
 from typing import NamedTuple
 
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.dims import concrete
+from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, make, rebuild, topological
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from .multi_output import MAX_OUTPUTS, DerivedClass, MultiOutputFusion, MultiOutputGroup
 from .policy import FusionGroup

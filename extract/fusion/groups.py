@@ -20,11 +20,11 @@ from functools import cached_property
 from itertools import count
 from math import inf
 
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS, Type
+from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.tensor import Tensor, make
+from ...egraph.ops.ops import OPS, Type
 from ...egraph.saturate.term_cost import Pricing, Roofline, node_prices
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from .growth import MAX_GROUP_NODES, FusionGrowth
 from .policy import (

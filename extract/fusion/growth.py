@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...egraph.ir.ops import OPS
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import OPS
 from .policy import UNLIMITED_PRODUCTS, FusionGroup, FusionPolicy
 
 if TYPE_CHECKING:

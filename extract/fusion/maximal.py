@@ -22,9 +22,9 @@ from operator import or_
 
 import numpy as np
 
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.ops import OPS
+from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.tensor import Tensor, make, topological
+from ...egraph.ops.ops import OPS
 from ...egraph.view.view import EGraphView
 from .groups import GROUPS_CACHE_ATTRIBUTE, FusionGroups
 from .growth import MAX_GROUP_NODES

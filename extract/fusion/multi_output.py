@@ -21,10 +21,10 @@ from functools import cached_property, partial
 from math import prod
 from typing import NamedTuple
 
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
+from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.tensor import Tensor, make, rebuild, topological
+from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from .groups import FusionGroups
 from .growth import MAX_GROUP_LEAVES

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import prod
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from .matrix_vector import vector_product_extent
 
 MAX_OPERAND_ROWS = 4  # products of more rows run on tensor cores, whose kernels do not store their left operand

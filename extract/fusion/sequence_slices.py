@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 
 MIN_UNROLLED_POSITIONS = 8  # least number of positions of one value for a program to count as unrolled

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
 from ...egraph.view.view import EGraphView
 
 

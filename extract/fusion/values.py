@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from .groups import FusionGroups
 from .matrix_vector import vector_product_extent
 

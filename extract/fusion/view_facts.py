@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf, prod
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
+from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 
 MAX_WINDOW_FLOPS = 2  # flops per element above which a value is not recomputed for every window that contains it

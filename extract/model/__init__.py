@@ -2,5 +2,6 @@
 
 In: declarations of backends.
 Out: typed records.
-Imports: egraph.ir, egraph.saturate, egraph.view, errors, processes, wording.
+Imports: egraph.builders, egraph.ir, egraph.ops, egraph.patterns, egraph.saturate, egraph.types, egraph.view, errors,
+    processes, wording.
 """

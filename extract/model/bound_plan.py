@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...egraph.ir import dims
-from ...egraph.ir.ops import Type
+from ...egraph.ops.ops import Type
+from ...egraph.types import dims
 from .plan import Plan
 from .sizes import bound_call, bound_terms
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ...egraph.ir.dims import DimExpr, concrete
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import Term
-from ...egraph.ir.pattern_attrs import Attr
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern import Term
+from ...egraph.patterns.pattern_attrs import Attr
+from ...egraph.types.dims import DimExpr, concrete
 from ...egraph.view.view import EGraphView
 
 Strides = tuple[int, ...]  # in elements

@@ -9,10 +9,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-from ...egraph.ir.pattern import Term, variables
-from ...egraph.ir.pattern_attrs import Attr
-from ...egraph.ir.pattern_parser import parse_guard, parse_terms
 from ...egraph.ir.tensor import Tensor
+from ...egraph.patterns.pattern import Term, variables
+from ...egraph.patterns.pattern_attrs import Attr
+from ...egraph.patterns.pattern_parser import parse_guard, parse_terms
 from ...errors import UsageError
 from .kernel import (
     MAX_LAYOUT_COMBINATIONS,

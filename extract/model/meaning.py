@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.builders import param
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import PatternCall, Term, build, shared
-from ...egraph.ir.pattern_attrs import AttrConstant
+from ...egraph.builders.builders import param
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern import PatternCall, Term, build, shared
+from ...egraph.patterns.pattern_attrs import AttrConstant
+from ...egraph.types import dtypes
 from ...errors import ShapeError
 from .kernel import Call, Template
 

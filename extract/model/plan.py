@@ -8,8 +8,8 @@ from html import escape
 from typing import Any
 
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.ops import Type
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Type
 from ...wording import counted
 from .kernel import Call, Strides, Template
 from .pricing import Priced
@@ -68,7 +68,8 @@ class Plan:
     `updates` are value ids, in the graph's order. `cost` is the sum of the steps' prices in µs, `lower_bound` (µs) a
     bound that no plan of the same candidates and prices can be below. `stats`: numbers about the search, for reports.
     The shapes, strides and attributes of a plan with free `sizes` are expressions in these sizes; the plan runs at
-    every size. `launching`: how the kernels of a program on a GPU follow each other (backends/program/launching.py).
+    every size. `launching`: how the kernels of a program on a GPU follow each other
+    (backends/program/launch/launching.py).
     """
 
     graph: Graph

@@ -14,12 +14,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...egraph.ir.dims import Dim, DimExpr, bind
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import PatternCall, Term
-from ...egraph.ir.pattern_attrs import Name
 from ...egraph.ir.tensor import Tensor, make, rebuild
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.patterns.pattern import PatternCall, Term
+from ...egraph.patterns.pattern_attrs import Name
 from ...egraph.saturate.lift import Numbers
+from ...egraph.types.dims import Dim, DimExpr, bind
 from ...errors import TensorGraphsError
 from .kernel import Call, Operand, Strides, Template, contiguous, output_names
 from .meaning import output_terms

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.dtypes import HALVES, is_float
-from ...egraph.ir.ops import OPS, Type
 from ...egraph.ir.tensor import LEAVES
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.types.dims import concrete
+from ...egraph.types.dtypes import HALVES, is_float
 from ...egraph.view.view import EGraphView
 
 MOVES = ("view", "layout", "index")

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ...egraph.ir.builders import input as placeholder
-from ...egraph.ir.dims import concrete
+from ...egraph.builders.builders import input as placeholder
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types.dims import concrete
 from .kernel import Call, Template
 from .meaning import output_terms
 

@@ -1,5 +1,5 @@
-"""Carries a plan of a model's short form (egraph/ir/short_form.py: the model with few of its repeated layers) over to
-the whole model.
+"""Carries a plan of a model's short form (egraph/blocks/short_form.py: the model with few of its repeated layers) over
+to the whole model.
 
 Both e-graphs are joined from copies of the same blocks (repeated subgraphs), so that a value has the same place in a
 block wherever it occurs. A kernel of the short form's plan stands for the kernels at the same places in all copies.

@@ -2,5 +2,6 @@
 
 In: tensor expressions and attributes of an operator.
 Out: graph nodes.
-Imports: backends.runtime, egraph.ir, errors, processes, wording.
+Imports: backends.runtime, egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.types, errors,
+    processes, wording.
 """

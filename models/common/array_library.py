@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 
 
 class NumPyLibrary:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import volume
 from ...errors import ShapeError
 
 

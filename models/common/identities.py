@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ...egraph.ir import builders as t
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 
 #: Coefficients of log(erfc(x) * exp(x * x) / s) with s = 2 / (2 + x), for x >= 0: its Chebyshev series over u = 2 s - 1

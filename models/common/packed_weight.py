@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.builders import param
-from ...egraph.ir.interpret import evaluate
+from ...egraph.builders.builders import param
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.types import dtypes
 
 Array = np.ndarray[Any, Any]
 

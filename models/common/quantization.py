@@ -2,7 +2,8 @@
 
 Encodings (`FORMS`): `int8` and `int4` (symmetric integers, one scale for each row and group along K), `fp8` (e4m3, one
 scale a row), `mxfp4` (e2m1, a power of two as scale for 32 numbers). Two numbers of 4 bits share a byte, in units of up
-to 16 bytes: the first half of a unit's numbers are low bits, the second half high bits (`egraph/ir/quantized_ops.py`).
+to 16 bytes: the first half of a unit's numbers are low bits, the second half high bits
+(`egraph/composites/quantized_ops.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ...backends.runtime.cpu_tensors import is_torch, tensor_of
-from ...egraph.ir import quantized_ops as q
-from ...egraph.ir.builders import full
+from ...egraph.builders.builders import full
+from ...egraph.composites import quantized_ops as q
 from ...egraph.ir.tensor import Tensor, make
 from ...errors import UnsupportedError, UsageError
 from .array_library import NumPyLibrary, TorchLibrary

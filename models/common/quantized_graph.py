@@ -13,11 +13,11 @@ from weakref import ref
 import numpy as np
 
 from ...backends.runtime.cpu_tensors import array_of, tensor_of
-from ...egraph.ir import dtypes
-from ...egraph.ir.builders import cast, transpose
+from ...egraph.builders.builders import cast, transpose
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor, make, rebuild
 from ...egraph.ir.weight_data import Data, DerivedData, load_data
+from ...egraph.types import dtypes
 from ...errors import UnsupportedError, UsageError
 from ...processes.forks import Lock
 from ...wording import counted

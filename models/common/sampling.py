@@ -10,9 +10,9 @@ from functools import reduce
 from itertools import product
 from math import prod
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Dim, concrete
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, concrete
 from ...errors import UnsupportedError
 
 #: Coefficient a of the cubic convolution kernel (Keys 1981); PyTorch and ONNX use this value.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Atom, Dim, DimExpr
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Atom, Dim, DimExpr
 
 
 def size_tensor(size: Dim) -> Tensor:

@@ -2,5 +2,6 @@
 
 In: untrusted files.
 Out: arrays and graphs.
-Imports: egraph.ir, errors, models.common, plain, settings, writing.
+Imports: egraph.builders, egraph.composites, egraph.ir, egraph.ops, egraph.types, errors, models.common, plain,
+    settings, writing.
 """

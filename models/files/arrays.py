@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...errors import BadWeightsError
 from ...plain import file_identity
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from ...plain import file_identity
 from .arrays import MappedArray, opened_without_waiting

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ... import settings
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Shape
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Shape
 from ...errors import TooLargeError
 
 #: Largest size of one value in bytes (1 TiB). A file that asks for more is corrupt or hostile.

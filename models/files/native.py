@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...egraph.ir import composite_ops as composite
-from ...egraph.ir import dims, dtypes
-from ...egraph.ir.dims import Atom, Dim, DimExpr
+from ...egraph.composites import composite_ops as composite
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.ops import OPS
 from ...egraph.ir.structure import pack, unpack
 from ...egraph.ir.tensor import Tensor, constant, make
 from ...egraph.ir.weight_data import Data
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dims, dtypes
+from ...egraph.types.dims import Atom, Dim, DimExpr
 from ...errors import BadModelError, ShapeError, TensorGraphsError, UsageError
 from ...plain import strict_json
 from .arrays import MappedArray

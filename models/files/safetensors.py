@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ...egraph.ir import dtypes
 from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.types import dtypes
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, UsageError
 from ...plain import file_identity, is_file, read_bytes, strict_json
 from ...writing.files import replacing

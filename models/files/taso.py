@@ -11,12 +11,12 @@ from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir.dims import concrete
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data
+from ...egraph.types.dims import concrete
 from ...errors import BadModelError, ShapeError, UnsupportedError
 from ..common.random_weights import RandomArray
 from .limits import check_size

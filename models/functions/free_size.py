@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ...egraph.ir.dims import Dim, DimExpr, Shape, bounds
+from ...egraph.types.dims import Dim, DimExpr, Shape, bounds
 from ...errors import TraceError
 
 _HINT = "give an example with known sizes, or write it without the size's value"

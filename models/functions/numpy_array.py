@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, volume
 from ...errors import TraceAttributeError, TraceError
 from ..common.shown_texts import is_shown
 from . import trace_bounds

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.operand_alignment import align
+from ...egraph.builders.operand_alignment import align
+from ...egraph.builders.tensor_operators import refuse_outside
 from ...egraph.ir.tensor import Tensor
-from ...egraph.ir.tensor_operators import refuse_outside
+from ...egraph.types import dtypes
 from ...errors import TraceError, UsageError
 from . import numpy_functions, numpy_ufunc_methods, numpy_ufuncs
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, traced
@@ -130,7 +130,7 @@ def _expression_method(name: str) -> Callable[..., Any]:
     return call
 
 
-#: Methods of tensor expressions in addition to those in `egraph/ir/tensor_operators.py`.
+#: Methods of tensor expressions in addition to those in `egraph/builders/tensor_operators.py`.
 for _name in (
     "all", "any", "argmax", "argmin", "argsort", "clip", "copy", "cumprod", "cumsum", "diagonal", "dot", "prod", "ravel", "repeat",
     "round", "squeeze", "std", "swapaxes", "take", "trace", "var",

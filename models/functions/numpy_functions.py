@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
+from ...egraph.builders import builders as t
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...errors import TensorGraphsError, TraceError
 from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
 from .numpy_builders import Build

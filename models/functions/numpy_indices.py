@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.numpy_indexing import getitem
+from ...egraph.builders import builders as t
+from ...egraph.builders.numpy_indexing import getitem
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, volume
 from ...errors import TraceError
 from ..torch_export import aten_index
 

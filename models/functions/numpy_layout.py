@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.axes import axis_of
-from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.numpy_indexing import from_end, getitem
+from ...egraph.builders import builders as t
+from ...egraph.builders.numpy_indexing import from_end, getitem
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.axes import axis_of
+from ...egraph.types.dims import Dim, volume
 from ...errors import TraceError
 from ..torch_export import aten_create, aten_views
 from ..torch_export import aten_layout as layout

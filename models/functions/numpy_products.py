@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.axes import axis_of
-from ...egraph.ir.dims import volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.axes import axis_of
+from ...egraph.types.dims import volume
 from ...errors import TraceError
 from ..common.einsum import einsum
 from .numpy_array import is_traced, traced

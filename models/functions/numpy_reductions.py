@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.axes import axis_of
+from ...egraph.builders import builders as t
+from ...egraph.types import dtypes
+from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from .numpy_array import TracedArray, is_traced, traced
 from .numpy_builders import Axes, Build, as_dtype, ints

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.axes import axis_of
-from ...egraph.ir.dims import volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.axes import axis_of
+from ...egraph.types.dims import volume
 from ...errors import TraceError
 from ..torch_export import aten_pointwise as pointwise
 from ..torch_export.aten_search import bucketize, is_member

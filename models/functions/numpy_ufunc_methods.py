@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.axes import axis_of
+from ...egraph.builders import builders as t
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from ..common.sampling import running
 from .numpy_array import TracedArray, expression, is_traced, traced

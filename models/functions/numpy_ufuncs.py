@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.elementwise_builders import elementwise, float_functions
+from ...egraph.builders import builders as t
+from ...egraph.builders.elementwise_builders import elementwise, float_functions
 from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from ...errors import TraceError
 from ..common.identities import keep_zero_sign
 from ..torch_export import aten_pointwise as pointwise

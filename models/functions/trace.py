@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
+from ...egraph.builders import builders as t
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.ops import Type
 from ...egraph.ir.refused_values import uncaught
 from ...egraph.ir.structure import tuple_like
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Type
+from ...egraph.types import dtypes
 from ...errors import ShapeError, TooLargeError, TraceError, UsageError
 from ...wording import with_article
 from ..files.limits import seconds_of

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
 from ..common.packed_weight import PackedWeight
 

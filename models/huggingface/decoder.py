@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from math import sqrt
 
-from ...egraph.ir import builders as t
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights

@@ -8,11 +8,11 @@ from math import sqrt
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import dim
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import dim
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
 from .layers import ACTIVATIONS, MAX_LAYERS, dense, heads, joined, layer_norm

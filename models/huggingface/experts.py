@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights

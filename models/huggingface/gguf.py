@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.quantized_ops import dequantize
+from ...egraph.composites.quantized_ops import dequantize
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, BadWeightsError, UnsupportedError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir.dims import Dim
-from ...egraph.ir.dtypes import HALVES
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim
+from ...egraph.types.dtypes import HALVES
 from .checkpoint import Weights
 
 #: Limits on graph size, needed because shapes of weights are checked only while the graph is built.

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.builders import transpose
-from ...egraph.ir.quantized_ops import dequantize
+from ...egraph.builders.builders import transpose
+from ...egraph.composites.quantized_ops import dequantize
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.types import dtypes
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized as dequantized_as

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir.dims import Dim, DimExpr
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, DimExpr
 from ...errors import BadModelError, UnsupportedError
 from .checkpoint import Config
 

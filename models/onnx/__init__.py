@@ -2,5 +2,6 @@
 
 In: an ONNX file.
 Out: a graph.
-Imports: egraph.ir, errors, models.common, models.files, plain, processes.
+Imports: egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, errors,
+    models.common, models.files, plain, processes.
 """

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import DimExpr
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import DimExpr
 from .node import Node, Opaque, Result, SymbolicInts, Value, operator, resolve
 
 #: Largest trip count that is unrolled.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Dim, DimExpr, volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, DimExpr, volume
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
 from .node import Node, Result, operator, resolve

@@ -7,8 +7,8 @@ from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...egraph.ir import dims as _dims
-from ...egraph.ir.dims import Dim
+from ...egraph.types import dims as _dims
+from ...egraph.types.dims import Dim
 from ...errors import BadModelError, UsageError
 from .names import short
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, DimExpr, concrete, volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, DimExpr, concrete, volume
 from ...errors import ShapeError
 from .node import Node, Result, operator, resolve
 from .shapes import bounds

@@ -19,12 +19,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim
+from ...egraph.builders import builders as t
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim
 from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ...processes.memory_limits import machine_memory
 from ..common.module_paths import ModulePaths, path_of_onnx

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import concrete
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import concrete
 from .node import OPERATORS, MaskedValues, MaskPositions, Node, Value
 
 #: Operators whose results have one element per element of the (broadcast) operands.

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, DimExpr, concrete
-from ...egraph.ir.interpret import evaluate
+from ...egraph.builders import builders as t
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import BadModelError, ShapeError, TooLargeError, UnsupportedError
 from ..common.sizes import size_tensor
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import sqrt
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, DimExpr, volume
-from ...egraph.ir.operand_alignment import align_dtypes
+from ...egraph.builders import builders as t
+from ...egraph.builders.operand_alignment import align_dtypes
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, DimExpr, volume
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
 from .layout import two_way

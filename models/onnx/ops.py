@@ -3,9 +3,9 @@ elementwise ops of the op table by their ONNX names."""
 
 from __future__ import annotations
 
-from ...egraph.ir import composite_ops
-from ...egraph.ir.elementwise_builders import elementwise
-from ...egraph.ir.ops import OPS, Op
+from ...egraph.builders.elementwise_builders import elementwise
+from ...egraph.composites import composite_ops
+from ...egraph.ops.ops import OPS, Op
 from . import contract as onnx_contract
 from . import control as onnx_control
 from . import index as onnx_index

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import DimExpr, volume
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import DimExpr, volume
 from ..common.sizes import size_tensor
 from .contract import same_pads, spatial
 from .node import Node, Result, operator

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import volume
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import volume
 from ..common.sampling import running
 from ..common.sizes import size_tensor
 from .node import Node, Result, operator, resolve

@@ -13,10 +13,10 @@ from math import floor
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, DimExpr, concrete
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import positions
 from .node import Array, Node, Result, operator

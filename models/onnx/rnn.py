@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.recurrent import ACTIVATIONS, layers
+from ...egraph.builders import builders as t
+from ...egraph.composites.recurrent import ACTIVATIONS, layers
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import DimExpr
 from ...errors import ShapeError
 from .node import Node, Result, operator
 

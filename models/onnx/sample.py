@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from ...egraph.ir import builders as t
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...errors import ShapeError
 from ..common.sampling import grid_sample, whole_sizes

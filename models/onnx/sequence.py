@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import DimExpr
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import DimExpr
 from ...errors import ShapeError
 from .node import KnownSequence, Node, Result, SymbolicInts, operator, resolve
 

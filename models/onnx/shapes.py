@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.dims import Dim, DimExpr, bounds
+from ...egraph.types.dims import Dim, DimExpr, bounds
 from .node import Array, Node, resolve
 
 ShapeRule = Callable[..., "Array | None"]

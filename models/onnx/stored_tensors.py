@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...errors import BadModelError
 from ...plain import file_identity, is_file
 from ..files.inside import inside

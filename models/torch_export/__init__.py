@@ -2,5 +2,6 @@
 
 In: an nn.Module or exported program.
 Out: a graph.
-Imports: egraph.ir, egraph.simplify, errors, extract.model, models.common, models.files, processes, settings.
+Imports: egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.ops, egraph.simplify, egraph.types,
+    errors, extract.model, models.common, models.files, processes, settings.
 """

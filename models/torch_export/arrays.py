@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
+from ...egraph.types import dtypes
 from ...errors import UnsupportedError
 
 #: Integer dtypes of equal width that stand in for dtypes which the other library does not know.

@@ -3,8 +3,8 @@ with tensors as tensor expressions."""
 
 from __future__ import annotations
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...errors import UnsupportedError
 

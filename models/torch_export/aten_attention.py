@@ -6,13 +6,13 @@ from math import prod, sqrt
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, concrete
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.interpret import evaluate
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, concrete
 from ...errors import UnsupportedError
 from .aten_reduce import refuse_free
 

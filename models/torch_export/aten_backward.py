@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import training_ops as g
-from ...egraph.ir.dims import volume
+from ...egraph.builders import builders as t
+from ...egraph.composites import training_ops as g
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import volume
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
 from . import aten_conv, aten_pool, aten_resample

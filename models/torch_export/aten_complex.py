@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
 from . import aten_create, aten_views

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import volume
 from .aten_layout import constant_pad
 from .aten_reduce import linear, refuse_free
 

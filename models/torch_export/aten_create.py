@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, DimExpr
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, DimExpr
 from ...errors import UnsupportedError
 from .aten_pointwise import lift, number, result_dtype
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import Dim, volume
-from ...egraph.ir.operand_alignment import align
+from ...egraph.builders import builders as t
+from ...egraph.builders.operand_alignment import align
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, volume
 from ...errors import UnsupportedError
 from .aten_create import fill, neutral
 from .aten_pointwise import lift, number

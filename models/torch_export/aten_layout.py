@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Dim, volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, volume
 from ...errors import UnsupportedError
 from .aten_pointwise import number, result_dtype
 from .aten_views import bound

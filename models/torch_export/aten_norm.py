@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir import training_ops as g
-from ...egraph.ir.dims import Dim, volume
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
+from ...egraph.composites import training_ops as g
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, volume
 from .aten_reduce import refuse_free
 from .missing import Missing
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import training_ops as g
-from ...egraph.ir.dims import Dim, volume
+from ...egraph.builders import builders as t
+from ...egraph.composites import training_ops as g
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, volume
 
 
 def _wide(x: Tensor) -> str:

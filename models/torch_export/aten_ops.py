@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir.elementwise_builders import elementwise, float_functions
+from ...egraph.builders import builders as t
+from ...egraph.builders.elementwise_builders import elementwise, float_functions
+from ...egraph.composites import composite_ops as c
 from . import aten_activations as act
 from . import aten_attention, aten_conv, aten_create, aten_index, aten_norm, aten_pool, aten_resample, aten_views
 from . import aten_layout as layout

@@ -13,12 +13,12 @@ from math import log as _log
 from math import pi
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.operand_alignment import align
+from ...egraph.builders import builders as t
+from ...egraph.builders.operand_alignment import align
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import DimExpr
 from ..common import identities as of
 from ..common.sizes import size_tensor
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir import training_ops as g
-from ...egraph.ir.dims import Dim, concrete, volume
-from ...egraph.ir.interpret import evaluate
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
+from ...egraph.composites import training_ops as g
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import Dim, concrete, volume
 from .aten_conv import Ints, each
 from .aten_create import neutral
 from .aten_pointwise import number

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.composite_ops import relu, sigmoid
-from ...egraph.ir.dims import DimExpr
-from ...egraph.ir.law_text import GATES
-from ...egraph.ir.recurrent import layers
+from ...egraph.builders import builders as t
+from ...egraph.composites.composite_ops import relu, sigmoid
+from ...egraph.composites.recurrent import layers
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.law_text import GATES
+from ...egraph.types.dims import DimExpr
 from ...errors import UnsupportedError
 from ...processes.forks import Lock
 from .aten_reduce import linear

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import composite_ops as c
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import DimExpr
+from ...egraph.builders import builders as t
+from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import DimExpr
 from ...errors import UnsupportedError
 from ..common.sampling import running, whole_sizes
 from .aten_create import neutral

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import DimExpr
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import DimExpr
 from ..common.sampling import grid_sample
 from .aten_layout import upsample
 from .aten_reduce import refuse_free

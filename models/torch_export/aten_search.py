@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete, volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete, volume
 from .aten_pointwise import lift, result_dtype
 
 #: Most values with which each element is compared, and most comparisons in all; beyond them the search is binary. Free

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import training_ops as g
-from ...egraph.ir.laws_training import ATTENTION_ORDER
+from ...egraph.builders import builders as t
+from ...egraph.composites import training_ops as g
 from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.laws_training import ATTENTION_ORDER
 from ...errors import UnsupportedError
 from ..common.sampling import whole_sizes
 from . import aten_activations as act

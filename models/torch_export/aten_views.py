@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir.dims import Dim, volume
+from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types.dims import Dim, volume
 from ...errors import UnsupportedError
 
 _END = (1 << 63) - 1  # PyTorch's value for "to the end"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir import dims as dims_
-from ...egraph.ir.dims import Dim
 from ...egraph.ir.graph import Graph
+from ...egraph.types import dims as dims_
+from ...egraph.types.dims import Dim
 from ...errors import ShapeError, UnsupportedError, warned
 from .graph import ExportReader
 from .symbolic_sizes import SymbolicSizes

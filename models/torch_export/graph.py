@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dims as dims_
+from ...egraph.builders import builders as t
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data
 from ...egraph.simplify.masks import LARGEST
+from ...egraph.types import dims as dims_
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from ..common.module_paths import ModulePaths, path_of_stack
 from ..common.sizes import size_tensor

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...egraph.ir import dims as dims_
-from ...egraph.ir.dims import Dim
+from ...egraph.types import dims as dims_
+from ...egraph.types.dims import Dim
 from ...errors import UnsupportedError
 
 #: SymPy's class of a relation -> its operator in Python, as text and as function.

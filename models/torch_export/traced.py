@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from ...egraph.ir import builders as t
-from ...egraph.ir import dims as dims_
+from ...egraph.builders import builders as t
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dims as dims_
 from ...errors import TensorGraphsError, UnsupportedError
 from ..common.sizes import size_tensor
 from .arrays import dtype_name

@@ -3,5 +3,6 @@ verdicts.
 
 In: a rule.
 Out: a verdict with evidence.
-Imports: egraph.ir, errors, rules, rules.semantics, rules.smt.
+Imports: egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.ops, egraph.patterns, egraph.types,
+    errors, rules, rules.semantics, rules.smt.
 """

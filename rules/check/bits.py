@@ -20,13 +20,13 @@ from functools import partial, reduce
 from time import perf_counter
 from typing import Any
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms, variables
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name
-from ...egraph.ir.rule import Rule
+from ...egraph.builders import builders as api
+from ...egraph.composites.composite_ops import expand
 from ...egraph.ir.tensor import Tensor, make
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms, variables
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name
+from ...egraph.patterns.rule import Rule
 from ..semantics.solver import OutOfScope, z3
 from ..semantics.structures import booleans
 from ..smt.prove import typed

@@ -23,11 +23,11 @@ from typing import Literal
 
 import numpy as np
 
-from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.pattern import build
-from ...egraph.ir.pattern_attrs import Apply, Attr, holds
-from ...egraph.ir.rule import Rule
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.tensor import topological
+from ...egraph.patterns.pattern import build
+from ...egraph.patterns.pattern_attrs import Apply, Attr, holds
+from ...egraph.patterns.rule import Rule
 from ...errors import RuleError, ShapeError
 from ..semantics.exponents import sure
 from ..semantics.prime_field import BITS, agreement, finite, unrectified

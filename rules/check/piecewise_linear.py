@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.interpret import evaluate
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms, variables
-from ...egraph.ir.rule import Rule
+from ...egraph.builders import builders as api
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor, make
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms, variables
+from ...egraph.patterns.rule import Rule
+from ...egraph.types.dims import concrete
 
 LINEAR = ("add", "sub", "neg", "maximum", "minimum", "abs", "relu")
 LARGEST = 1 << 22  # grid points

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.interpret import evaluate, expand_all
-from ...egraph.ir.ops import Type
-from ...egraph.ir.rule import Rule
+from ...egraph.evaluate.interpret import evaluate, expand_all
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.rule import Rule
+from ...egraph.types import dtypes
 from ...errors import ShapeError
 from ..semantics.prime_field import PRIMES, NotModular, modular
 
 if TYPE_CHECKING:
-    from ...egraph.ir.rule import Rule
+    from ...egraph.patterns.rule import Rule
     from ..text.text_rule import TextRule
 
 Array = np.ndarray[Any, Any]

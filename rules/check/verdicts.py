@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from ...egraph.ir.rule import Rule
+from ...egraph.patterns.rule import Rule
 from .check import STATUSES, Status, Verdict, verdict
 
 FILE = Path(__file__).with_name("verdicts.json")

@@ -2,6 +2,6 @@
 
 In: rules or two terms.
 Out: derivations.
-Imports: egraph.ir, egraph.saturate, egraph.view, errors, rules, rules.check, rules.semantics, rules.smt,
-    rules.tables.
+Imports: egraph.ir, egraph.patterns, egraph.saturate, egraph.types, egraph.view, errors, rules, rules.check,
+    rules.semantics, rules.smt, rules.tables.
 """

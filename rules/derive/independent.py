@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import LEAVES, Tensor, attrs_key, topological
+from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.saturate import Limits, saturate_block
 from ...egraph.saturate.sessions import InProcess
 from ...egraph.view.view import EGraphView

@@ -21,16 +21,16 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, make, rebuild, topological
+from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.engine_bounds import Bounds, Deadline, EngineError, MemoryLimit, Stop, Stopped, never
 from ...egraph.saturate.program import EgglogProgram, make_program
 from ...egraph.saturate.saturate import DECLARE_SECONDS, Limits
 from ...egraph.saturate.sessions import SaturationSession
 from ...egraph.saturate.tables import LoweredGraph, with_parts
 from ...egraph.saturate.term_cost import Roofline
+from ...egraph.types.dims import concrete
 from ...errors import RuleError, WorkerError
 from ..check.check import about_cost
 from ..smt.spelling import known, one_value, spelled_out

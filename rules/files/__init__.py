@@ -2,5 +2,6 @@
 
 In: a rule file.
 Out: one verdict per rule.
-Imports: egraph.ir, egraph.saturate, errors, processes, rules, rules.check, rules.derive, rules.text.
+Imports: egraph.ir, egraph.ops, egraph.patterns, egraph.saturate, errors, processes, rules, rules.check, rules.derive,
+    rules.text.
 """

@@ -6,7 +6,7 @@ Each line holds rules in one of two languages; the language is detected per line
     (matmul 0 (matmul 0 ?a ?b) ?c)=>(matmul 0 ?a (matmul 0 ?b ?c))      TASO's and Tensat's (tensat.py)
     f(x,y)==g(y,x)
 
-    x @ (y @ z) <=> (x @ y) @ z                                         this project's (egraph/ir/pattern_parser.py)
+    x @ (y @ z) <=> (x @ y) @ z                                         this project's (pattern_parser.py)
     name: recip(x) * y => y / x if rank(x) == 2, floating(x); exact x @ a, x @ b => slice(m, …), slice(n, …) if …
     multi-pattern rule: all sides must match at once
 

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.engine_bounds import Stop, never
 from ...egraph.saturate.saturate import Limits
 from ...egraph.saturate.sessions import SaturationSession, Sessions

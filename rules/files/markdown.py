@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...egraph.ir.rule import Rule
+from ...egraph.patterns.rule import Rule
 from ..check import verdicts
 
 _HEAD = """# Rewrite rules

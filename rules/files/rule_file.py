@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.rule import Rule
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.rule import Rule
 from ...errors import RuleError
 from ..check.check import Verdict
 from ..check.check import verdict as own_verdict

@@ -2,5 +2,5 @@
 
 In: a rule.
 Out: instances and exact values.
-Imports: egraph.ir, errors.
+Imports: egraph.builders, egraph.ir, egraph.ops, egraph.patterns, egraph.types, errors.
 """

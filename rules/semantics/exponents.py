@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from .prime_field import (
     BITS,
     Array,

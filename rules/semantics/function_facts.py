@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
 from .sums import factors, product_of, sum_of
 
 LARGEST = 8  # largest absolute value of an integer exponent, and of an integer coefficient inside exp, that is expanded

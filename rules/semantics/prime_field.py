@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import atomic_numpy as atomic
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS
 from ...egraph.ir.tensor import Tensor, make, rebuild
+from ...egraph.ops import atomic_numpy as atomic
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 
 Array = np.ndarray[Any, Any]
 PRIMES = (67108859, 67108837)  # sums of 2**11 products of two residues stay below 2**63

@@ -14,9 +14,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from ...egraph.ir.pattern import build
-from ...egraph.ir.pattern_attrs import Attr, holds
-from ...egraph.ir.rule import Rule
+from ...egraph.patterns.pattern import build
+from ...egraph.patterns.pattern_attrs import Attr, holds
+from ...egraph.patterns.rule import Rule
 from ...errors import RuleError, ShapeError
 from .sample_ops import HANDLERS
 from .sample_parts import result_dtype

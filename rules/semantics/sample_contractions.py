@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import PatternCall, Var
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern import PatternCall, Var
+from ...egraph.types.dims import concrete
 from .sample_parts import draw_attributes, not_yet, rank_of, result_dtype, with_axis
 from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, least_rank, upto
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import PatternCall, Var
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.patterns.pattern import PatternCall, Var
 from .sample_parts import draw_attributes, has_bool, propose_axes, rank_of, wanted_sizes
 from .sampler import INTS, NotYet, Reject, Sampler, Want, exactly, least_rank, upto
 

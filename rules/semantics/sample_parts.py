@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import PatternCall, Term
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.pattern import PatternCall, Term
 from .sampler import INTS, NotYet, Sampler, Sizes, Want, least_rank
 
 Handler = Callable[[Sampler, PatternCall, Want], None]

@@ -6,8 +6,8 @@ import contextlib
 from math import prod
 from typing import Any
 
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import PatternCall, Term, Var
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.patterns.pattern import PatternCall, Term, Var
 from .sample_parts import draw_attributes, not_yet, one_size, wanted_sizes, with_axis
 from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, least_rank, upto
 

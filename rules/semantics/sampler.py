@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...egraph.ir import builders as api
-from ...egraph.ir import dtypes
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, build, subterms
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, attr_names, evaluate, holds
-from ...egraph.ir.rule import Rule
+from ...egraph.builders import builders as api
 from ...egraph.ir.tensor import Tensor
-from ...egraph.ir.type_laws import LAWS, infer
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.ops.type_laws import LAWS, infer
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, build, subterms
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, attr_names, evaluate, holds
+from ...egraph.patterns.rule import Rule
+from ...egraph.types import dtypes
 from ...errors import ShapeError
 
 Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any

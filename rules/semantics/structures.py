@@ -7,10 +7,10 @@ from functools import partial
 from itertools import combinations, permutations, product
 from typing import Any
 
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Literal, PatternCall, Var, subterms, variables
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name, attr_names
-from ...egraph.ir.rule import Rule
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.pattern import Literal, PatternCall, Var, subterms, variables
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name, attr_names
+from ...egraph.patterns.rule import Rule
 from .solver import OutOfScope, z3
 
 CREATED = ("full", "iota", "gather")  # layout ops without an index map

@@ -2,5 +2,6 @@
 
 In: a rule.
 Out: proved, refuted or undecided.
-Imports: egraph.ir, errors, rules.semantics.
+Imports: egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.ops, egraph.patterns, egraph.types,
+    errors, rules.semantics.
 """

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.dims import Dim, DimExpr, Shape, dim, symbols
-from ...egraph.ir.ops import Op
-from ...egraph.ir.pattern import PatternCall, Term, Var
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name
-from ...egraph.ir.pattern_parser import parse_guard
+from ...egraph.builders import builders as api
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import Op
+from ...egraph.patterns.pattern import PatternCall, Term, Var
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name
+from ...egraph.patterns.pattern_parser import parse_guard
+from ...egraph.types.dims import Dim, DimExpr, Shape, dim, symbols
 from ...errors import TensorGraphsError
 from ..semantics.solver import OutOfScope
 from .unknowns import IllTyped

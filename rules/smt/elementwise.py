@@ -7,10 +7,10 @@ from functools import cached_property
 from itertools import repeat
 from typing import Any
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.composite_ops import expand
-from ...egraph.ir.ops import Op
+from ...egraph.builders import builders as api
+from ...egraph.composites.composite_ops import expand
 from ...egraph.ir.tensor import Tensor, make
+from ...egraph.ops.ops import Op
 from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total, same_size
 from .sum_arithmetic import Sums

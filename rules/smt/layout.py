@@ -7,8 +7,8 @@ from functools import cached_property
 from itertools import combinations, product
 from typing import Any
 
-from ...egraph.ir.index_maps import AffineMap, AxisIndex, BroadcastMap, ConcatMap, IndexMap, ReshapeMap
-from ...egraph.ir.ops import Op
+from ...egraph.ops.index_maps import AffineMap, AxisIndex, BroadcastMap, ConcatMap, IndexMap, ReshapeMap
+from ...egraph.ops.ops import Op
 from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total
 from .elementwise import Elements

@@ -36,10 +36,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
-from ...egraph.ir.ops import OPS, Op, Type
-from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms
-from ...egraph.ir.pattern_attrs import Apply, AttrConstant
-from ...egraph.ir.rule import Rule
+from ...egraph.ops.ops import OPS, Op, Type
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms
+from ...egraph.patterns.pattern_attrs import Apply, AttrConstant
+from ...egraph.patterns.rule import Rule
 from ..semantics.function_facts import is_whole
 from ..semantics.sampler import Instance
 from ..semantics.solver import OutOfScope

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.dims import Shape
-from ...egraph.ir.dtypes import is_float, name_of, numpy_dtype
-from ...egraph.ir.interpret import evaluate
+from ...egraph.builders import builders as api
+from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor, constant, make, rebuild, topological
+from ...egraph.types.dims import Shape
+from ...egraph.types.dtypes import is_float, name_of, numpy_dtype
 
 Array = np.ndarray[Any, Any]
 LARGEST = 1 << 16  # largest number of elements of arrays that are analyzed

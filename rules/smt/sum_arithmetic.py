@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
-from ...egraph.ir.ops import OPS
+from ...egraph.ops.ops import OPS
 from ..semantics.solver import OutOfScope
 from ..semantics.sums import Extreme, Total, bodies, factors, product_of, sum_of, summands, unknowns
 from .equal_sums import SumEquality

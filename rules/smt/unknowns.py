@@ -13,10 +13,10 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import PatternCall, subterms
-from ...egraph.ir.pattern_attrs import FUNCTIONS, Attr, AttrConstant, Name
-from ...egraph.ir.rule import Rule
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.pattern import PatternCall, subterms
+from ...egraph.patterns.pattern_attrs import FUNCTIONS, Attr, AttrConstant, Name
+from ...egraph.patterns.rule import Rule
 from ..semantics.function_facts import Functions
 from ..semantics.solver import OutOfScope, z3
 from ..semantics.structures import bits, booleans

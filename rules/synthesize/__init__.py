@@ -2,5 +2,6 @@
 
 In: a set of ops.
 Out: new candidate rules with guards.
-Imports: egraph.ir, egraph.saturate, errors, rules.check, rules.semantics, rules.smt.
+Imports: egraph.builders, egraph.evaluate, egraph.ir, egraph.ops, egraph.patterns, egraph.saturate, egraph.types,
+    errors, rules.check, rules.semantics, rules.smt.
 """

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.pattern import build
-from ...egraph.ir.rule import Rule
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.patterns.pattern import build
+from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.saturate import Limits, saturate_block
 from ...egraph.saturate.sessions import SaturationSession
 from ...errors import RuleError, ShapeError

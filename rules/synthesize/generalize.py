@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 
-from ...egraph.ir.ops import Type
-from ...egraph.ir.pattern import PatternCall, Term, Var, subterms, variables
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name, attr_names
-from ...egraph.ir.rule import Rule
+from ...egraph.ops.ops import Type
+from ...egraph.patterns.pattern import PatternCall, Term, Var, subterms, variables
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name, attr_names
+from ...egraph.patterns.rule import Rule
 from ...errors import RuleError
 from ..check.check import Verdict, check
 from .guards import at_rank, candidates, weakest

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.pattern import variables
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name, holds
-from ...egraph.ir.rule import Rule
+from ...egraph.patterns.pattern import variables
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name, holds
+from ...egraph.patterns.rule import Rule
 from ..check.check import confirmed, judge
 from ..semantics.sample import attempt, instances
 from ..semantics.sampler import Instance

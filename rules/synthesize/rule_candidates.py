@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...egraph.ir.pattern import PatternCall, Term, subterms, variables
-from ...egraph.ir.pattern_attrs import Attr
-from ...egraph.ir.rule import Growth, Rule
+from ...egraph.patterns.pattern import PatternCall, Term, subterms, variables
+from ...egraph.patterns.pattern_attrs import Attr
+from ...egraph.patterns.rule import Growth, Rule
 from .terms import outline, rename, render, render_attr
 from .universe import Equality, World
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...egraph.ir.rule import Rule
+from ...egraph.patterns.rule import Rule
 from ..check.check import Verdict
 
 

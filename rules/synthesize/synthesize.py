@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count
 
-from ...egraph.ir import builders as api
-from ...egraph.ir.pattern import Term, build, subterms, variables
-from ...egraph.ir.rule import Rule
+from ...egraph.builders import builders as api
 from ...egraph.ir.tensor import Tensor
+from ...egraph.patterns.pattern import Term, build, subterms, variables
+from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.sessions import InProcess, SaturationSession
 from ..check.check import verdict
 from .derivable import claim, derived

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import atomic_numpy as atomic
-from ...egraph.ir import builders as api
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.interpret import apply, expand_all
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Term
-from ...egraph.ir.pattern_attrs import Attr
+from ...egraph.builders import builders as api
+from ...egraph.evaluate.interpret import apply, expand_all
 from ...egraph.ir.tensor import make, topological
+from ...egraph.ops import atomic_numpy as atomic
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.patterns.pattern import Term
+from ...egraph.patterns.pattern_attrs import Attr
+from ...egraph.types.dims import concrete
 
 Array = np.ndarray[Any, Any]
 Sizes = tuple[tuple[Attr, ...], ...]  # per axis, parts whose sum is the size

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.pattern import Literal, PatternCall, Term, Var, subterms
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Name
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name
 
 _INFIX = {
     "add": "+",

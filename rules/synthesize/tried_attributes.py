@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant
 from .term_values import Sizes, UniverseEntry
 
 

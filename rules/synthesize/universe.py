@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir import dtypes
-from ...egraph.ir.dims import concrete
-from ...egraph.ir.ops import OPS, Type
-from ...egraph.ir.pattern import Literal, PatternCall, Term, Var
-from ...egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, evaluate
-from ...egraph.ir.type_laws import infer
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.ops.type_laws import infer
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var
+from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, evaluate
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from ...errors import ShapeError, UsageError
 from .term_values import PRIMES, TermValues, UniverseEntry, residue, rounded
 from .tried_attributes import attributes_of, result_sizes

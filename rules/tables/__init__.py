@@ -2,5 +2,5 @@
 
 In: nothing.
 Out: lists of rules.
-Imports: egraph.ir.
+Imports: egraph.ops, egraph.patterns.
 """

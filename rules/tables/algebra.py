@@ -5,7 +5,7 @@ Commutativity, associativity, distributivity, signs, reciprocals, exponentials, 
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 #: Op name -> whether swapping the operands is bitwise exact. maximum and minimum are not: which of 0.0 and -0.0 they
 #: return depends on the order of the operands.

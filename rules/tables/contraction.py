@@ -5,7 +5,7 @@ Associativity, linearity, scale factors that commute with contractions, merging 
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 LINEARITY = table("linearity", "algebra", [
     Rule("matmul-associates", "(a @ b) @ c", "a @ (b @ c)", when=("rank(c) <= rank(b)",), both=True,

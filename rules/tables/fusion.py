@@ -5,7 +5,7 @@ The other direction, composite to parts, needs no rules: lowering unites every c
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 _ROW = "replace(shape(g), -1, 1) == ones(rank(g))"
 _LAST = "k == (rank(x) - 1,)"

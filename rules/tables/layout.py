@@ -6,7 +6,7 @@ A motion rule is stated once as a schema and instantiated for the elementwise op
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 UNARY = ("neg", "exp", "tanh", "rsqrt", "relu", "sigmoid", "silu", "gelu", "gelu_tanh")
 BINARY = ("add", "sub", "mul", "div", "maximum")

@@ -16,7 +16,7 @@ do not prove (decision 24). The transformations are those of EinNet
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 REDUCTIONS = ("sum", "max", "min")
 RANKS = range(2, 8)

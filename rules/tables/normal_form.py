@@ -10,8 +10,8 @@ products.
 
 from __future__ import annotations
 
-from ...egraph.ir.ops import OPS
-from ...egraph.ir.rule import Rule, table
+from ...egraph.ops.ops import OPS
+from ...egraph.patterns.rule import Rule, table
 
 _ODD = tuple(op.name for op in OPS.values() if op.symmetry == "odd")
 _CONV = "strides=s, pads=p, dilations=d"

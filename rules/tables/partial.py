@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ...egraph.ir.pattern_attrs import Env, evaluate
-from ...egraph.ir.pattern_parser import parse_guard
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.pattern_attrs import Env, evaluate
+from ...egraph.patterns.pattern_parser import parse_guard
+from ...egraph.patterns.rule import Rule, table
 
 Box = tuple[tuple[int, int], ...]  # per axis [start, stop)
 

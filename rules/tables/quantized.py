@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 _UNPACK = "bits=b, form=f, block=n, dtype=d"
 #: Whether a zero point is one value for the whole tensor.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 _LINEAR = ("sum", "mean")
 _ONE_AXIS = ("len(k) == 1", "size(s, k[0]) == 1")

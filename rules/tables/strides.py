@@ -9,7 +9,7 @@ about rows holds for any number of spatial axes.
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 STEPS = table("steps", "proof", [
     Rule("slice-slice-steps", "slice(slice(x, axis=i, start=a, stop=b, step=q), axis=i, start=c, stop=e, step=r)",

@@ -8,7 +8,7 @@ run found was narrower than necessary, the row states the general rule; it is ch
 
 from __future__ import annotations
 
-from ...egraph.ir.rule import Rule, table
+from ...egraph.patterns.rule import Rule, table
 
 #: --ops relu,maximum,minimum,neg,abs --size 2 --variables 2
 ORDER = table("order", "algebra", [

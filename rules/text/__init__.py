@@ -2,5 +2,6 @@
 
 In: rule text.
 Out: typed rules and verdicts.
-Imports: egraph.ir, errors, plain, rules.check, rules.semantics.
+Imports: egraph.builders, egraph.composites, egraph.evaluate, egraph.ir, egraph.ops, errors, plain, rules.check,
+    rules.semantics.
 """

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.ir.interpret import expand_all
-from ...egraph.ir.ops import Type
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import Type
 from ...errors import ShapeError
 from ..check.check import Verdict
 from ..check.trial import STYLES, Refuted, RuleTrial

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...egraph.ir import builders as api
-from ...egraph.ir import composite_ops as composite
+from ...egraph.builders import builders as api
+from ...egraph.composites import composite_ops as composite
 from ...egraph.ir.tensor import Tensor, constant, make
 from ...errors import ShapeError
 from .linear_equations import Affine

@@ -265,7 +265,7 @@ def _spelled(raw: _Raw) -> str:
 # ---------------------------------------------------------------- files
 def is_text(line: str) -> bool:
     """Whether a line of a rule file is in TASO's or Tensat's language rather than the pattern language
-    (egraph/ir/pattern_parser.py)."""
+    (egraph/patterns/pattern_parser.py)."""
     text = line.strip()
     if "?" in text:
         return True

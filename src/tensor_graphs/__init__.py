@@ -35,7 +35,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Limits": ("egraph.saturate.saturate", "Limits"),
     "Graph": ("egraph.ir.graph", "Graph"),
     "Tensor": ("egraph.ir.tensor", "Tensor"),
-    "Rule": ("egraph.ir.rule", "Rule"),
+    "Rule": ("egraph.patterns.rule", "Rule"),
     "kernel": ("backends.user.declare", "kernel"),
     "Launch": ("backends.user.declare", "Launch"),
     "use_kernels": ("backends.admission.use", "use_kernels"),
@@ -96,8 +96,8 @@ if TYPE_CHECKING:
     from .backends.user.declare import Launch as Launch
     from .backends.user.declare import kernel as kernel
     from .egraph.ir.graph import Graph as Graph
-    from .egraph.ir.rule import Rule as Rule
     from .egraph.ir.tensor import Tensor as Tensor
+    from .egraph.patterns.rule import Rule as Rule
     from .egraph.saturate.saturate import Limits as Limits
     from .explorer.egraph_file import extract as extract
     from .explorer.equivalence import equivalent as equivalent

@@ -10,12 +10,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .egraph.ir import builders as api
-from .egraph.ir import composite_ops as composite
-from .egraph.ir.axes import axis_of
-from .egraph.ir.builders import *  # noqa: F403
+from .egraph.builders import builders as api
+from .egraph.builders.builders import *  # noqa: F403
+from .egraph.builders.tensor_operators import PUBLIC
+from .egraph.composites import composite_ops as composite
 from .egraph.ir.tensor import Tensor, constant
-from .egraph.ir.tensor_operators import PUBLIC
+from .egraph.types.axes import axis_of
 from .errors import ShapeError, UsageError
 from .models.common.einsum import einsum as _einsum
 from .models.functions import numpy_calls

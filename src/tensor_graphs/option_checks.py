@@ -95,7 +95,7 @@ def is_named(name: str, value: Any) -> None:
 
 def is_rules(name: str, value: Any) -> None:
     """Raise UsageError unless the value is a list or tuple of rewrite rules."""
-    from .egraph.ir.rule import Rule
+    from .egraph.patterns.rule import Rule
 
     of_kind("a list of tg.Rule(...)", list, tuple)(name, value)
     if wrong := [type(rule).__name__ for rule in value if not isinstance(rule, Rule)]:

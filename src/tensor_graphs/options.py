@@ -42,7 +42,7 @@ from .option_checks import (
 )
 
 if TYPE_CHECKING:
-    from .egraph.ir.rule import Rule
+    from .egraph.patterns.rule import Rule
     from .egraph.saturate.saturate import Limits
     from .progress import Progress
 
@@ -207,7 +207,7 @@ class Options(SaturateOptions):
     again: bool = option(
         False,
         "Search again instead of reusing the cached plan of an earlier equal search on this machine. Such a plan is"
-        " reused only if no price has become worse (pipeline/plan_cache.py).",
+        " reused only if no price has become worse (pipeline/cache/plan_cache.py).",
         is_flag, decides=False,
     )  # fmt: skip
     complete_checks: bool = option(

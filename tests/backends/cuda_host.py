@@ -23,8 +23,8 @@ import pytest
 from tensor_graphs.backends.cuda.clustered_attention.kernel import CLUSTER_INTRINSICS
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS
-from tensor_graphs.backends.program import cuda_helpers
-from tensor_graphs.backends.program.cuda_helpers import CUDA_LIBRARY
+from tensor_graphs.backends.program.helpers import cuda_helpers
+from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY
 
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")

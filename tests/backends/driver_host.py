@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tensor_graphs.backends.program import any_size_gpu_helpers, any_size_launches, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import any_size_gpu_helpers, any_size_launches, gpu_calls, gpu_launches
 
 
 def compiled(folder: Path) -> Any:

@@ -13,8 +13,8 @@ from tensor_graphs.backends.ir.expr import Expr, below_maximum
 from tensor_graphs.backends.ir.index import Axis, Index
 from tensor_graphs.backends.ir.kernel import Kernel
 from tensor_graphs.backends.ir.unfusable import Unfusable
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.ops import OPS
+from tensor_graphs.egraph.ops.ops import OPS
+from tensor_graphs.egraph.types import dtypes
 
 Array = np.ndarray[Any, Any]
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}

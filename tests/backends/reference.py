@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.meaning import output_terms
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensor_graphs.egraph.ir import pattern
-from tensor_graphs.egraph.ir.dtypes import is_float
-from tensor_graphs.egraph.ir.law_text import GATES
-from tensor_graphs.egraph.ir.laws_contraction import conv_size
-from tensor_graphs.egraph.ir.ops import OPS, Type
-from tensor_graphs.egraph.ir.pattern_attrs import AttrConstant, Fact, Name, holds
+from tensor_graphs.egraph.ops.law_text import GATES
+from tensor_graphs.egraph.ops.laws_contraction import conv_size
+from tensor_graphs.egraph.ops.ops import OPS, Type
+from tensor_graphs.egraph.patterns import pattern
+from tensor_graphs.egraph.patterns.pattern_attrs import AttrConstant, Fact, Name, holds
+from tensor_graphs.egraph.types.dtypes import is_float
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
@@ -531,7 +531,7 @@ def _attempt(template: Template, s: _Draw) -> Call | None:
     env = {**s.attrs, **{n: Fact(k, n in template.prep) for n, k in s.types.items()}}
     if not holds(template.guards, env):
         return None
-    from tensor_graphs.egraph.ir import builders as api
+    from tensor_graphs.egraph.builders import builders as api
 
     leaves = {n: api.param(n, k.shape, k.dtype) for n, k in s.types.items()}
     out, *others = (pattern.build(t, leaves, s.attrs).type for t in template.terms)

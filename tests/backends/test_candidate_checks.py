@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.ranking.model import _varied
 from tensor_graphs.backends.cuda.warp_specialized.frame import GemmFrame
@@ -25,7 +25,7 @@ from tensor_graphs.backends.ir.unfusable import Unfusable, if_fusable
 from tensor_graphs.backends.lowering.split_reduction import split, splittable
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph

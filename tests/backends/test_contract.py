@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends import registry
 from tensor_graphs.backends.contract import BackendBase
 from tensor_graphs.backends.device import TargetDevice

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.generate.weight_layouts import innermost
@@ -27,11 +27,11 @@ from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND, launches
 from tensor_graphs.backends.tuning.jobs import job_of, read_job
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.view import EGraphView

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.expr import Builder, walk
 from tensor_graphs.backends.ir.index import Axis, Index, index, linear, unravelled
@@ -28,11 +28,11 @@ from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.lowering.scale_motion import base_two, scaled_early
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.triton.backend import generated, launches
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from . import kernel_interpreter

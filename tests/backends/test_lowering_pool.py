@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
 from tensor_graphs.backends.generate.lowering_jobs import Job, flattened_terms, rebuilt_terms
@@ -25,7 +25,7 @@ from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph

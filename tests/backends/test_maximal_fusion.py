@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.generate.recursion_limit import DEEPEST, raise_recursion_limit
 from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.generate.term_text import pattern_text
@@ -22,14 +22,14 @@ from tensor_graphs.backends.lowering.concat_split import pieces, should_unroll, 
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.triton.emit.row_stores import rows
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
-from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.evaluate.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
-from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import build, shared
-from tensor_graphs.egraph.ir.pattern_parser import parse_terms
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import OPS
+from tensor_graphs.egraph.patterns.pattern import build, shared
+from tensor_graphs.egraph.patterns.pattern_parser import parse_terms
 from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import ExtractionError, RuleError
 from tensor_graphs.extract.candidates.candidates import given_classes

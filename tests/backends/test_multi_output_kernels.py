@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c import backend as c_backend
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import call_json, call_of_json
@@ -32,11 +32,11 @@ from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.backends.tuning.jobs import job_of, read_job
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.single_kernel import run_outputs
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -49,7 +49,7 @@ from tensor_graphs.extract.search.search import search
 from tensor_graphs.verification.comparison import relative_error
 
 from . import kernel_interpreter
-from .test_cuda_cpp import _compiled_alone, check
+from .cuda.test_cuda_cpp import _compiled_alone, check
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -423,7 +423,7 @@ def test_a_program_stores_what_is_needed_twice(tmp_path: Path, monkeypatch: pyte
 
 
 def test_values_that_are_alive_together_lie_apart() -> None:
-    from tensor_graphs.backends.program import memory_plan as memory
+    from tensor_graphs.backends.program.emit import memory_plan as memory
 
     plan = planned(stream()[0])
     layout = memory.layout(plan)
@@ -441,7 +441,7 @@ def test_values_that_are_alive_together_lie_apart() -> None:
 
 def test_a_result_read_nowhere_still_has_its_place() -> None:
     """A plan may run a kernel for one of its values alone."""
-    from tensor_graphs.backends.program import memory_plan as memory
+    from tensor_graphs.backends.program.emit import memory_plan as memory
 
     plan = planned(stream()[0])
     kept = next(i for i, s in enumerate(plan.steps) if s.more)

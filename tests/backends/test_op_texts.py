@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import launches
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import OPS, Type
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import make
+from tensor_graphs.egraph.ops.ops import OPS, Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 torch = pytest.importorskip("torch")

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c import backend as c
 from tensor_graphs.backends.c.emit.kernel import emit
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.lowering.lower import kernel_of
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.quantized_ops import dequantize, unpack
+from tensor_graphs.egraph.composites.quantized_ops import dequantize, unpack
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.common import quantization
 
-from .test_c import library, pointer
+from .c.test_c import library, pointer
 
 Array = np.ndarray[Any, Any]
 LENGTH, COLUMNS = 512, 12

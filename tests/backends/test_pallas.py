@@ -15,19 +15,19 @@ import pytest
 pytest.importorskip("jax", reason="JAX is not installed (pip install 'tensor-graphs[pallas]')")
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.pallas.backend import BACKEND, generated
 from tensor_graphs.backends.pallas.library import GAPS as LIBRARY_GAPS
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.tuning.single_kernel import random_values, run_template
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.composites import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import PatternCall, Var
-from tensor_graphs.egraph.ir.pattern_attrs import Name
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
+from tensor_graphs.egraph.ops.ops import OPS
+from tensor_graphs.egraph.patterns.pattern import PatternCall, Var
+from tensor_graphs.egraph.patterns.pattern_attrs import Name
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 

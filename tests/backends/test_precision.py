@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.ir.precision import IEEE, LIBRARY_TF32, PRECISIONS, TF32, THREE, within
 from tensor_graphs.backends.library import torch_cuda_helpers
-from tensor_graphs.backends.program import gpu_calls
-from tensor_graphs.backends.program.gpu_launches import Launches
+from tensor_graphs.backends.program.helpers import gpu_calls
+from tensor_graphs.backends.program.helpers.gpu_launches import Launches
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.jobs import job_of, template_of_job
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.composites import composite_ops as composite
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.model.kernel import Template
-from tensor_graphs.pipeline.backend_filter import exact_only, within_loss
+from tensor_graphs.pipeline.stages.backend_filter import exact_only, within_loss
 from tensor_graphs.verification.comparison import rounding_allowance
 
 torch = pytest.importorskip("torch")

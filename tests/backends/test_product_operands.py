@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
@@ -17,9 +17,9 @@ from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton import backend as triton
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -31,7 +31,7 @@ from tensor_graphs.extract.search.search import search
 from tensor_graphs.verification.comparison import relative_error
 
 from . import kernel_interpreter
-from .test_cuda_cpp import _compiled_alone, check
+from .cuda.test_cuda_cpp import _compiled_alone, check
 from .test_multi_output_kernels import call_of, kernel, names_of, values, x
 
 

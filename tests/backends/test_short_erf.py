@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.ir.short_erf import COARSE, FINE, ShortErf, gelu_of
 from tensor_graphs.backends.lowering.lower import kernel_of
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.tensor import Tensor
 
 

@@ -9,17 +9,17 @@ from tensor_graphs.backends.library import numpy_index_helpers, torch_helpers
 from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import OPS, Type
-from tensor_graphs.egraph.ir.pattern import PatternCall
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ops.ops import OPS, Type
+from tensor_graphs.egraph.patterns.pattern import PatternCall
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
+from .c.test_c_convolutions import ROWS as CONVOLUTIONS
+from .c.test_c_convolutions import usual_call
 from .reference import expected
 from .sampled_calls import sample
-from .test_c_convolutions import ROWS as CONVOLUTIONS
-from .test_c_convolutions import usual_call
 
 BACKENDS = [name for name in ("numpy", "torch", "c") if not backend(name).unavailable()]
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-1}
@@ -144,7 +144,7 @@ SPECIAL_MAY = {
 @pytest.mark.parametrize("template", POINTWISE)
 def test_special_values(template: Template) -> None:
     """NaN, infinities, -0.0 and denormals come out as the interpreter says, in float32."""
-    from tensor_graphs.egraph.ir.ops import Type
+    from tensor_graphs.egraph.ops.ops import Type
     from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
     values = np.array(SPECIAL, np.float32)
@@ -205,7 +205,7 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
     """A copy of the operand dies in the kernel, so that the planner puts the output in its place."""
     from dataclasses import replace
 
-    from tensor_graphs.backends.program.emit import emit
+    from tensor_graphs.backends.program.emit.emit import emit
     from tensor_graphs.backends.registry import template as find
     from tensor_graphs.backends.tuning.single_kernel import kernel_plan
     from tensor_graphs.backends.tuning.unfused import FREE

@@ -15,9 +15,9 @@ from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_accuracy import LOST
 from tensor_graphs.backends.tuning.gpu_operands import place
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, random_values
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.pattern import PatternCall
+from tensor_graphs.egraph.ops.ops import OPS
+from tensor_graphs.egraph.patterns.pattern import PatternCall
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 
 from .reference import expected

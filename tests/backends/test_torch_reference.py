@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.single_kernel import random_values
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.evaluate.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
-from tensor_graphs.egraph.ir.ops import OPS
 from tensor_graphs.egraph.ir.tensor import topological
+from tensor_graphs.egraph.ops.ops import OPS
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.extract.model.meaning import output_terms
 
 from .sampled_calls import sample

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches
@@ -21,11 +21,11 @@ from tensor_graphs.backends.ir.kernel import Buffer
 from tensor_graphs.backends.ir.tensor_maps import as_one, box
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.triton import backend as triton
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous

@@ -20,14 +20,14 @@ from tensor_graphs.backends.admission import checks, use
 from tensor_graphs.backends.admission.cases import cases_of
 from tensor_graphs.backends.admission.checks import AdmissionVerdict, Checker
 from tensor_graphs.backends.generate.kernel_text import kernel_text
-from tensor_graphs.backends.program.cuda_helpers import cuda_text
+from tensor_graphs.backends.program.helpers.cuda_helpers import cuda_text
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, SinkBase, Timing
 from tensor_graphs.backends.user.files import kernel_file
 from tensor_graphs.backends.user.templates import UserKernel, templates_of
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import KernelError, KernelMissingError, KernelRefusedError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
-from tensor_graphs.pipeline import match
+from tensor_graphs.pipeline.stages import match
 from tensor_graphs.report.report import Report
 
 HEAD = """

@@ -145,7 +145,7 @@ def test_deep_folders_links_and_pipes_of_a_team_are_left_alone(tmp_path: Path, t
             os.rmdir("d")
         os.chdir(here)
     (team / inner.parts[0] / inner.parts[1]).symlink_to(elsewhere)
-    with pytest.raises(CostStoreError, match="leads out"):
+    with pytest.raises(CostStoreError, match="no shard can be written"):
         push(tmp_path / "a", str(team))
     assert not list(elsewhere.iterdir())
 

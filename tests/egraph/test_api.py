@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError, UsageError
 
 X = tg.input("x", (3, 4))

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.blocks import Blocks, compute_nodes, find_blocks
+from tensor_graphs.egraph.blocks.blocks import Blocks, compute_nodes, find_blocks
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.simplify.simplify import simplify
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir.dims import Dim, bind, bounds, dim, parse
+from tensor_graphs.egraph.types.dims import Dim, bind, bounds, dim, parse
 
 H, T = dim("H", min=1, max=64), dim("T", min=1, max=300)
 BY_NUMBER = (operator.floordiv, operator.mod)

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.explain.congruence import Congruence, Equation, ShortProofs
 from tensor_graphs.egraph.explain.explain import Explanation, ProofStep, classes_of, derive, explain
 from tensor_graphs.egraph.explain.proof_steps import GAP
 from tensor_graphs.egraph.explain.replay import check
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, make
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block

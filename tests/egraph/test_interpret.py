@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir import interpret
-from tensor_graphs.egraph.ir.interpret import evaluate, expand_all
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate import interpret
+from tensor_graphs.egraph.evaluate.interpret import evaluate, expand_all
 from tensor_graphs.egraph.ir.tensor import Tensor
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir import quantized_ops as q4
-from tensor_graphs.egraph.ir import training_ops as g
-from tensor_graphs.egraph.ir.block_order import weight_only
+from tensor_graphs.egraph.blocks.block_order import weight_only
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.composites import quantized_ops as q4
+from tensor_graphs.egraph.composites import training_ops as g
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.ops import OPS, Type
-from tensor_graphs.egraph.ir.pattern_attrs import Fact, evaluate
-from tensor_graphs.egraph.ir.pattern_parser import parse_guard
-from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor, make
-from tensor_graphs.egraph.ir.type_laws import LAWS
+from tensor_graphs.egraph.ops.ops import OPS, Type
+from tensor_graphs.egraph.ops.type_laws import LAWS
+from tensor_graphs.egraph.patterns.pattern_attrs import Fact, evaluate
+from tensor_graphs.egraph.patterns.pattern_parser import parse_guard
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.decoding import decode
 from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.language import DTYPE_ID, Interner, signature
@@ -191,7 +191,7 @@ GUARDS = [
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_guards_mean_the_same_in_egglog(guard: str) -> None:
-    from tensor_graphs.egraph.ir.pattern_attrs import holds
+    from tensor_graphs.egraph.patterns.pattern_attrs import holds
 
     graph = Graph.of(t.tanh(t.input("x", WIDE.shape)))
     assert _matches(guard, graph) == holds([parse_guard(guard)], {"x": Fact(WIDE, False)})

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.pattern import build
-from tensor_graphs.egraph.ir.pattern_parser import parse_guard, parse_term
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.pattern import build
+from tensor_graphs.egraph.patterns.pattern_parser import parse_guard, parse_term
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.match import Matcher

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.composite_ops import expand
-from tensor_graphs.egraph.ir.interpret import apply, evaluate
-from tensor_graphs.egraph.ir.laws_training import ATTENTION_ORDER
-from tensor_graphs.egraph.ir.ops import OPS, Op
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites.composite_ops import expand
+from tensor_graphs.egraph.evaluate.interpret import apply, evaluate
 from tensor_graphs.egraph.ir.tensor import LEAVES, make, topological
+from tensor_graphs.egraph.ops.laws_training import ATTENTION_ORDER
+from tensor_graphs.egraph.ops.ops import OPS, Op
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.errors import ShapeError
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")

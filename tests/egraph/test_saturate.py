@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate import engine, engine_bounds
 from tensor_graphs.egraph.saturate.engine_bounds import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.saturate.language import RUN
@@ -415,9 +415,9 @@ def _alive(pid: int) -> bool:
 
 
 UNGUARDED = """
-from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import saturate_blocks
 x, y = t.input("x", (2, 3)), t.input("y", (2, 3))
 views = saturate_blocks([Graph.of(x + y), Graph.of(y * x)], [Rule("c", "x + y", "y + x")])

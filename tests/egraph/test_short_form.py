@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.blocks import Blocks, find_blocks
+from tensor_graphs.egraph.blocks.blocks import Blocks, find_blocks
+from tensor_graphs.egraph.blocks.short_form import LARGEST_SHARE, short_form
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.short_form import LARGEST_SHARE, short_form
 from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import view_of
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.dims import dim
-from tensor_graphs.egraph.ir.dtypes import category, numpy_dtype
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, constant, make
 from tensor_graphs.egraph.simplify.casts import lossless
 from tensor_graphs.egraph.simplify.simplify import simplify
+from tensor_graphs.egraph.types.dims import dim
+from tensor_graphs.egraph.types.dtypes import category, numpy_dtype
 
 X = t.input("x", (2, 3, 4))
 I = t.input("i", (2, 3), "int32")

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.dims import dim
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import LEAVES
 from tensor_graphs.egraph.saturate.decoding import decode
@@ -16,6 +15,7 @@ from tensor_graphs.egraph.saturate.engine import Engine
 from tensor_graphs.egraph.saturate.program import make_program
 from tensor_graphs.egraph.saturate.tables import LoweredGraph, lower, with_parts
 from tensor_graphs.egraph.saturate.term_cost import Roofline
+from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.errors import ShapeError
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.blocks.blocks import find_blocks
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.egraph.view.joined_view import join_blocks, merged

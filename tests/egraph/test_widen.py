@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.dtypes import HALVES, numpy_dtype
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.simplify.widen import widen
+from tensor_graphs.egraph.types.dtypes import HALVES, numpy_dtype
 
 
 def layer(dtype: str) -> Graph:

@@ -29,7 +29,7 @@ from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.extract.solve import budgets
-from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.costs.prices import CostPricer
 
 FAST, FINE, FUSED = (
     LibraryKernel("fast", "numpy", "exp(x)", "np.exp({x}, out={out})"),

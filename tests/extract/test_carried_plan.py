@@ -11,9 +11,9 @@ import tensor_graphs as tg
 from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
-from tensor_graphs.egraph.ir.blocks import find_blocks
-from tensor_graphs.egraph.ir.pattern import build
-from tensor_graphs.egraph.ir.short_form import short_form
+from tensor_graphs.egraph.blocks.blocks import find_blocks
+from tensor_graphs.egraph.blocks.short_form import short_form
+from tensor_graphs.egraph.patterns.pattern import build
 from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.term_lookup import TermLookup
 from tensor_graphs.egraph.view.view import view_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.generate.weight_layouts import channels_innermost
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.runtime.views import view_strides

@@ -9,9 +9,9 @@ import pytest
 
 from tensor_graphs.backends.generate.lowerings import Lowerings
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.blocks.blocks import find_blocks
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView, view_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.extract.fusion.groups import FusionGroups

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.simplify.widen import widen

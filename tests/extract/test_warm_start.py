@@ -33,9 +33,9 @@ from tensor_graphs.extract.search.warm_start import candidate_rounds, choice_of_
 from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
 from tensor_graphs.extract.solve.solve import METHODS, solve
 from tensor_graphs.models import zoo
-from tensor_graphs.pipeline import choose as choosing
-from tensor_graphs.pipeline.choose import choose_cheapest
-from tensor_graphs.pipeline.prices import CostPricer
+from tensor_graphs.pipeline.costs.prices import CostPricer
+from tensor_graphs.pipeline.stages import choose as choosing
+from tensor_graphs.pipeline.stages.choose import choose_cheapest
 from tensor_graphs.rules import ALL
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.composite_ops import causal_mask
+from tensor_graphs.egraph.composites.composite_ops import causal_mask
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.op_flops import attended_pairs
-from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.pattern_parser import parse_term
+from tensor_graphs.egraph.ops.op_flops import attended_pairs
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.patterns.pattern_parser import parse_term
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.library_kernel import LibraryKernel

@@ -16,18 +16,18 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.backends.ir.precision import IEEE
-from tensor_graphs.backends.program.emission import emit_for
+from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend, backends_storing_narrow
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.blocks import find_blocks
+from tensor_graphs.egraph.blocks.blocks import find_blocks
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.egraph.view.joined_view import join_blocks
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -40,10 +40,10 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice
 from tensor_graphs.extract.solve.problem import Extraction
 from tensor_graphs.options import Options
-from tensor_graphs.pipeline.plan_file import plan_from_json, plan_to_json, priced_steps
-from tensor_graphs.pipeline.prepare import prepare
-from tensor_graphs.pipeline.run_program import renamed, run_flat
-from tensor_graphs.pipeline.session import Session
+from tensor_graphs.pipeline.cache.plan_file import plan_from_json, plan_to_json, priced_steps
+from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.execution.run_program import renamed, run_flat
+from tensor_graphs.pipeline.stages.prepare import prepare
 from tensor_graphs.rules import ALL
 
 from .graphs import Case

@@ -17,9 +17,9 @@ import numpy as np
 
 from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.runtime.views import view_strides
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.types import dtypes
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Operand
 

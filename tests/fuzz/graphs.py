@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import composite_ops as composite
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.dims import concrete
+from tensor_graphs.egraph.composites import composite_ops as composite
+from tensor_graphs.egraph.composites.recurrent import layers
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.law_text import GATES
-from tensor_graphs.egraph.ir.ops import OPS
-from tensor_graphs.egraph.ir.recurrent import layers
 from tensor_graphs.egraph.ir.tensor import Tensor, make
+from tensor_graphs.egraph.ops.law_text import GATES
+from tensor_graphs.egraph.ops.ops import OPS
+from tensor_graphs.egraph.types import dtypes
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.semantics.sample import attempt
@@ -193,7 +193,7 @@ class Grower:
         found = next((f for _ in range(8) if (f := attempt(one, one.guards, self.rng)) is not None), None)
         if found is None:
             raise Unfit
-        from tensor_graphs.egraph.ir.pattern import build
+        from tensor_graphs.egraph.patterns.pattern import build
 
         tensors = {
             n: self.leaf(concrete(k.shape), k.dtype, bound=found.bounds.get(n), kind="param" if n in found.weights else "input")

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make
+from tensor_graphs.egraph.types.dims import concrete
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 SHAPE = (4, 6)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.models.functions.trace import trace
 
 DTYPES = (

@@ -19,7 +19,7 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError, UnsupportedError
 from tensor_graphs.models.onnx.load import load_onnx
 

@@ -32,12 +32,12 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
 
 import tensor_graphs as tg
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ExportError, TensorGraphsError, UnsupportedError, UsageError
 from tensor_graphs.models.torch_export.arrays import to_numpy
 from tensor_graphs.models.torch_export.export import load_module
-from tensor_graphs.pipeline.run_program import run_flat
+from tensor_graphs.pipeline.execution.run_program import run_flat
 
 Array = np.ndarray[Any, Any]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch._functorch.aot_autograd import aot_function
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.models.torch_export.arrays import to_numpy
 from tensor_graphs.models.torch_export.traced import read_traced, unsupported

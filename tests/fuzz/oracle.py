@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.interpret import apply, expand_all
+from tensor_graphs.egraph.evaluate.interpret import apply, expand_all
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.types import dtypes
 
 Array = np.ndarray[Any, Any]
 #: Noise by the coarsest float dtype on the way, and what an error may be beside the noise's effect, of the largest

@@ -85,11 +85,11 @@ FAULTS = {
     ),
     "checksums are not compared": Fault(
         0, "tensor_graphs.private", "read_sealed", "lambda path, most=0, name='': path.read_bytes()[:-72]",
-        "tests/test_private.py::test_a_damaged_library_is_compiled_again",
+        "tests/reliability/test_private.py::test_a_damaged_library_is_compiled_again",
     ),
     "checksums do not know the file's name": Fault(
         0, "tensor_graphs.private", "sealed", "lambda content, name='': plain(content)",
-        "tests/test_private.py::test_a_library_in_another_s_place_is_compiled_again",
+        "tests/reliability/test_private.py::test_a_library_in_another_s_place_is_compiled_again",
     ),
     "the parser's errors of ONNX files have no name": Fault(
         1, "tensor_graphs.models.onnx.load", "parse_model", "lambda file: __import__('onnx').load(str(file), load_external_data=False)",
@@ -115,65 +115,65 @@ FAULTS = {
     ),
     "names are not escaped in pages": Fault(
         10, "tensor_graphs.report.page", "escape", "lambda text, quote=True: text",
-        "tests/test_faults.py::test_hostile_names_are_only_names",
+        "tests/reliability/test_faults.py::test_hostile_names_are_only_names",
     ),
     "negative strides of inputs are lost": Fault(
         11, "tensor_graphs.backends.runtime.marshalling", "NumpyMarshalling.accept",
         "lambda self, x, spec: plain(self, x[::-1] if x.ndim and x.strides[0] < 0 else x, spec)",
-        "tests/test_faults.py::test_layouts_and_aliased_inputs",
+        "tests/reliability/test_faults.py::test_layouts_and_aliased_inputs",
     ),
     "kernels drop NaN": Fault(
-        12, "tensor_graphs.backends.program.emission", "executed", "lambda source, *more: plain(source.replace('np.maximum', 'np.fmax'), *more)",
-        "tests/test_faults.py::test_special_inputs_pass_through",
+        12, "tensor_graphs.backends.program.launch.emission", "executed", "lambda source, *more: plain(source.replace('np.maximum', 'np.fmax'), *more)",
+        "tests/reliability/test_faults.py::test_special_inputs_pass_through",
     ),
     "no rule is refuted": Fault(
         13, "tensor_graphs.rules.check.check", "_judge", "lambda rule, *more, **named: ({'tested': 24}, None)",
-        "tests/test_faults.py::test_an_unsound_rule_is_refuted_before_use",
+        "tests/reliability/test_faults.py::test_an_unsound_rule_is_refuted_before_use",
     ),
     "every program passes verification": Fault(
         13, "tensor_graphs.verification.comparison", "Verification.passed", "property(lambda self: True)",
-        "tests/test_verify.py::test_an_unsound_rule_is_found_out_and_blamed",
+        "tests/verification/test_verify.py::test_an_unsound_rule_is_found_out_and_blamed",
     ),
     "saturation has no limit of e-nodes": Fault(
         14, "tensor_graphs.egraph.saturate.saturate", "_Saturation.__init__",
         "lambda self, graph, program, limits, *more: plain(self, graph, program, replace(limits, nodes=10**7, iterations=4), *more)",
-        "tests/test_faults.py::test_exploding_rules_stop_at_a_limit",
+        "tests/reliability/test_faults.py::test_exploding_rules_stop_at_a_limit",
     ),
     "saturation has no limit of memory": Fault(
         14, "tensor_graphs.egraph.saturate.saturate", "_Saturation.__init__",
         "lambda self, graph, program, limits, *more: plain(self, graph, program, replace(limits, bytes=0, iterations=4), *more)",
-        "tests/test_faults.py::test_memory_limits_are_kept",
+        "tests/reliability/test_faults.py::test_memory_limits_are_kept",
     ),
     "kernels that failed are in plans": Fault(
         15, "tensor_graphs.extract.search.encoding", "EncodedHypergraph.__init__",
         "lambda self, graph, cost, *more, **named: plain(self, graph, [min(c, 1e9) for c in cost], *more, **named)",
-        "tests/test_faults.py::test_no_kernel_at_all_is_no_plan",
+        "tests/reliability/test_faults.py::test_no_kernel_at_all_is_no_plan",
     ),
     "cyclic choices count as solutions": Fault(
         15, "tensor_graphs.extract.solve.frontier_pieces", "_acyclic", "lambda reads: True",
         "tests/extract/test_frontier_dp.py",
     ),
     "Ctrl-C does not end a stage": Fault(
-        16, "tensor_graphs.pipeline.session", "Session._past",
+        16, "tensor_graphs.pipeline.context.session", "Session._past",
         "lambda self, share: self.left <= -share * self.options.budget and not self.options.deterministic",
-        "tests/test_budget.py::test_ctrl_c_uses_up_the_time",
+        "tests/pipeline/test_budget.py::test_ctrl_c_uses_up_the_time",
     ),
     "how a measuring process ended is not looked at": Fault(
         17, "tensor_graphs.backends.tuning.measure_cpu", "CpuWorkerProcess._parsed",
         "lambda self, line, process: json.loads(line) if line else {'ok': False, 'status': 'error', 'message': ''}",
-        "tests/backends/test_measure.py::test_one_bad_kernel_costs_one_candidate",
+        "tests/backends/tuning/test_measure.py::test_one_bad_kernel_costs_one_candidate",
     ),
     "kernels on a CPU are not compared before they count": Fault(
         18, "tensor_graphs.backends.tuning.cpu_worker", "check", "lambda *given: {'rel_fro': 0.0, 'max_abs': 0.0, 'max_rel': 0.0, 'max_ulp': 0.0}",
-        "tests/backends/test_measure.py::test_one_bad_kernel_costs_one_candidate", children=True,
+        "tests/backends/tuning/test_measure.py::test_one_bad_kernel_costs_one_candidate", children=True,
     ),
     "memory around operands is not looked at": Fault(
         18, "tensor_graphs.backends.tuning.gpu_operands", "ZONE", "0",
-        "tests/backends/test_measure_gpu.py::test_wrong_answers_are_failures", children=True,
+        "tests/backends/tuning/test_measure_gpu.py::test_wrong_answers_are_failures", children=True,
     ),
     "a backend that is absent is left out without a word": Fault(
         19, "tensor_graphs.backends.registry", "select", "lambda choice='': [backend('numpy')]",
-        "tests/test_faults.py::test_an_absent_backend_is_named",
+        "tests/reliability/test_faults.py::test_an_absent_backend_is_named",
     ),
     "a store in use elsewhere is not read around": Fault(
         20, "tensor_graphs.costdb.store.cache", "load_memory", "lambda root, file=None: plain(Path('/nonexistent'), None)",

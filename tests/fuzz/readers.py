@@ -40,7 +40,7 @@ SECONDS, WAIT_S, BYTES = 10.0, 60.0, 2 << 30  # of CPU time, on the clock of a b
 COVERED = [
     f"tensor_graphs.{name}"
     for name in (
-        "plain", "models", "costdb", "egraph", "explorer.egraph_file", "explorer.egraph_record", "pipeline.provenance", "cli.explain", "extract.solve", "backends.tuning.jobs",
+        "plain", "models", "costdb", "egraph", "explorer.egraph_file", "explorer.egraph_record", "pipeline.stages.provenance", "cli.explain", "extract.solve", "backends.tuning.jobs",
         "backends.generate.kernel_text", "backends.program", "rules.files", "rules.text",
     )
 ]  # fmt: skip
@@ -165,7 +165,7 @@ def _read_program(folder: Path, content: bytes) -> None:
     from tensor_graphs.backends.program.saved_program import load_program
     from tensor_graphs.cli.explain import _explain_program
     from tensor_graphs.egraph.ir.structure import filled
-    from tensor_graphs.pipeline.provenance import read_origin
+    from tensor_graphs.pipeline.stages.provenance import read_origin
 
     path = folder / PARTS[content[0] % len(PARTS)] if content else folder / PARTS[0]
     whole = path.read_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensor_graphs.egraph.ir.blocks import Blocks, stamp
+from tensor_graphs.egraph.blocks.blocks import Blocks, stamp
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 

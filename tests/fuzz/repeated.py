@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.blocks import find_blocks
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.blocks.blocks import find_blocks
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make
+from tensor_graphs.egraph.types import dtypes
 
 from .checks import SEEN, class_values, data_of, forms, plans, work_of
 from .graphs import Array, Case, case

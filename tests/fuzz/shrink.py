@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make
+from tensor_graphs.egraph.types import dtypes
 
 from .graphs import Case, case
 

@@ -11,12 +11,12 @@ import numpy as np
 
 import tensor_graphs as tg
 from tensor_graphs.backends.verification.inputs import index_bounds
-from tensor_graphs.egraph.ir.dims import Dim, dim
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make
+from tensor_graphs.egraph.types.dims import Dim, dim
 from tensor_graphs.errors import ShapeError, TensorGraphsError, UsageError
-from tensor_graphs.pipeline.run_program import run_flat
+from tensor_graphs.pipeline.execution.run_program import run_flat
 from tensor_graphs.verification.reference import sample_inputs
 
 from .checks import SEEN, own_text

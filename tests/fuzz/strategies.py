@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tensor_graphs.backends.verification.inputs import index_bounds
-from tensor_graphs.egraph.ir.dims import volume
 from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.types.dims import volume
 from tensor_graphs.verification.reference import sample_inputs
 
 from .graphs import Grower, Kinds

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
 from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.ir.precision import IEEE, PRECISIONS
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.triton import backend as triton
 from tensor_graphs.backends.tuning.single_kernel import kernel_plan
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.dtypes import is_float, numpy_dtype
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.types.dtypes import is_float, numpy_dtype
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 

@@ -21,9 +21,9 @@ from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.job_measuring import measure_jobs
 from tensor_graphs.backends.tuning.jobs import job_of
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.models.files.native import save_graph
@@ -43,7 +43,7 @@ def mlp() -> Graph:
 
 
 def weight() -> dict[str, np.ndarray[Any, Any]]:
-    from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+    from tensor_graphs.egraph.types.dtypes import numpy_dtype
 
     return {"w": (np.random.default_rng(0).standard_normal((256, 256)) / 16).astype(numpy_dtype("bfloat16"))}
 
@@ -131,7 +131,7 @@ sys.path.insert(0, {folder!r})
 from faulty_kernels import BACKEND
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.tuning.single_kernel import kernel_plan
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import DeviceFaultError, TensorGraphsError
 from tensor_graphs.extract.model.kernel import Call, Operand
 import tensor_graphs.backends.registry as registry

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import tensor_graphs.egraph.ir.builders as t
-from tensor_graphs.backends.program.emission import emit_for, executed
+import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.backends.program.launch.emission import emit_for, executed
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.generation import Generator
 from tensor_graphs.models.huggingface.load import load_folder
 from tensor_graphs.models.random_checkpoints import write_checkpoint

@@ -24,11 +24,11 @@ from tensor_graphs.backends.registry import backend, template
 from tensor_graphs.backends.tuning.jobs import write_jobs
 from tensor_graphs.cli import app as cli
 from tensor_graphs.costdb.store.shards import find, read
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Template, Vertex, contiguous
 from tensor_graphs.models.files.native import save_graph
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-import tensor_graphs.egraph.ir.builders as t
+import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.egraph.ir import composite_ops as c
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.errors import ShapeError
 

@@ -14,7 +14,7 @@ import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.errors import ExportError, TooLargeError, TraceError, UsageError
 from tensor_graphs.models.functions.trace import trace
-from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.sources.source import as_graph
 
 X = np.arange(6, dtype=np.float32)
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError, UsageError
 from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays

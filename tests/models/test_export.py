@@ -21,7 +21,7 @@ from torch import nn  # noqa: E402
 from torch.utils import _pytree  # noqa: E402
 
 import tensor_graphs as tg  # noqa: E402
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import (  # noqa: E402
     BadModelError,
     ExportError,

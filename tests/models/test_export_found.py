@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's internal test helpers need expecttest")
 
 import tensor_graphs as tg  # noqa: E402
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
 from tensor_graphs.models.torch_export.export import _decompositions, load_module  # noqa: E402
 

@@ -20,7 +20,7 @@ invocations = pytest.importorskip(
 
 from tests.fuzz.opinfo import drawn, sample_of  # noqa: E402
 
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
 from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
 from tensor_graphs.models.torch_export.export import load_module  # noqa: E402

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.torch_export.arrays import to_numpy  # noqa: E402
 from tensor_graphs.models.torch_export.aten_ops import IGNORED, TABLE  # noqa: E402
 from tensor_graphs.models.torch_export.export import load_module  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UnsupportedError
 from tensor_graphs.models.common.packed_weight import PackedWeight
 from tensor_graphs.models.files.gguf import ENCODINGS, FOREIGN, read_gguf

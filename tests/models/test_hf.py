@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.weight_data import Data
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from tensor_graphs.models import random_checkpoints

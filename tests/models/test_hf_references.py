@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.huggingface.load import load_folder
 

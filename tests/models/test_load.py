@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import BadModelError, UnsupportedError, UntrustedModelError, UsageError
 from tensor_graphs.models import random_checkpoints

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import composite_ops as c
-from tensor_graphs.egraph.ir.dims import dim
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make
+from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UsageError
 from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.native import KEY, graph_from_json, graph_to_json, load_graph, save_graph

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.errors import ShapeError, TraceError, UsageError
 from tensor_graphs.models.functions.numpy_calls import REDUCTIONS, UFUNCS
 from tensor_graphs.models.functions.trace import trace

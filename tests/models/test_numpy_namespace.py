@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError, TraceError
 from tensor_graphs.models.functions.trace import trace
 

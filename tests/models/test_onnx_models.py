@@ -13,7 +13,7 @@ onnx = pytest.importorskip("onnx")
 torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.files.arrays import MappedArray  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 

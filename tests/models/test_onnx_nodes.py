@@ -18,7 +18,7 @@ import pytest
 
 onnx = pytest.importorskip("onnx")
 
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
 from tensor_graphs.models.onnx.load import OPERATORS, load_onnx  # noqa: E402
 

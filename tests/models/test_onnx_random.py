@@ -13,7 +13,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
 from ..fuzz.onnx_draws import NODES  # noqa: E402

@@ -14,8 +14,8 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from tensor_graphs.egraph.ir.dims import bind, dim  # noqa: E402
-from tensor_graphs.egraph.ir.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.types.dims import bind, dim  # noqa: E402
 from tensor_graphs.errors import ShapeError, UnsupportedError  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 from tensor_graphs.models.onnx.shapes import bounds  # noqa: E402

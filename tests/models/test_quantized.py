@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError
 from tensor_graphs.models.common.packed_weight import LazyPart, PackedWeight
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays

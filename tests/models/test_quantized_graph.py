@@ -15,12 +15,12 @@ from tensor_graphs.backends.program import weights_on_device
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime import upload
 from tensor_graphs.backends.runtime.marshalling import array_of
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import dtypes
-from tensor_graphs.egraph.ir.dtypes import numpy_dtype
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.weight_data import load_data
+from tensor_graphs.egraph.types import dtypes
+from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.errors import UnsupportedError, UsageError
 from tensor_graphs.models.common import quantization, quantized_graph
 from tensor_graphs.models.common.quantized_graph import quantized

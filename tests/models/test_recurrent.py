@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.recurrent import UNROLLED
+from tensor_graphs.egraph.composites.recurrent import UNROLLED
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import ExportError, UnsupportedError
 
 torch = pytest.importorskip("torch", reason="the layers are PyTorch's")

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import dtypes
+from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.errors import BadWeightsError, TooLargeError, UnsupportedError, UnwritableError, UsageError
 from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.safetensors import MAX_HEADER, read_folder, read_header, write_arrays

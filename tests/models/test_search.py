@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.models.functions.trace import trace
 from tensor_graphs.models.torch_export import aten_search
 from tensor_graphs.models.torch_export.aten_search import searchsorted

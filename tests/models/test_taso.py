@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import BadModelError, TooLargeError, UnsupportedError
 from tensor_graphs.models.files.taso import load_field_json
 

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import ExportError, ShapeError, TraceError, UsageError
 from tensor_graphs.models.functions.trace import trace
-from tensor_graphs.pipeline.source import as_graph
+from tensor_graphs.pipeline.sources.source import as_graph
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

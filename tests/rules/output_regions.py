@@ -24,10 +24,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tensor_graphs.egraph.ir import builders as api
-from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.index_maps import AffineMap, BroadcastMap, ConcatMap
+from tensor_graphs.egraph.builders import builders as api
 from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor, make
+from tensor_graphs.egraph.ops.index_maps import AffineMap, BroadcastMap, ConcatMap
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.errors import UsageError
 
 Box = tuple[tuple[int, int], ...]  # per axis [start, stop)

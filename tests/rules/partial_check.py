@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tensor_graphs.egraph.ir.dims import concrete
-from tensor_graphs.egraph.ir.interpret import evaluate as values_of
-from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.pattern import attr_variables, variables
-from tensor_graphs.egraph.ir.pattern_attrs import holds
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.evaluate.interpret import evaluate as values_of
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.patterns.pattern import attr_variables, variables
+from tensor_graphs.egraph.patterns.pattern_attrs import holds
+from tensor_graphs.egraph.patterns.rule import Rule
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules.check.check import Verdict, judge
 from tensor_graphs.rules.semantics.sampler import Instance

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.rules.check.bits import prove_bits
 from tensor_graphs.rules.check.check import verdict
 from tensor_graphs.rules.check.piecewise_linear import decides
@@ -122,7 +122,7 @@ def test_what_a_grid_decides_holds_at_random_points(left: str, right: str) -> No
     """A difference anywhere is one on the grid: where the grid sees none, random points see none either."""
     import numpy as np
 
-    from tensor_graphs.egraph.ir.interpret import evaluate
+    from tensor_graphs.egraph.evaluate.interpret import evaluate
     from tensor_graphs.rules.check.piecewise_linear import _tensor
 
     one = Rule("one", f"{left} + x - x + y - y", f"{right} + x - x + y - y")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.cli.app import run
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.errors import RuleError
 from tensor_graphs.rules import ALL
 from tensor_graphs.rules.check import verdicts

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.explain.explain import Explanation
 from tensor_graphs.egraph.explain.replay import check as replay
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.rule import Rule
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.rules.check.check import check, judge
 from tensor_graphs.rules.derive.prove import LIMITS, Prover

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tensor_graphs import rules
-from tensor_graphs.egraph.ir import builders as t
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.rules.derive.independent import chosen, derives, holds, independent

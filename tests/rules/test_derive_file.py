@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tensor_graphs import rules
 from tensor_graphs.cli import app as cli
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.egraph.saturate.saturate import Limits
 from tensor_graphs.egraph.saturate.sessions import InProcess

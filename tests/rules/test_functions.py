@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir import builders as api
-from tensor_graphs.egraph.ir.composite_ops import expand
-from tensor_graphs.egraph.ir.interpret import expand_all
-from tensor_graphs.egraph.ir.pattern import build
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.builders import builders as api
+from tensor_graphs.egraph.composites.composite_ops import expand
+from tensor_graphs.egraph.evaluate.interpret import expand_all
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
+from tensor_graphs.egraph.patterns.pattern import build
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.rules import EVERY
 from tensor_graphs.rules.check.piecewise_linear import decides_at
 from tensor_graphs.rules.semantics.exponents import sure
@@ -180,7 +180,7 @@ def test_an_evaluation_that_differs_is_no_evaluation_that_does_not_apply() -> No
 
 
 def test_functions_that_keep_signs_leave_rectifiers() -> None:
-    from tensor_graphs.egraph.ir.composite_ops import relu
+    from tensor_graphs.egraph.composites.composite_ops import relu
 
     a, b = unrectified([relu(api.tanh(X)), relu(X * relu(Y))])
     assert a is api.tanh(relu(X))

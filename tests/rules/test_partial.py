@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir import builders as api
-from tensor_graphs.egraph.ir import composite_ops as composite
+from tensor_graphs.egraph.builders import builders as api
+from tensor_graphs.egraph.composites import composite_ops as composite
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess

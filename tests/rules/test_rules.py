@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tensor_graphs import rules
-from tensor_graphs.egraph.ir.ops import Type
-from tensor_graphs.egraph.ir.pattern import PatternCall, subterms
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.patterns.pattern import PatternCall, subterms
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.rules.check.check import LIMITS, check, judge, mutate_guards
 from tensor_graphs.rules.semantics.sample import instances
 from tensor_graphs.rules.semantics.sampler import Instance

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.rules.smt.prove import prove
 
 pytest.importorskip("z3")

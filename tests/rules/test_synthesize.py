@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tensor_graphs.cli import app as cli
-from tensor_graphs.egraph.ir import builders as api
-from tensor_graphs.egraph.ir.interpret import evaluate
-from tensor_graphs.egraph.ir.pattern import build, variables
-from tensor_graphs.egraph.ir.pattern_parser import parse_guard, parse_term
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.builders import builders as api
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.patterns.pattern import build, variables
+from tensor_graphs.egraph.patterns.pattern_parser import parse_guard, parse_term
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules.check.check import check

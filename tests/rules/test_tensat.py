@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import RuleError
 from tensor_graphs.rules.text.instance import eye_kernel
 from tensor_graphs.rules.text.linear_equations import Affine, Inconsistent, System

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.ops import OPS, Type
-from tensor_graphs.egraph.ir.type_laws import infer
+from tensor_graphs.egraph.ops.ops import OPS, Type
+from tensor_graphs.egraph.ops.type_laws import infer
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules.semantics.structures import VIEW_LAWS, is_view
 
 pytest.importorskip("z3")
-from tensor_graphs.egraph.ir.rule import Rule
+from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.rules.smt.prove import _World
 from tensor_graphs.rules.smt.unknowns import IllTyped, SizeFacts, Sym
 

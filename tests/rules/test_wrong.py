@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tensor_graphs.egraph.ir.rule import Rule, table
+from tensor_graphs.egraph.patterns.rule import Rule, table
 from tensor_graphs.errors import RuleError
 from tensor_graphs.rules.check.check import check, mutate_guards, require
 from tensor_graphs.rules.semantics.sample import instances

@@ -334,7 +334,7 @@ def test_waiting_tells_that_a_backward_search_is_still_to_begin(monkeypatch: pyt
 
 def test_each_bucket_of_sizes_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs of small sizes lose, those of large ones win."""
-    from tensor_graphs.pipeline import size_buckets
+    from tensor_graphs.pipeline.sizes import size_buckets
 
     monkeypatch.setattr(size_buckets, "on_gpu", lambda backends: True)
     monkeypatch.setattr(size_buckets, "BOUNDS", (16,))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.interpret import evaluate
+from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.models.torch_export.traced import read_traced, unsupported
 from tensor_graphs.torch_compile.decompositions import decompositions
 

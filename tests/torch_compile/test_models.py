@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks import torch_compile_models as record
-from benchmarks.torch_architectures import by_hand
+from benchmarks.models.torch_architectures import by_hand
 
 
 @pytest.mark.parametrize("name", ["convnext", "swin", "graph attention", "recommender"])

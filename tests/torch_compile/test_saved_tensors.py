@@ -6,8 +6,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from benchmarks.models.training_models import Attention
 from benchmarks.training import always
-from benchmarks.training_models import Attention
 
 import tensor_graphs as tg
 from tensor_graphs.backends.program.program import Program

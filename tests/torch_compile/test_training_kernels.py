@@ -12,10 +12,10 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.single_kernel import compiled
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.egraph.ir import builders as t
-from tensor_graphs.egraph.ir import training_ops as g
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import training_ops as g
 from tensor_graphs.egraph.ir.graph import Graph
-from tensor_graphs.egraph.ir.ops import Type
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph

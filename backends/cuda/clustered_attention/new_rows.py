@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....egraph.ir.dtypes import itemsize
+from ....egraph.types.dtypes import itemsize
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel, OutputStore

@@ -2,5 +2,5 @@
 
 In: a kernel of the IR and a schedule.
 Out: CUDA source.
-Imports: backends.generate, backends.ir, backends.lowering, egraph.ir.
+Imports: backends.generate, backends.ir, backends.lowering, egraph.ops, egraph.types.
 """

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ....egraph.ir import dtypes
-from ....egraph.ir.ops import OPS
+from ....egraph.ops.ops import OPS
+from ....egraph.types import dtypes
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index, index
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....egraph.ir.dtypes import HALVES
+from ....egraph.types.dtypes import HALVES
 from ...ir.expr import Expr, walk
 from ...ir.unfusable import Unfusable
 from .fragment_frame import FragmentFrame

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ....egraph.ir.dtypes import HALVES
+from ....egraph.types.dtypes import HALVES
 from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis
 from ...ir.kernel import Kernel

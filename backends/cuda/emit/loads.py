@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from ....egraph.ir.dtypes import itemsize
+from ....egraph.types.dtypes import itemsize
 from ...ir.expr import Expr, unknown
 from ...ir.index import Index
 from ...ir.op_texts import costly

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from ....egraph.ir.dtypes import HALVES
+from ....egraph.types.dtypes import HALVES
 from ...ir.expr import Expr, below_maximum, unknown
 from ...ir.index import WIDE, Axis, Index
 from ...ir.unfusable import Unfusable

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ....egraph.ir.dims import DimExpr
+from ....egraph.types.dims import DimExpr
 from ...generate.size_fit import Fitted, LimitedFit
 
 _WORD = re.compile(r"[A-Za-z_]\w*")

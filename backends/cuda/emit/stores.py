@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....egraph.ir.dtypes import itemsize
+from ....egraph.types.dtypes import itemsize
 from ...ir.kernel import OutputStore
 from ...ir.unfusable import Unfusable
 from .frame import CudaPart

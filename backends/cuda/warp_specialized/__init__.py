@@ -2,5 +2,5 @@
 
 In: a contraction and a schedule.
 Out: CUDA source.
-Imports: backends, backends.cuda.emit, backends.generate, backends.ir, egraph.ir.
+Imports: backends, backends.cuda.emit, backends.generate, backends.ir, egraph.types.
 """

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ....egraph.ir.dtypes import HALVES, itemsize
+from ....egraph.types.dtypes import HALVES, itemsize
 from ...ir.expr import Expr
 from ...ir.index import Axis, Index
 from ...ir.kernel import Kernel, OutputStore

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ....egraph.ir.dtypes import HALVES, itemsize
+from ....egraph.types.dtypes import HALVES, itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.expr import Builder, Expr, below_maximum, walk
 from ...ir.index import WIDE, Axis, Index, index

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil, gcd, prod
 
-from ....egraph.ir.dtypes import itemsize
+from ....egraph.types.dtypes import itemsize
 from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, index
 from ...ir.kernel import Kernel

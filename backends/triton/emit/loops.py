@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ....egraph.ir import dtypes
+from ....egraph.types import dtypes
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis
 from ...ir.loop_fusion import exponential_of, loop_sharing, shared_maximum

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ....egraph.ir.dtypes import HALVES
+from ....egraph.types.dtypes import HALVES
 from ...ir.expr import Expr, factors, walk
 from ...ir.index import Axis
 from ...ir.tiling import Dot

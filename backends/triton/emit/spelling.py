@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ....egraph.ir.ops import OPS
+from ....egraph.ops.ops import OPS
 from ...generate.emitter import LaunchBase
 from ...ir.tensor_maps import Box
 

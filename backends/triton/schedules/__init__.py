@@ -2,5 +2,5 @@
 
 In: a kernel and the roles of its axes (row, column, batch, reduction).
 Out: schedules worth measuring.
-Imports: backends, backends.cuda.emit, backends.generate, backends.ir, backends.triton.emit, egraph.ir.
+Imports: backends, backends.cuda.emit, backends.generate, backends.ir, backends.triton.emit, egraph.types.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from ....egraph.ir import dtypes
+from ....egraph.types import dtypes
 from ...cuda.emit.thread_layout import stride_in_runs
 from ...ir.expr import Expr
 from ...ir.index import Axis, index

@@ -2,5 +2,5 @@
 
 In: a kernel and a schedule.
 Out: Gluon source.
-Imports: backends, backends.ir, backends.triton.emit, backends.triton.schedules, egraph.ir.
+Imports: backends, backends.ir, backends.triton.emit, backends.triton.schedules, egraph.types.
 """

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ....egraph.ir.dtypes import HALVES
+from ....egraph.types.dtypes import HALVES
 from ...ir.expr import Expr
 from ...ir.index import Axis, Division, Index, atom_range, index
 from ...ir.kernel import Kernel

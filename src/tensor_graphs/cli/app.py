@@ -69,7 +69,7 @@ from .rules import app as rules_app
 if TYPE_CHECKING:
     from ..backends.tuning.fleet import FleetOutcome
     from ..backends.tuning.job_measuring import Outcome
-    from ..egraph.ir.rule import Rule
+    from ..egraph.patterns.rule import Rule
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,

@@ -44,11 +44,11 @@ def explain(
 
         found = explain_rewrites(target, dims=dims, backend=backend, trust=trust)
         return {"blocks": [b.to_json() for b in found]}, "\n".join(map(str, found))
-    from ..egraph.ir.blocks import find_blocks
+    from ..egraph.blocks.blocks import find_blocks
     from ..options import Options
-    from ..pipeline.prepare import prepare
-    from ..pipeline.session import Session
-    from ..pipeline.source import as_graph
+    from ..pipeline.context.session import Session
+    from ..pipeline.sources.source import as_graph
+    from ..pipeline.stages.prepare import prepare
 
     graph = as_graph(target, dims=dims, trust=trust)
     session = Session(Options(backend=backend))
@@ -84,7 +84,7 @@ def steps_of(
     `replay`: evaluate every step numerically; None: only for small blocks (repeated subgraphs). Raises the errors of
     `explain_saved`, and BadModelError for a malformed report.
     """
-    from ..egraph.ir.rule import Rule
+    from ..egraph.patterns.rule import Rule
     from ..egraph.saturate.saturate import Limits
     from ..explorer.explain_rewrites import explain_saved
 
@@ -110,7 +110,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
     only for small blocks.
     """
     from ..egraph.explain.explain import spelled
-    from ..pipeline.provenance import read_origin
+    from ..pipeline.stages.provenance import read_origin
 
     found = steps_of(folder, seconds=seconds, replay=replay)
     origin = read_origin(folder)
@@ -126,7 +126,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
 
 def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     from ..egraph.view.saturation_report import rule_table
-    from ..pipeline.size_ranges import range_text
+    from ..pipeline.sizes.size_ranges import range_text
 
     program = load_program(folder, device="cpu")  # the program is not run, so no GPU is needed
     saved = _report(folder / "report.json")

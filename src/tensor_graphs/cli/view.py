@@ -60,7 +60,7 @@ def report_page(path: Path, rewrites: str = "") -> str:
 
 def rewrites_section(folder: Path) -> str:
     """HTML of the rule applications that lead from a saved program's model to its kernels, or why it has none."""
-    from ..pipeline.provenance import read_origin
+    from ..pipeline.stages.provenance import read_origin
     from .explain import steps_of
 
     command = f"tensor-graphs explain {folder} --steps"

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..egraph.builders.builders import input as placeholder
+from ..egraph.composites.recurrent import parts_of
 from ..egraph.explain.explain import DEFINITION, matches
-from ..egraph.ir.builders import input as placeholder
-from ..egraph.ir.pattern import Literal, PatternCall, Term, Var, variables
-from ..egraph.ir.pattern_attrs import Apply, Attr, AttrConstant, Env, Name, evaluate
-from ..egraph.ir.recurrent import parts_of
-from ..egraph.ir.rule import Rule
 from ..egraph.ir.tensor import Tensor, topological
+from ..egraph.patterns.pattern import Literal, PatternCall, Term, Var, variables
+from ..egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Env, Name, evaluate
+from ..egraph.patterns.rule import Rule
 from ..egraph.view.match import Binding, Matcher, rounded
 from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate

@@ -43,9 +43,9 @@ from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, write_egraph
 from ..models.files.native import load_graph, save_graph
 from ..options import Options
-from ..pipeline.match import hypergraph as all_kernels
-from ..pipeline.provenance import attach
-from ..pipeline.session import Session
+from ..pipeline.context.session import Session
+from ..pipeline.stages.match import hypergraph as all_kernels
+from ..pipeline.stages.provenance import attach
 from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
@@ -310,7 +310,7 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     Raises VerificationError if it is wrong beyond rounding: the file then claims equalities that do not hold.
     """
     from ..extract.model.work import graph_flops
-    from ..pipeline.run_program import run_flat
+    from ..pipeline.execution.run_program import run_flat
     from ..verification.verify import verify
 
     flops = graph_flops(list(graph.roots))

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.ops import OPS, Type
 from ..egraph.ir.tensor import Tensor
-from ..egraph.ir.type_laws import infer
+from ..egraph.ops.ops import OPS, Type
+from ..egraph.ops.type_laws import infer
+from ..egraph.types import dtypes
+from ..egraph.types.dims import concrete
 from ..egraph.view.saturation_report import SaturationReport
 from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError, ShapeError

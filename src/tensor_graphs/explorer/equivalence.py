@@ -15,7 +15,7 @@ from ..egraph.saturate.worker import default_pool
 from ..egraph.simplify.simplify import simplify
 from ..errors import ShapeError
 from ..option_checks import is_limits, is_named
-from ..pipeline.source import as_graph
+from ..pipeline.sources.source import as_graph
 from ..rules.derive.prove import LIMITS, NAMED, Prover
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.verification.inputs import index_bounds
+from ..egraph.blocks.blocks import BlockInstance, Blocks
 from ..egraph.explain.explain import Explanation, classes_of, derive, explain
 from ..egraph.explain.replay import ReplayResult, check
-from ..egraph.ir.blocks import BlockInstance, Blocks
-from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.rule import Rule
 from ..egraph.ir.tensor import LEAVES, Tensor, make, topological
+from ..egraph.patterns.rule import Rule
 from ..egraph.saturate.saturate import Limits
 from ..egraph.saturate.union import congruent
+from ..egraph.types.dims import concrete
 from ..egraph.view.view import EGraphView
 from ..errors import BadModelError, UsageError
 from ..extract.model.work import graph_flops
@@ -27,15 +27,15 @@ from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..option_checks import is_limits
 from ..options import Options
-from ..pipeline.choose import choose
-from ..pipeline.match import hypergraph
-from ..pipeline.measuring import chosen_backends
-from ..pipeline.prepare import prepare
-from ..pipeline.prices import CostPricer
-from ..pipeline.provenance import origin_of, read_origin
-from ..pipeline.rewrite import rewrite
-from ..pipeline.session import Session, open_store
-from ..pipeline.source import as_graph
+from ..pipeline.context.session import Session, open_store
+from ..pipeline.costs.measuring import chosen_backends
+from ..pipeline.costs.prices import CostPricer
+from ..pipeline.sources.source import as_graph
+from ..pipeline.stages.choose import choose
+from ..pipeline.stages.match import hypergraph
+from ..pipeline.stages.prepare import prepare
+from ..pipeline.stages.provenance import origin_of, read_origin
+from ..pipeline.stages.rewrite import rewrite
 from ..rules import ALL
 from ..wording import counted
 

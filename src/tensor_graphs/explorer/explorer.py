@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.plan import plan_of
 from ..option_checks import is_budget, is_named
-from ..pipeline.prices import KernelBounds
+from ..pipeline.costs.prices import KernelBounds
 from ..writing.files import named_path, write_text
 from .derivations import Derivation, TermMatcher, derivations
 from .static_pages import StaticPages

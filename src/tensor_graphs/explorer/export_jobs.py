@@ -14,13 +14,13 @@ from ..extract.search.alternatives import alternatives
 from ..extract.search.policy import MAX_ALTERNATIVES
 from ..extract.search.search import Choice
 from ..options import Options
-from ..pipeline.choose import choose
-from ..pipeline.match import hypergraph
-from ..pipeline.prepare import prepare
-from ..pipeline.prices import CostPricer
-from ..pipeline.rewrite import rewrite
-from ..pipeline.session import Session, open_store
-from ..pipeline.source import as_graph
+from ..pipeline.context.session import Session, open_store
+from ..pipeline.costs.prices import CostPricer
+from ..pipeline.sources.source import as_graph
+from ..pipeline.stages.choose import choose
+from ..pipeline.stages.match import hypergraph
+from ..pipeline.stages.prepare import prepare
+from ..pipeline.stages.rewrite import rewrite
 from ..progress import Progress
 
 

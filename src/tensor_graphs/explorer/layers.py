@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
-from ..pipeline.prepare import prepare
-from ..pipeline.session import Session
+from ..pipeline.context.session import Session
+from ..pipeline.stages.prepare import prepare
 
 WEIGHTS = ("param", "constant", "full")
 MOST_NEAR = 8  # nearest layers of an operation in one direction, above which only what contains them all is kept

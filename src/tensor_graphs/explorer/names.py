@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..egraph.ir.dims import concrete
+from ..egraph.types.dims import concrete
 from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate, Vertex, contiguous
 

@@ -26,13 +26,13 @@ from ..errors import UsageError
 from ..extract.model.plan import Plan
 from ..extract.search.alternatives import variants
 from ..options import Options
-from ..pipeline.measuring import measurer_started
+from ..pipeline.cache.plan_file import priced_steps
+from ..pipeline.context.session import Session
+from ..pipeline.costs.measuring import measurer_started
+from ..pipeline.execution.run_program import run_flat
+from ..pipeline.execution.timing import clock_of, interleaved
 from ..pipeline.optimize import optimize_graph
-from ..pipeline.plan_file import priced_steps
-from ..pipeline.run_program import run_flat
-from ..pipeline.session import Session
-from ..pipeline.source import as_graph, bound, sizes_of
-from ..pipeline.timing import clock_of, interleaved
+from ..pipeline.sources.source import as_graph, bound, sizes_of
 from ..plain import decode, read_bytes, strict_json
 from ..progress import Progress
 from ..verification.plan_terms import meaning

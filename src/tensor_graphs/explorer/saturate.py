@@ -15,16 +15,16 @@ from ..extract.search.alternatives import alternatives
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..options import Options, PathOptions, SaturateOptions
-from ..pipeline.backend_filter import with_kernels
-from ..pipeline.choose import choose_cheapest
-from ..pipeline.match import hypergraph
-from ..pipeline.measuring import chosen_backends
-from ..pipeline.prepare import prepare
-from ..pipeline.prices import CostPricer
-from ..pipeline.provenance import attach
-from ..pipeline.rewrite import rewrite
-from ..pipeline.session import Session, open_store
-from ..pipeline.source import as_graph
+from ..pipeline.context.session import Session, open_store
+from ..pipeline.costs.measuring import chosen_backends
+from ..pipeline.costs.prices import CostPricer
+from ..pipeline.sources.source import as_graph
+from ..pipeline.stages.backend_filter import with_kernels
+from ..pipeline.stages.choose import choose_cheapest
+from ..pipeline.stages.match import hypergraph
+from ..pipeline.stages.prepare import prepare
+from ..pipeline.stages.provenance import attach
+from ..pipeline.stages.rewrite import rewrite
 from ..progress import Progress
 from ..public_functions import takes_options
 from ..report.report import Report

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.pattern import PatternCall, Var
+from ..egraph.patterns.pattern import PatternCall, Var
 from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate
 from ..extract.model.pricing import Priced

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..egraph.explain.explain import Explanation, classes_of
-from ..egraph.ir.dims import concrete
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.ops import OPS, Type
-from ..egraph.ir.rule import Rule
 from ..egraph.ir.tensor import LEAVES, Tensor, topological
+from ..egraph.ops.ops import OPS, Type
+from ..egraph.patterns.rule import Rule
+from ..egraph.types.dims import concrete
 from ..egraph.view.view import EGraphView
 from ..errors import TensorGraphsError
 from ..extract.model.kernel import Candidate, Vertex, output_names

@@ -2,8 +2,8 @@
 
 In: a model folder and prompts.
 Out: tokens and text.
-Imports: backends, backends.program, costdb.keys, egraph.ir, errors, models.common, models.files,
-    models.huggingface, option_checks, options, pipeline, plain, processes, wording.
+Imports: backends, backends.program, costdb.keys, egraph.builders, egraph.composites, egraph.ir, errors, models.common,
+    models.files, models.huggingface, option_checks, options, pipeline, plain, processes, wording.
 """
 
 from .generator import Generator

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
-from ..egraph.ir import builders as t
+from ..egraph.builders import builders as t
 from ..egraph.ir.graph import Graph
 from ..models.common.quantized_graph import Known, codes_kept, quantized
 from ..models.huggingface.step import Caches, Folder, build_step

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..egraph.ir import builders as t
-from ..egraph.ir import composite_ops as c
+from ..egraph.builders import builders as t
+from ..egraph.composites import composite_ops as c
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..egraph.ir import builders as t
+from ..egraph.builders import builders as t
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..models.huggingface.step import Caches, Folder, build_step

@@ -3,7 +3,7 @@ writes a brief (description of the wanted kernel) for each, and checks the kerne
 
 In: the sources that `optimize` takes.
 Out: briefs; accepted files of user kernels.
-Imports: backends, backends.admission, backends.generate, backends.program, backends.tuning, backends.user,
-    costdb.keys, costdb.store, egraph.ir, errors, explorer, extract.model, options, pipeline, progress,
-    verification, wording, writing.
+Imports: backends, backends.admission, backends.generate, backends.program.launch, backends.tuning, backends.user,
+    costdb.keys, costdb.store, egraph.builders, egraph.ir, errors, explorer, extract.model, options, pipeline,
+    pipeline.context, pipeline.costs, progress, verification, wording, writing.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..backends.generate.kernel_text import operand_json
-from ..backends.program.emission import emit_for
+from ..backends.program.launch.emission import emit_for
 from ..backends.registry import backend
 from ..backends.tuning.keys import machine_of
 from ..backends.tuning.unfused import direct_plan

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from ..backends.user.reference import pattern_of
 from ..costdb.keys.key import Work
 from ..costdb.store.store import Store
-from ..egraph.ir.builders import input as placeholder
+from ..egraph.builders.builders import input as placeholder
 from ..egraph.ir.tensor import Tensor
 from ..errors import ShapeError, UsageError
 from ..extract.model.plan import Plan, Step, Value
 from ..extract.model.work import graph_flops
-from ..pipeline.prices import CostPricer, calls_of
+from ..pipeline.costs.prices import CostPricer, calls_of
 from ..verification.plan_terms import step_meanings
 from ..wording import counted
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..errors import UsageError
 from ..options import Options
+from ..pipeline.context.session import Session, open_store
+from ..pipeline.costs.prices import CostPricer, at_stored_prices
 from ..pipeline.optimize import optimize
-from ..pipeline.prices import CostPricer, at_stored_prices
-from ..pipeline.session import Session, open_store
 from ..progress import Progress
 from .briefs import Brief
 from .regions import reason_without_regions, regions_of

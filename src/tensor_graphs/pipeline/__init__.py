@@ -3,9 +3,9 @@ and the state of one call.
 
 In: an expression, function, module or file.
 Out: a `Program` with a report.
-Imports: backends, backends.admission, backends.generate, backends.library, backends.program, backends.runtime,
-    backends.tuning, backends.user, backends.verification, cache_folder, costdb.keys, costdb.price, costdb.store,
-    egraph.ir, egraph.saturate, egraph.simplify, egraph.view, errors, extract.candidates, extract.model,
-    extract.search, extract.solve, imported, models, models.common, models.files, models.functions, models.torch_export,
-    options, plain, private, processes, progress, public_functions, report, settings, verification, wording, writing.
+Imports: backends, backends.program, backends.program.launch, backends.runtime, backends.tuning, costdb.keys,
+    costdb.store, egraph.blocks, egraph.ir, egraph.view, errors, extract.candidates, extract.model, extract.search,
+    models.common, options, pipeline.cache, pipeline.context, pipeline.costs, pipeline.execution, pipeline.forms,
+    pipeline.sizes, pipeline.sources, pipeline.stages, processes, progress, public_functions, report, verification,
+    writing.
 """

@@ -12,8 +12,8 @@ from ..costdb.keys.device import GPU_KIND, gpu_facts
 from ..extract.model.clock import Clock
 from ..extract.model.work import graph_flops
 from ..verification.reference import Reference, expected_seconds, first_reference
-from .prepare import Task
-from .session import Session
+from .context.session import Session
+from .stages.prepare import Task
 
 LIGHT_S = 1.0  # maximum expected seconds of a reference that is computed in the background
 

@@ -14,8 +14,8 @@ from ..backends.tuning.gpu_lock import GpuLock
 from ..costdb.keys.device import GPU_KIND, gpu_facts
 from ..egraph.ir.weight_data import DerivedData
 from ..extract.model.clock import Clock
-from .prepare import Task
-from .session import Session
+from .context.session import Session
+from .stages.prepare import Task
 
 SHARE = 0.25  # share of free device memory that the original weights may have
 

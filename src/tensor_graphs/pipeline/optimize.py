@@ -24,17 +24,17 @@ from ..progress import Progress
 from ..public_functions import takes_options
 from ..report.report import CALLER
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
-from .backend_filter import with_kernels
-from .choose_form import faster_form
-from .exact_form import bitwise_form
-from .fixed_arguments import fixed_arguments, given_values
-from .load import load
-from .measuring import backends_of, measurer_started, start_measurer
-from .prepare import Task, prepare
+from .context.session import Session
+from .costs.measuring import backends_of, measurer_started, start_measurer
+from .forms.choose_form import faster_form
+from .forms.exact_form import bitwise_form
 from .recall import look_up, recall, store_plan
 from .search import search
-from .session import Session
-from .size_buckets import FIRST, buckets_of, with_buckets
+from .sizes.size_buckets import FIRST, buckets_of, with_buckets
+from .sources.fixed_arguments import fixed_arguments, given_values
+from .stages.backend_filter import with_kernels
+from .stages.load import load
+from .stages.prepare import Task, prepare
 
 
 @takes_options(Options)

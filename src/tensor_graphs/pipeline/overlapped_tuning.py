@@ -17,7 +17,7 @@ from threading import Event, Thread
 from typing import TypeVar
 
 from ..costdb.store.store import Store
-from ..egraph.ir.blocks import Blocks
+from ..egraph.blocks.blocks import Blocks
 from ..egraph.view.view import view_of
 from ..errors import TensorGraphsError
 from ..extract.candidates.hypergraph import Hypergraph
@@ -25,12 +25,12 @@ from ..extract.model.clock import Clock, Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer
 from ..extract.search.search import measure_ahead
-from .match import generation_limit, match_kernels, only_generated
-from .prepare import Task
-from .prices import CostPricer
-from .rewrite import as_written
-from .session import Session
+from .context.session import Session
+from .costs.prices import CostPricer
 from .short_search import wants_short_form
+from .stages.match import generation_limit, match_kernels, only_generated
+from .stages.prepare import Task
+from .stages.rewrite import as_written
 
 T = TypeVar("T")
 

@@ -9,14 +9,14 @@ from os.path import realpath
 from pathlib import Path
 
 from ..backends.gpu_context import begin_context
-from ..backends.program.binaries import Binaries
+from ..backends.program.launch.binaries import Binaries
 from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
-from .cached_kernels import read_kernels, write_kernels
-from .facts import fact, keep_fact
-from .plan_cache import (
+from .cache.cached_kernels import read_kernels, write_kernels
+from .cache.facts import fact, keep_fact
+from .cache.plan_cache import (
     CachedPlan,
     CacheEntry,
     StalePlan,
@@ -25,14 +25,14 @@ from .plan_cache import (
     shard_names_digest,
     text_digest,
 )
-from .plan_file import Json
-from .prepare import Task, for_every_size
-from .run_program import renamed
+from .cache.plan_file import Json
+from .cache.weights_digest import content_digest
+from .context.session import Session, kept_warnings, open_store, store_root
+from .execution.run_program import renamed
 from .search import SearchResult, attach_provenance
-from .session import Session, kept_warnings, open_store, store_root
-from .time_program import UNTIMED, time_program
-from .verify_program import verify_program
-from .weights_digest import content_digest
+from .stages.prepare import Task, for_every_size
+from .stages.time_program import UNTIMED, time_program
+from .stages.verify_program import verify_program
 
 CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back, which takes as long, without time left
 

@@ -26,22 +26,22 @@ from ..report.report import Report
 from ..verification.comparison import Verification
 from ..verification.reference import expected_seconds, weight_bytes
 from ..verification.verify import planned_inputs
-from .accept import acceptance
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .choose import Carried, choose_cheapest, nothing_carried
-from .choose_form import faster_unoptimized
-from .make_report import describe_plan, make_report
-from .match import match_all, unmatched_part
-from .measuring import take_measurer
+from .context.reserves import ENDING_S, is_kept
+from .context.session import Session, open_store
+from .costs.measuring import take_measurer
+from .costs.prices import CostPricer
+from .forms.choose_form import faster_unoptimized
 from .overlapped_tuning import OverlappedTuning, start_tuning
-from .prepare import Task, for_every_size
-from .prices import CostPricer
-from .provenance import attach
-from .reserves import ENDING_S, is_kept
-from .rewrite import Rewritten, found_blocks, rewrite
-from .session import Session, open_store
 from .short_search import match_short_form, search_short_form
+from .stages.accept import acceptance
+from .stages.choose import Carried, choose_cheapest, nothing_carried
+from .stages.make_report import describe_plan, make_report
+from .stages.match import match_all, unmatched_part
+from .stages.prepare import Task, for_every_size
+from .stages.provenance import attach
+from .stages.rewrite import Rewritten, found_blocks, rewrite
 
 
 @dataclass(frozen=True)

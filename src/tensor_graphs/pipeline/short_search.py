@@ -1,4 +1,4 @@
-"""Searches a deep model by its short form (egraph/ir/short_form.py), in which each repeated block of layers occurs
+"""Searches a deep model by its short form (egraph/blocks/short_form.py), in which each repeated block of layers occurs
 once.
 
 Kernels are matched, measured and chosen for the short form. The measured kernels and those of the chosen plan are
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..costdb.store.store import Store
-from ..egraph.ir.blocks import Blocks
-from ..egraph.ir.short_form import short_form
+from ..egraph.blocks.blocks import Blocks
+from ..egraph.blocks.short_form import short_form
 from ..egraph.view.joined_view import join_blocks
 from ..errors import NoPlanError
 from ..extract.candidates.carried import carried_kernels
@@ -23,13 +23,13 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.search.carried_plan import carried_plan, kernels_to_carry
 from ..extract.search.search import Choice
-from .choose import choose
-from .match import SOME_LEFT_OUT, generation_limit, hypergraph, matching_limit
-from .prepare import Task
-from .prices import CostPricer
-from .reserves import WHOLE_S, is_kept
-from .rewrite import Rewritten
-from .session import Session, open_store
+from .context.reserves import WHOLE_S, is_kept
+from .context.session import Session, open_store
+from .costs.prices import CostPricer
+from .stages.choose import choose
+from .stages.match import SOME_LEFT_OUT, generation_limit, hypergraph, matching_limit
+from .stages.prepare import Task
+from .stages.rewrite import Rewritten
 
 SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
 

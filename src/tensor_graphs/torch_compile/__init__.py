@@ -9,7 +9,8 @@
 In: a Dynamo graph and options.
 Out: a callable; reports.
 Imports: backends, backends.program, backends.runtime, backends.verification, costdb.keys, egraph.ir, errors,
-    models.files, models.torch_export, option_checks, options, pipeline, private, processes, settings, wording.
+    models.files, models.torch_export, option_checks, options, pipeline, pipeline.execution, private, processes,
+    settings, wording.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..pipeline.timing import (
+from ..pipeline.execution.timing import (
     FEW,
     Run,
     is_surely_faster,

@@ -33,7 +33,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.compiler import is_compiling
 
 from ..backends.runtime.cpu_tensors import tensor_guard
-from ..pipeline.timing import Instant, why_pairs_lost, wins_pairs
+from ..pipeline.execution.timing import Instant, why_pairs_lost, wins_pairs
 from .compiled_graph import CompiledGraph, compile_graph, options_of
 from .judge import NOISE
 from .recurrent_modules import captures_layers

@@ -2,6 +2,6 @@
 
 In: a graph and a program.
 Out: a verdict with errors.
-Imports: backends, backends.runtime, backends.tuning, backends.verification, costdb.keys, egraph.ir, errors,
-    extract.model, plain, processes, rules.check.
+Imports: backends, backends.runtime, backends.tuning, backends.verification, costdb.keys, egraph.evaluate, egraph.ir,
+    egraph.patterns, egraph.types, errors, extract.model, plain, processes, rules.check.
 """

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 from ..backends.verification.compare import UNITS
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
-from ..egraph.ir.interpret import expand_all
+from ..egraph.evaluate.interpret import expand_all
 from ..egraph.ir.tensor import Tensor, topological
+from ..egraph.types import dtypes
+from ..egraph.types.dims import concrete
 from ..extract.model.work import node_flops
 
 SUMS = ("reduction", "contraction")  # kinds of ops that add terms

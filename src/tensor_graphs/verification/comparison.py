@@ -14,7 +14,7 @@ import numpy as np
 from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import compare
 from ..backends.verification.compare import WorstError
-from ..egraph.ir import dtypes
+from ..egraph.types import dtypes
 from ..errors import UsageError, VerificationError
 from ..plain import as_float
 

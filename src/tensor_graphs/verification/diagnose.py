@@ -16,10 +16,10 @@ from ..backends.tuning.single_kernel import in_layout, run_outputs
 from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
 from ..backends.verification.rounding_noise import RoundingSensitivity
-from ..egraph.ir import dtypes
+from ..egraph.evaluate.interpret import evaluate
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import evaluate
-from ..egraph.ir.rule import Rule
+from ..egraph.patterns.rule import Rule
+from ..egraph.types import dtypes
 from ..errors import TensorGraphsError
 from ..extract.model.clock import Halted
 from ..extract.model.meaning import output_terms

@@ -15,8 +15,8 @@ from typing import Any
 from ..backends.verification import compare
 from ..backends.verification.overflow import changed_by_order
 from ..backends.verification.rounding_noise import RoundingSensitivity
-from ..egraph.ir import dtypes
 from ..egraph.ir.graph import Graph
+from ..egraph.types import dtypes
 from .comparison import FACTORS, FAR, INNER, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
 
 

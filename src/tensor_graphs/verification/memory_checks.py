@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from math import prod
 
 from ..costdb.keys.device import gpu_facts
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
+from ..egraph.evaluate.interpret import LAZY, expand_all
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import LAZY, expand_all
 from ..egraph.ir.tensor import Tensor, topological
+from ..egraph.types import dtypes
+from ..egraph.types.dims import concrete
 from ..errors import DeviceMemoryError, TooLargeError
 from ..processes.memory_limits import available_bytes, host_bytes
 

@@ -24,12 +24,12 @@ from ..backends.verification.inputs import (
     whole_numbers,
 )
 from ..backends.verification.torch_reference import evaluate_tensors
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
-from ..egraph.ir.dtypes import HALVES, torch_dtype
+from ..egraph.evaluate.interpret import expand_all
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import expand_all
 from ..egraph.ir.tensor import Tensor
+from ..egraph.types import dtypes
+from ..egraph.types.dims import concrete
+from ..egraph.types.dtypes import HALVES, torch_dtype
 
 if TYPE_CHECKING:
     import torch

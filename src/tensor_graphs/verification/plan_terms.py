@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..egraph.ir.dtypes import HALVES
-from ..egraph.ir.pattern import Var, build
 from ..egraph.ir.tensor import Tensor, make
+from ..egraph.patterns.pattern import Var, build
+from ..egraph.types.dtypes import HALVES
 from ..extract.model.plan import Plan, Step
 
 

@@ -13,13 +13,13 @@ from ..backends.verification import inputs as drawing
 from ..backends.verification.inputs import index_bounds, random_indices
 from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
-from ..egraph.ir.dtypes import HALVES
+from ..egraph.evaluate.interpret import evaluate, expand_all
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import evaluate, expand_all
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import DerivedData
+from ..egraph.types import dtypes
+from ..egraph.types.dims import concrete
+from ..egraph.types.dtypes import HALVES
 from ..extract.model.work import graph_flops
 from .comparison import (
     Array,

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..backends.verification import compare
 from ..backends.verification import inputs as drawing
-from ..egraph.ir import dtypes
+from ..egraph.evaluate.interpret import evaluate
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import evaluate
 from ..egraph.ir.tensor import Tensor
+from ..egraph.types import dtypes
 from ..extract.model.plan import Plan
 from .memory_checks import input_output_bytes
 from .plan_terms import meaning
@@ -70,7 +70,7 @@ class _Run:
         return draw(self.graph, rng, self.device, turn)
 
     def values(self, roots: Sequence[Tensor], inputs: Mapping[str, Value], around: Any = None) -> list[Value]:
-        """Values of the roots. `around`: as for `egraph.ir.interpret.evaluate`."""
+        """Values of the roots. `around`: as for `egraph.evaluate.interpret.evaluate`."""
         graph = self.graph.with_roots(roots)
         if not self.device:
             with np.errstate(all="ignore"):

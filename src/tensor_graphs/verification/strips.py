@@ -18,13 +18,13 @@ import numpy as np
 from ..backends.runtime.marshalling import array_of, is_torch
 from ..backends.verification import inputs as drawing
 from ..backends.verification.compare import WorstError
-from ..egraph.ir import dtypes
-from ..egraph.ir.dims import concrete
+from ..egraph.evaluate.interpret import evaluate
+from ..egraph.evaluate.strips import StripAxes, axes_of, interval_view
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.interpret import evaluate
-from ..egraph.ir.strips import StripAxes, axes_of, interval_view
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import load_data
+from ..egraph.types import dtypes
+from ..egraph.types.dims import concrete
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, refuse_writes, worst_of_inputs
 from .judge import Judge
 from .memory_checks import eager_bytes, input_output_bytes, largest_value_bytes, refuse_more_than_available, run_bytes

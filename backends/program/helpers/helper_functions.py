@@ -1,0 +1,51 @@
+"""Collects the helper functions of emitted programs that backends declare, and selects those that a program needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from ...registry import backends, devices, on_forget
+from ...user.files import HELPERS as USER_HELPERS
+
+
+@cache
+def all_helpers() -> dict[str, str]:
+    """Source of every helper function that emitted programs may contain, by name. Emitted code must not use these names
+    for anything else."""
+    found: dict[str, str] = {}
+    for device in devices().values():
+        found |= device.programs.helpers
+    for b in backends().values():
+        found |= b.helpers
+    return found | USER_HELPERS
+
+
+on_forget.append(all_helpers.cache_clear)
+
+
+def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
+    """Sorted names of the helper functions that emitted code needs: `names`, the helpers in `setups` (pairs of a
+    backend's and a helper's name), and all helpers that these call."""
+    known = all_helpers()
+    found: set[str] = set()
+    todo = {*names, *(name for _, name in setups)}
+    while todo:
+        found |= todo
+        called = {c for name in todo for c in _called(known[name])}
+        todo = (called & known.keys()) - found
+    return sorted(found)
+
+
+@cache
+def _called(source: str) -> frozenset[str]:
+    own = re.sub(r'r""".*?"""', "", source, flags=re.DOTALL)  # text in another language calls no Python helper
+    return frozenset(re.findall(r"(?<![\w.])([A-Za-z_]\w*)\(", own))
+
+
+def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yields the sources of all helper functions that emitted code needs, sorted by name. `names`: helpers; `setups`:
+    further ones, as pairs of a backend's and a helper's name. Helpers that these call are included."""
+    known = all_helpers()
+    return (known[name] for name in helper_names(names, setups))

@@ -1,0 +1,7 @@
+"""Executes emitted programs on a device: compiled kernels, direct calls, launch modes, calls at new sizes.
+
+In: emitted source.
+Out: functions that launch its kernels.
+Imports: backends, backends.program.emit, backends.program.helpers, backends.runtime, errors, extract.model, plain,
+    private.
+"""

@@ -1,0 +1,215 @@
+"""Makes one C function for a whole call of a bound GPU program (one with its weights in place): no code of the emitted
+program runs between the caller and the driver.
+
+Once a program's way of launching is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates
+results, writes addresses and launches: some forty Python operations, most of a small program's time on the host. The
+function that `direct_call` returns (direct_calls.c, CPython's API) does the same in C. It returns None if a condition
+does not hold; then the emitted program's own code makes the call.
+
+The C code is compiled on first use, and kept beside compiled C kernels. Without a compiler or Python's headers there is
+no such function.
+
+Imports: the standard library, `backends.runtime`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sysconfig
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from shlex import split
+from struct import pack
+from subprocess import DEVNULL, SubprocessError, run
+from sys import implementation, modules
+from tempfile import TemporaryDirectory
+from typing import Any
+from weakref import ref
+
+from ....private import code_folder, read_sealed, sealed
+from ...runtime.cpu_tensors import tensor_guard
+from .device_programs import Direct
+
+NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "way")
+MOST_TENSORS = 2048  # inputs and results of a call: MOST in direct_calls.c
+COMPILE_S = 60.0  # limit of the compiler's seconds
+SOURCE = Path(__file__).with_name("direct_calls.c")
+
+
+@cache
+def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
+    """Compile direct_calls.c; returns its function `tensor_graphs_<name>` as a Python function of one tuple. None if it
+    cannot be compiled on this machine."""
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
+        return None
+    source = f'#define PY_SSIZE_T_CLEAN\n#include "{header}"\n{SOURCE.read_text(encoding="utf-8")}'
+    command = [*split(os.environ.get("CC") or "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC",
+               f"-I{sysconfig.get_path('platinclude')}"]  # fmt: skip
+    key = repr((source, command, sysconfig.get_config_var("EXT_SUFFIX")))
+    folder = code_folder("c")
+    if folder is None:
+        return None
+    path = folder / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.so"
+    try:
+        library = ctypes.CDLL(str(path)) if _kept(path) else _compiled(path, source, command)
+    except (OSError, SubprocessError):
+        return None
+    address = ctypes.cast(getattr(library, f"tensor_graphs_{name}"), ctypes.c_void_p).value or 0
+    return ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(address)
+
+
+def _kept(path: Path) -> bool:
+    """Whether a compiled library is in a private folder and not damaged."""
+    try:
+        read_sealed(path, name=path.name)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _compiled(path: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
+    """The compiled library of a C source, kept at a path in a private folder. Raises OSError or SubprocessError."""
+    with TemporaryDirectory(prefix=".compile-", dir=path.parent) as part:
+        text, made, whole = (Path(part) / name for name in ("call.c", "call.so", "sealed.so"))
+        text.write_text(source, encoding="utf-8")
+        environment = {**os.environ, "TMPDIR": part}
+        given = [*command, "-o", str(made), str(text)]
+        run(given, check=True, capture_output=True, timeout=COMPILE_S, stdin=DEVNULL, env=environment)
+        whole.write_bytes(sealed(made.read_bytes(), path.name))
+        whole.chmod(0o600)
+        whole.replace(path)
+    return ctypes.CDLL(str(path))
+
+
+class DirectCalls:
+    """The direct function (a call as one C function) for inputs of one choice of shapes, and when to try to make it.
+
+    `call`: the function; None if there is none (yet). `wait`: number of calls until the next attempt to make one (0: no
+    attempt). Attempts become rarer and end after `MOST` functions, because inputs may have other strides, devices or
+    dispatch keys at each call.
+    """
+
+    __slots__ = ("call", "made", "pause", "wait")
+    MOST = 4
+
+    def __init__(self, wait: int) -> None:
+        self.call: Direct | None = None
+        self.wait, self.pause, self.made = wait, 1, 0
+
+    def learn(self, make: Callable[[], Direct | None]) -> Direct | None:
+        """Try to make a direct function, after a call that the emitted program made; `make()` returns it, or None.
+        Returns the function to use from now on; None if there is none."""
+        found = make()
+        if found is None:
+            self.wait, self.pause = self.pause, 2 * self.pause
+            return self.call
+        self.call, self.made = found, self.made + 1
+        self.wait = 1 if self.made < self.MOST else 0
+        return found
+
+
+def final(bound: Any) -> Any:
+    """The `Calls` object that made the last call of the bound program `bound`, if its way of launching is final and its
+    launches run without the emitted program's code; else None."""
+    sized = hasattr(bound, "kept")
+    calls: Any = getattr(bound, "last", None) if sized else bound
+    if not all(hasattr(calls, name) for name in NEEDED):  # none yet, or of a program saved by an older version
+        return None
+    if not calls.ready or (sized and not calls.settled and calls.way != bound.way):
+        return None
+    whole = calls.way == "graph" if calls.executable is not None else calls.way == "flat" and calls.complete
+    return calls if whole else None
+
+
+def _turned(bound: Any, calls: Any) -> bool:
+    """Make `calls` the last calls of a program of every size (`CallsBySize.prepared`); False if the program has dropped
+    them."""
+    shapes = tuple([shape for shape, _, _ in calls.types[: calls.count]])
+    if bound.kept.get(shapes) is not calls:
+        return False
+    bound.kept[shapes] = bound.kept.pop(shapes)
+    calls.stream, calls.stream_object, bound.last = bound.last.stream, bound.last.stream_object, calls
+    return True
+
+
+def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
+    """Make the C function for calls of the bound program `bound` with inputs like `given`, the inputs of its last call;
+    None if there is none yet, or none at all. Calls hold the lock `lock`."""
+    calls, torch = final(bound), modules["torch"]
+    if calls is None or not calls.kernels.table or len(calls.types) > MOST_TENSORS:
+        return None
+    if any(type(x) is not torch.Tensor or not calls.fits(x) for x in given):
+        return None
+    made, guard = c_function("direct_call"), tensor_guard(given) if given else None
+    if made is None or (given and guard is None):
+        return None
+    owner, graph = (None if calls is bound else bound), calls.executable is not None
+    table = calls.kernels.table
+    fixed = frozenset(calls.places if graph else ())
+    pinned = getattr(calls, "pinned", {}) if graph else {}  # a program saved by an older version has none
+    makers = [None if i in fixed else pinned.get(i, False) if i < calls.count else _parts(calls.fresh[i - calls.count])
+              for i in range(len(calls.types))]  # fmt: skip
+    results = [_result(k, *pair) for k, pair in enumerate(calls.handed)]
+    spans = {(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in _private(calls)}
+    names = ("cuLaunchKernelEx", "cuTensorMapReplaceAddress", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch")
+    capturing = torch._C._cuda_isCurrentStreamCapturing if graph or owner is not None else None
+    weak = ref(calls)
+    found: Direct = made((
+        weak, owner, None if owner is None else lambda: _turned(owner, weak()), lock.acquire, lock.release, guard,
+        torch._C.TensorBase.data_ptr, torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, calls.index, capturing,
+        [], tuple(makers), tuple(results), ref(calls.executable) if graph else table,
+        b"".join(_slots(table)), b"".join(map(_launch, table)), b"".join(pack("=QQ", a, a + n) for a, n in sorted(spans)),
+        calls.count, calls.reuse, *[driver_address(table[0].driver.library, name) for name in names],
+        calls.executable.value if graph else 0,
+    ))  # fmt: skip
+    return found
+
+
+def _parts(make: Any) -> Any:
+    """A function without arguments that allocates a tensor, as (function, arguments …)."""
+    return (make.func, *make.args) if isinstance(make, partial) and not make.keywords else (make,)
+
+
+def _result(position: int, number: int, view: Any) -> Any:
+    """A result in the form of `result` in direct_calls.c, from its entry in `Calls.handed`."""
+    if number < 0:
+        return -1 - position
+    return number if view is None else (number, *view)
+
+
+def _private(calls: Any) -> list[Any]:
+    """Tensors over the program's memory that inputs must not share: states, and results that the next call
+    overwrites."""
+    return [*calls.states.values(), *((view for _, view in calls.handed if view is not None) if calls.reuse else ())]
+
+
+def driver_address(library: Any, name: str) -> int:
+    """Address of the function `name` of the CUDA driver `library`; 0 if the driver lacks it."""
+    function = getattr(library, name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _slots(table: Sequence[Any]) -> list[bytes]:
+    """Bytes of the structure `Slot` of direct_calls.c for each address in the launches that depends on a tensor of the
+    call, in the order of the launches."""
+    return [
+        text
+        for k, one in enumerate(table)
+        for text in (
+            *(pack("=5q", k, ctypes.addressof(slot), i, offset, 0) for slot, i, offset in one.slots),
+            *(pack("=5q", k, box.value, i, offset, 1) for box, i, offset in one.boxes),
+        )
+    ]
+
+
+def _launch(one: Any) -> bytes:
+    """Bytes of the structure `Launch` of direct_calls.c for one recorded launch."""
+    node, how = (one.node.value, ctypes.addressof(one.how)) if hasattr(one, "node") else (0, 0)
+    return pack("=5q", ctypes.addressof(one.config), one.function.value, ctypes.addressof(one.parameters), node, how)
+
+
+__all__ = ["DirectCalls", "c_function", "direct_call", "driver_address", "final"]

@@ -1,0 +1,1 @@
+"""Models and workloads that the benchmarks measure."""

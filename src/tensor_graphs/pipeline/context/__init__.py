@@ -1,0 +1,7 @@
+"""Holds the state of one call of `optimize`: options, deadline, cost store, time reserves, messages for the report.
+
+In: options of a call.
+Out: a session.
+Imports: backends, backends.generate, backends.program, costdb.store, egraph.ir, egraph.patterns, errors, extract.model,
+    options, pipeline.sources, progress, report, settings, verification, writing.
+"""

@@ -1,0 +1,222 @@
+"""Holds the state of one optimization: options, deadline clock, cost store, and messages for the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from ... import settings
+from ...backends.generate.lowering_pool import LowerPool
+from ...backends.generate.lowerings import Lowerings
+from ...backends.program.weights import SharedWeights
+from ...backends.registry import select
+from ...costdb.store.store import Store, default_root
+from ...egraph.ir.memo import forget
+from ...egraph.patterns.rule import Rule
+from ...errors import warnings_into
+from ...extract.model.clock import Clock, Halted
+from ...extract.model.pricing import Measurer
+from ...options import Options, with_builtin
+from ...progress import Progress
+from ...report.records import FinalistReport
+from ...report.timeline import Rows, timeline
+from ...verification.comparison import rounding_allowance
+from ...writing.files import named_path
+from ..sources.caller import Caller
+
+LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
+MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
+LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
+
+
+@dataclass
+class Session:
+    """State of one optimization: options, clocks, messages for the report, worker processes.
+
+    `now`: the clock that the budget is measured by. `warnings`: texts for the report. `plan_cache_notes`: why cached
+    plans were not used.
+    """
+
+    options: Options
+    progress: Progress = field(default_factory=Progress)
+    own_rules: Sequence[Rule] = ()  # rules in force, in place of the built-in ones and those of the options
+    clock: Clock = field(default_factory=Clock)
+    now: Callable[[], float] = time.monotonic
+    warnings: list[str] = field(default_factory=list)
+    omitted: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
+    verification_s: float = 0.0  # expected seconds of verification, which the search leaves
+    verified_inputs: int = 3  # inputs that verification wants
+    weights: SharedWeights = field(default_factory=SharedWeights)  # pool of the weights of programs that a search binds
+    binding_s: float = 0.0  # expected seconds of copying a program's weights to the device
+    ending_s: float = 0.0  # seconds for the end of the call, which optional work leaves
+    started: tuple[Store, Measurer] | None = None  # GPU measurer whose processes were started in advance
+    plan_cache_notes: list[str] = field(
+        default_factory=list
+    )  # why no cached plan was used; why this plan was not cached
+    caller: Caller | None = None  # the source as a callable with examples, if it is one
+    starting: Callable[[], bool] = lambda: False  # whether the measuring processes are still starting
+    finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
+    whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
+    clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
+    keeps_measurer: bool = False  # whether a search leaves its measurer's processes to the next one
+    timed: bool = True  # whether the latency of the program that is found is measured
+
+    def __post_init__(self) -> None:
+        if self.options.rules and not self.own_rules:
+            self.own_rules = with_builtin(self.options.rules)  # tests them first
+        self.lowerings = Lowerings(
+            rounding_allowance(self.options.tolerance), LowerPool()
+        )  # for this session's kernels
+        self.start = self.now()
+        self.began = time.monotonic()
+
+    @cached_property
+    def rules(self) -> Sequence[Rule]:
+        """Rules in force. The built-in ones are loaded on first use: a cached plan needs none."""
+        return self.own_rules or with_builtin(())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager of the whole optimization. At its end worker processes stop and memo tables are emptied."""
+        try:
+            yield
+        finally:
+            self.lowerings.close()
+            forget()
+
+    @contextmanager
+    def stage(self, name: str, message: str = "") -> Iterator[None]:
+        """Context manager that times the stage `name` of `optimize`; its start is reported to `progress`, with
+        `message`."""
+        self.progress.say(name, message)
+        with self.clock.running(name):
+            yield
+
+    @contextmanager
+    def part(self, seconds: float, *, own: bool) -> Iterator[None]:
+        """Context manager of a search that is a part of this session: the budget inside it is `seconds` from now on.
+
+        `own`: messages inside it are kept out of the session's report, and the latency of its program is not measured.
+        """
+        fields = (
+            "options",
+            "start",
+            "warnings",
+            "omitted",
+            "finalists",
+            "plan_cache_notes",
+            "timed",
+            "verification_s",
+            "verified_inputs",
+            "binding_s",
+            "ending_s",
+        )
+        before = {name: getattr(self, name) for name in fields}
+        self.options, self.start = replace(self.options, budget=max(0.0, seconds)), self.now()
+        if own:
+            self.warnings, self.omitted, self.finalists, self.plan_cache_notes, self.timed = [], [], [], [], False
+            self.binding_s = self.ending_s = 0.0
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if own or name in ("options", "start"):
+                    setattr(self, name, value)
+
+    @property
+    def timeline(self) -> Rows:
+        """Spans (begin, end in seconds) of all activities of this session and of its measuring processes, by activity,
+        for the report."""
+        return timeline(self.began, [("stage", self.clock), *self.clocks])
+
+    @property
+    def left(self) -> float:
+        """Remaining seconds of the budget; negative once exceeded."""
+        return self.options.budget - (self.now() - self.start)
+
+    def loaded(self) -> None:
+        """Warn if loading the model alone took longer than the budget."""
+        if (took := self.options.budget - self.left) > self.options.budget > 0:
+            self.warnings.append(f"loading took {took:.1f} s, more than the budget of {self.options.budget:g} s")
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the measuring processes have not started yet. Until they have, candidate kernels may be formed for
+        longer than their share of the budget."""
+        return self.starting() and self.now() - self.start < MAX_STARTING_S
+
+    @property
+    def over(self) -> bool:
+        """Whether at most `ending_s` seconds of the budget are left, or the user asked to stop: no further optional
+        work is started.
+        """
+        return self._past(0.0)
+
+    def late(self, seconds: float) -> bool:
+        """Whether 1 + LATE times the budget will be used up in `seconds`: if a plan is then over tolerance, no other
+        one is sought."""
+        return self._past(LATE, seconds)
+
+    def _past(self, share: float, seconds: float = 0.0) -> bool:
+        """Whether the budget plus `share` of it is used up in so many seconds, or the user asked to stop."""
+        return self.progress.stopped or (
+            self.left - seconds - self.ending_s <= -share * self.options.budget and not self.options.deterministic
+        )
+
+    def refused(self, reason: Exception) -> None:
+        """Record why a cached plan is not used."""
+        self.plan_cache_notes.append(f"the plan of an earlier search is not used: {reason}")
+        self.progress.say("plan cache", self.plan_cache_notes[-1])
+
+    def interrupted(self) -> Callable[[], bool]:
+        """Predicate: whether Ctrl-C arrived since the predicate was created."""
+        before = self.progress.stopped
+        return lambda: self.progress.stopped and not before
+
+    def polled(self) -> Callable[[], None]:
+        """Function that raises Halted if Ctrl-C arrived since the function was created."""
+        pressed = self.interrupted()
+
+        def poll() -> None:
+            if pressed():
+                raise Halted
+
+        return poll
+
+
+def least_measuring(options: Options) -> float:
+    """Minimum seconds of measuring on a GPU."""
+    return min(LEAST_S, LEAST * options.budget)
+
+
+def store_root(options: Options) -> Path:
+    """The folder of the cost store."""
+    return named_path(options.costdb or settings.current().costdb or default_root())
+
+
+def store_of(session: Session) -> Store:
+    """The session's cost store, not loaded yet."""
+    with kept_warnings(session):  # warnings about an unwritable folder
+        starter = lambda: {b.machine().device for b in select(session.options.backend_name)}
+        return Store(store_root(session.options), frozen=session.options.deterministic, starter=starter)
+
+
+@contextmanager
+def open_store(session: Session, store: Store | None = None) -> Iterator[Store]:
+    """Context manager of a cost store (default: the session's). Its warnings go to the report; new measurements are
+    written to disk at its end."""
+    with kept_warnings(session):
+        store = store or store_of(session)
+        yield store
+        store.flush()
+
+
+@contextmanager
+def kept_warnings(session: Session) -> Iterator[None]:
+    """Context manager that collects warnings for the report."""
+    with warnings_into(session.warnings):
+        yield

@@ -1,0 +1,7 @@
+"""Starts the backends' measuring processes, and computes prices of candidate kernels from measurements.
+
+In: candidate kernels.
+Out: their prices in µs.
+Imports: backends, backends.admission, backends.tuning, costdb.keys, costdb.price, costdb.store, egraph.saturate,
+    errors, extract.model, options, pipeline.context.
+"""

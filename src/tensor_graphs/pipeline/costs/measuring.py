@@ -1,0 +1,111 @@
+"""Creates the backends that one call of `optimize` uses, and starts the processes that measure their kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from ...backends.admission.use import admitted
+from ...backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
+from ...backends.tuning.measure_cpu import CpuMeasurer
+from ...backends.tuning.measure_gpu import GpuMeasurer
+from ...costdb.keys.device import gpu_machine
+from ...costdb.store.store import Store
+from ...egraph.saturate.worker import default_pool
+from ...errors import DeviceUnavailableError, WorkerError, warned
+from ...extract.model.kernel import Backend
+from ...extract.model.pricing import Measurer
+from ...options import CommonOptions, Options
+from ..context.session import Session, store_of
+
+SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
+
+
+def backends_of(options: Options) -> list[Backend]:
+    """Backends that provide kernels for the options; NumPy alone for tolerance "exact" with backend "auto".
+
+    Raises DeviceUnavailableError if measuring or verifying needs a GPU that is not in this machine (setting `gpu`).
+    """
+    if is_planning_only(options.backend_name) and (options.measure or options.verify):
+        raise DeviceUnavailableError(
+            f"plans for {gpu_machine().device} can be made on this machine, but not measured or verified", where="TENSOR_GRAPHS_GPU",
+            hint="give measure=False, verify=False (--no-measure --no-verify); prices are those that `tensor-graphs measure` found on that GPU",
+        )  # fmt: skip
+    return chosen_backends(options, "numpy" if options.exact and options.backend_name == "auto" else "")
+
+
+def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
+    """The backends that `name` stands for (default: the backend name in `options`), with the user kernels registered in
+    this process and those in `options`.
+
+    Raises KernelError or KernelRefusedError for user kernels that cannot be used.
+    """
+    chosen, added = select(name or options.backend_name), admitted(options.kernels)
+    names = {b.name for b in chosen}
+    if out := sorted({t.kernel.name for t in added} - {t.kernel.name for t in added if t.backend in names}):
+        warned(f"user kernels {', '.join(out)}: their backends are not among those of backend={options.backend_name!r}")
+    return list(with_kernels(chosen, [*used_kernels(), *added]))
+
+
+def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
+    """Kernel measurer of the backends, whose processes begin to start; None if nothing is to be measured."""
+    if not options.measure or options.deterministic:
+        return None
+    where = {backend(b.name).measured for b in backends}
+    measurer: Measurer
+    if "gpu" in where:
+        measurer = GpuMeasurer(store, calibrates=options.budget > SMALL_S)
+    elif "host" in where:
+        measurer = CpuMeasurer(store, preload="torch" if any(b.name == "torch" for b in backends) else "")
+    else:
+        return None
+    if (
+        "gpu" in where or options.budget <= SMALL_S
+    ):  # larger ones start a CPU process when there is something to measure
+        with suppress(WorkerError):  # the error is raised again by the first measurement
+            measurer.start()  # takes as long as rewriting
+    return measurer
+
+
+@contextmanager
+def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
+    """Context manager that starts worker processes before the model is loaded, and ends them.
+
+    Started are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's and the saturation workers, because
+    starting takes seconds, as loading does. Without `early`, for models that are loaded already, `start_measurer`
+    starts them.
+    """
+    options = session.options
+    with session.clock.running("start workers"):
+        backends = backends_of(options)
+        small = options.budget <= SMALL_S
+        if early and small and options.saturation_limits.iterations:
+            default_pool().begin()
+        if early:
+            start_measurer(session, backends)
+    try:
+        yield
+    finally:
+        if session.started is not None:  # unused: the plan came from the cache, or the search did not start
+            session.started[1].close()
+
+
+def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
+    """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started."""
+    if session.started is None and (on_gpu(backends) or session.options.budget <= SMALL_S):
+        store = store_of(session)
+        measurer = measurer_of(session.options, backends, store)
+        session.started = None if measurer is None else (store, measurer)
+
+
+def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:
+    """Cost store and measurer of a search: those of `measurer_started`, else new ones. The measurer is None if the
+    search measures nothing. The search closes both."""
+    started, session.started = session.started, None
+    if started is not None:
+        return started
+    store = store_of(session)
+    return store, measurer_of(session.options, backends, store)
+
+
+__all__ = ["backends_of", "chosen_backends", "measurer_of", "measurer_started", "start_measurer", "take_measurer"]

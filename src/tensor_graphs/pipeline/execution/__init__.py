@@ -1,0 +1,7 @@
+"""Runs programs and the caller's own function on given values, for verification and timing.
+
+In: callables and values.
+Out: results, and medians of times.
+Imports: backends.program, backends.program.launch, backends.runtime, costdb.keys, egraph.ir, errors, pipeline.sources,
+    report, wording.
+"""

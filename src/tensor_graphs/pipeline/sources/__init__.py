@@ -1,0 +1,7 @@
+"""Converts a source (expression, function, module, file) to a graph, and represents the caller's own function.
+
+In: a source and example inputs.
+Out: a graph, or a callable of the caller's own function.
+Imports: backends.program, backends.runtime, egraph.ir, egraph.types, errors, models, models.files, models.functions,
+    models.torch_export, wording.
+"""

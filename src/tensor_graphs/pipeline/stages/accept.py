@@ -1,0 +1,93 @@
+"""Runs the stages "build" and "verify" of a search: the loop of verify_or_retry.py, which replaces a plan (choice of
+kernels) whose program fails, set up for the options of `optimize`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ...egraph.patterns.rule import Rule
+from ...egraph.view.view import EGraphView, view_of
+from ...extract.candidates.hypergraph import Hypergraph
+from ...extract.model.kernel import Call, Template
+from ...extract.model.pricing import Measurer
+from ...extract.search.search import Choice
+from ...extract.solve import budgets
+from ...verification.reference import Reference
+from ..context.session import LATE, Session
+from ..costs.prices import CostPricer
+from .choose import Carried, choose, nothing_carried
+from .exclusions import Exclusions
+from .match import hypergraph, only_generated
+from .prepare import Task
+from .time_finalists import fastest_finalist
+from .verify_or_retry import Acceptance
+
+
+def acceptance(
+    session: Session, task: Task, pricer: CostPricer, measurer: Measurer | None, first: Choice | None,
+    fired: Sequence[Rule], ahead: Callable[[], dict[int, Reference]],
+    encoded: Callable[[], None] = lambda: None, carried: Carried = nothing_carried,
+) -> Acceptance:  # fmt: skip
+    """The verify-or-retry loop of one search, ready to run (`Acceptance.run`).
+
+    `first`: a choice of kernels that is used for its hypergraph instead of a new extraction (None: there is none).
+    `fired`: rules that matched. `ahead`: waits for the verification references computed in the background, and returns
+    them by seed. `encoded`: ends the encoding of quantized weights in the background; called before programs are timed.
+    """
+    options, symbolic, work = session.options, task.symbolic, task.work
+    made = [] if first is None else [first]
+
+    def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
+        known = made.pop() if made and made[0].hypergraph is graph else None
+        choice = known or choose(session, graph, pricer, measurer, limits=limits, carried=carried)
+        if measurer is not None:
+            measurer.pause()  # frees memory for verification
+        encoded()
+        if measurer is not None and measurer.ahead:
+            with session.stage("build"):
+                measurer.compile(unmeasured_kernels(choice))
+        return choice
+
+    def stored(view: EGraphView) -> Hypergraph:
+        late = lambda bound: session.late(0.0)
+        return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
+
+    def unrewritten() -> Hypergraph:
+        over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
+        return hypergraph(session, view_of(work), task.backends, enough=over, narrow=False, symbolic=symbolic)
+
+    say = partial(session.progress.say, "verify")
+    exclusions = Exclusions(
+        chosen_of, pricer.errors, unrewritten, say, None if symbolic is None else symbolic.without_sized
+    )
+    loop = Acceptance(
+        task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
+        over=lambda: session.over, late=session.late, now=session.now,
+        patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
+        weights=session.weights,
+    )  # fmt: skip
+    if measurer is not None:
+        loop.fastest = partial(fastest_finalist, session, task, compiler=measurer.compile if measurer.ahead else None)
+    if symbolic is not None:
+        loop.plan = symbolic.plan
+        loop.elsewhere = lambda program, poll: symbolic.verifier.problem(
+            program, options.tolerance, options.seed, lambda: session.over, poll
+        )
+    return loop
+
+
+def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
+    """Generated kernels of a choice that were never measured on this machine, each with the schedule that the plan
+    uses.
+
+    The caller compiles them in advance.
+    """
+    for i in choice.chosen:
+        candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
+        if candidate.template.space is not None and price.origin != "measured":
+            yield candidate.template, replace(candidate.call, schedule=dict(price.schedule))
+
+
+__all__ = ["acceptance", "unmeasured_kernels"]

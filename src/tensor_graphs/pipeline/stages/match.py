@@ -1,0 +1,168 @@
+"""Runs the stage "candidates": matches kernels on a saturated e-graph and returns them as hypergraphs (values as
+vertices, candidate kernels as edges), from which a plan is extracted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...backends.registry import backends_storing_narrow, on_gpu
+from ...backends.runtime.views import view_strides
+from ...backends.user.templates import USER_PREFIX
+from ...egraph.view.view import EGraphView, view_of
+from ...extract.candidates.candidates import candidate_hypergraph
+from ...extract.candidates.carried import CarriedKernels
+from ...extract.candidates.hypergraph import Hypergraph
+from ...extract.model.clock import Halted
+from ...extract.model.kernel import Backend
+from ...extract.model.storage_dtypes import narrow_types
+from ...verification.comparison import rounding_allowance
+from ...wording import counted
+from ..context.session import Session, least_measuring
+from ..sizes.any_size import Symbolic
+from .backend_filter import exact_only, within_loss
+from .prepare import Task
+from .rewrite import Rewritten
+
+MATCHING = 0.2  # fraction of the budget that must remain when matching ends
+MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
+# fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
+GENERATING = 0.6, 0.4
+GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
+UNMATCHED = "kernels of "  # begin of the names of graphs without kernels, among the omitted work of a report
+SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
+
+
+def hypergraph(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False,
+    enough: Callable[[bool], bool] = lambda bound: False, narrow: bool = True, symbolic: Symbolic | None = None,
+    carried: CarriedKernels | None = None,
+) -> Hypergraph:  # fmt: skip
+    """Candidate kernels of an e-graph as a hypergraph. With tolerance "exact", an op that has kernels whose results
+    equal the unoptimized graph's bit by bit has no other candidates.
+
+    Raises Halted when `stop()` is true. Once `enough(False)` is true, no further fused kernels are generated; once
+    `enough(True)` is, generated kernels are bound in no further layouts. `narrow`: values of a 16-bit model may be
+    stored in its dtype. `symbolic`: keep the kernels that hold at all sizes. `carried`: only these kernels.
+    """
+    with session.stage("candidates", counted(len(view), "e-node")):
+        return match_kernels(session, view, backends, stop, enough, narrow, symbolic, carried)
+
+
+def match_kernels(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool],
+    enough: Callable[[bool], bool], narrow: bool = True, symbolic: Symbolic | None = None,
+    carried: CarriedKernels | None = None,
+) -> Hypergraph:  # fmt: skip
+    """The hypergraph of candidate kernels of an e-graph, as `hypergraph` with the same parameters, but without being
+    timed as a stage: for background threads."""
+    limit, opened = rounding_allowance(session.options.tolerance), session.lowerings.opened
+    exact = session.options.exact
+    chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
+    if symbolic is not None:
+        lifted = symbolic.view(view)
+        types = symbolic.narrow(lifted) if narrow and not exact else ()
+        return symbolic.hypergraph(candidate_hypergraph(lifted, chosen, view_strides, types or None, stop, enough))
+    narrow = narrow and on_gpu(backends) and not exact  # exact programs keep the model's dtypes
+    stored = narrow_types(view) if narrow else None
+    return candidate_hypergraph(view, chosen, view_strides, stored, stop, enough, carried)
+
+
+def match_all(
+    session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
+) -> list[Hypergraph]:  # fmt: skip
+    """Hypergraphs to search, the one with the most candidates last: of lower effort levels (smaller saturations), of
+    the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
+    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made)."""
+    graphs: list[Hypergraph] = []
+    backends, stop = task.backends, matching_limit(session, task, unrewritten)
+    enough = generation_limit(session, backends)
+    try:
+        for view in (*rewritten.smaller, rewritten.view):
+            graphs.append(hypergraph(session, view, backends, stop, enough, symbolic=task.symbolic))
+        if task.symbolic is None and (narrow := stored_narrow(session, rewritten.view, backends, stop)) is not None:
+            graphs.append(narrow)
+    except Halted:
+        session.omitted.append(
+            UNMATCHED + ("the rewritten graph" if not graphs else "the e-graph at the highest effort")
+        )
+    if any(g.stats.get("left_out") for g in graphs):
+        session.omitted.append(SOME_LEFT_OUT)
+    if graphs:
+        return graphs
+    if unrewritten is None:  # library kernels always cover the unrewritten graph
+        ended = lambda bound: enough(bound) or (session.over and not only_generated(backends))
+        unrewritten = hypergraph(session, view_of(task.work), backends, enough=ended, symbolic=task.symbolic)
+        if unrewritten.stats.get("left_out"):
+            session.omitted.append(SOME_LEFT_OUT)
+    return [unrewritten]
+
+
+def unmatched_part(omitted: str) -> str:
+    """The part of the e-graph whose kernels were not matched, by an entry of a report's omitted work; "" for others."""
+    if omitted.startswith(UNMATCHED):
+        return omitted.removeprefix(UNMATCHED)
+    return "the fully rewritten graph" if omitted.startswith("rewriting of ") else ""
+
+
+def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
+    """Predicate that ends matching: the argument `stop` of `hypergraph`. `unrewritten`: the hypergraph used then."""
+    pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
+    timed = not session.options.deterministic
+    return lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
+
+
+def _least_matching(session: Session) -> float:
+    """Minimum seconds of matching on a GPU."""
+    return MATCHING_LEAST * least_measuring(session.options)
+
+
+def only_generated(backends: Sequence[Backend]) -> bool:
+    """Whether the backends have generated kernels only (besides views, copies and user kernels)."""
+    own = (t for b in backends for t in b.templates if not t.name.startswith(USER_PREFIX))
+    return all(t.family in ("view", "copy") for t in own)
+
+
+def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
+    """Predicate that ends kernel generation on a GPU: the argument `enough` of `candidate_hypergraph`.
+
+    Always false without library kernels, since there may then be no plan without generated ones.
+    """
+    began, budget = session.now(), session.options.budget
+    timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
+
+    def enough(bound: bool) -> bool:
+        if not timed:
+            return False
+        spent = session.now() - began
+        kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
+        return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
+
+    return enough
+
+
+def stored_narrow(
+    session: Session, view: EGraphView, backends: Sequence[Backend], stop: Callable[[], bool] = lambda: False
+) -> Hypergraph | None:
+    """Hypergraph in which the values of a bfloat16 model are stored in bfloat16, on a CPU with bfloat16 multiplication;
+    else None.
+
+    Whether 16-bit or float32 storage is faster is decided by comparing the two whole plans. `stop`: polled; raises
+    Halted when it returns True.
+    """
+    if session.options.exact or on_gpu(backends):
+        return None
+    types = narrow_types(view)
+    if all(t.dtype != "bfloat16" for t in types) or not any(b.name == "torch" for b in backends):
+        return None
+    from ...backends.library.torch_rows import multiplies_bfloat16
+
+    if not multiplies_bfloat16():
+        return None
+    with session.stage("candidates", "values in bfloat16"):
+        opened = [session.lowerings.opened(b) for b in backends]
+        return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
+
+
+__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+           "only_generated", "stored_narrow"]  # fmt: skip

@@ -1,0 +1,96 @@
+"""Runs the stages "blocks", "saturate" and "join blocks": saturates each repeated subgraph (block) of a model once, and
+joins the results to one e-graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...egraph.blocks.blocks import Blocks, find_blocks
+from ...egraph.ir.graph import Graph
+from ...egraph.patterns.rule import Rule
+from ...egraph.saturate.union import saturate_in_stages
+from ...egraph.view.joined_view import join_blocks
+from ...egraph.view.view import EGraphView, view_of
+from ...extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
+from ...wording import counted
+from ..context.session import Session
+
+REWRITING = 0.5  # fraction of the remaining time that saturation may take
+# with `deterministic` e-nodes and rounds end rewriting, and the clock only after this many times the budget or limit
+PATIENCE = 20.0
+LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Saturated model: its blocks (repeated subgraphs), their saturated e-graphs (views), and the e-graph of the whole
+    model joined from them.
+
+    A stage that removes e-nodes has to remove them from `view`, `block_views` and `smaller`, because later stages read
+    each of these: the search by short forms joins `block_views` again.
+    """
+
+    view: EGraphView  # e-graph of the whole model
+    blocks: Blocks
+    block_views: list[EGraphView]  # e-graph of each unique block
+    smaller: list[EGraphView]  # e-graphs of the whole model at lower effort levels
+
+    def fired(self, rules: Sequence[Rule]) -> list[Rule]:
+        """The rules that matched in any block (repeated subgraph)."""
+        matched = {name for v in self.block_views for name, count in v.report.matches.items() if count}
+        return [r for r in rules if {r.name, *(d.name for d in r.directions)} & matched]
+
+
+def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewritten:
+    """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
+    time. `blocks`: those of the graph, if they are found already.
+
+    With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
+    of the budget and the limit of seconds: then a warning says that the next call may find another plan.
+    """
+    options, limits = session.options, session.options.saturation_limits
+    if blocks is None:
+        blocks = found_blocks(session, work)
+    if options.deterministic:
+        deadline = PATIENCE * max(options.budget, limits.seconds)
+        limits = replace(limits, seconds=PATIENCE * limits.seconds)
+    else:
+        deadline = max(0.0, session.left * REWRITING)
+    with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
+        began = session.now()
+        large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
+        import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
+        rules = [r for r in session.rules if r.exact or not options.exact]
+        *less, views = saturate_in_stages(
+            options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
+            deadline=deadline, stop=lambda: session.progress.stopped,
+        )  # fmt: skip
+    ended = [v.report.stopped for v in views]
+    if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
+        session.progress.stopped = True
+    halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
+    if halted:
+        session.omitted.append(f"rewriting of {halted} of {counted(len(views), 'block')}")
+    if options.deterministic and limits.seconds and {"seconds", "bytes"} & set(ended):
+        session.warnings.append("the clock or memory ended rewriting: the next call may find another plan")
+    died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
+    session.warnings += [f"rewriting ended early, the saturation worker died: {message}" for message in died]
+    with session.stage("join blocks"):
+        smaller = [join_blocks(blocks, stage) for stage in less]
+        return Rewritten(join_blocks(blocks, views), blocks, views, smaller)
+
+
+def found_blocks(session: Session, work: Graph) -> Blocks:
+    """The blocks (repeated subgraphs) of a graph, found in the stage "blocks"."""
+    with session.stage("blocks"):
+        return find_blocks(work)
+
+
+def as_written(blocks: Blocks) -> EGraphView:
+    """The view of a graph without any rewriting, joined from its blocks (repeated subgraphs), so that kernels of equal
+    blocks are generated once."""
+    return join_blocks(blocks, [view_of(b.graph) for b in blocks.unique])
+
+
+__all__ = ["Rewritten", "as_written", "found_blocks", "rewrite"]

@@ -1,0 +1,176 @@
+"""Chooses between the finalists of a search (the few best plans whose kernels are all measured) by timing each as a
+whole program.
+
+The sum of its kernels' times, by which a plan is chosen, is not the time of a program: see `finalists`. Only on a GPU:
+on a CPU a program's C code takes as long to compile as its search is allowed to spend here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ...backends.program.program import Program
+from ...extract.search.alternatives import finalists
+from ...extract.search.search import Choice
+from ...report.records import FinalistReport
+from ...verification.reference import sampled_near
+from ..context.reserves import after_finalists_s, is_kept, launching_s
+from ..context.session import Session
+from ..execution import timing
+from .prepare import Task
+from .time_launching import OMITTED, Compiler, begin_compiling, fastest_launching, other_forms
+
+COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
+SHARE, MAX_S, SOLVING = (
+    0.05,
+    3.0,
+    0.4,
+)  # time limit: share of the budget, and seconds; share of it for finding finalists
+LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
+MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
+NOISE = 0.01  # relative difference of measured times that is treated as noise
+STAGE, FIRST_RUN = "finalists", "first run"
+UNTIMED_PLANS = "timing plans as programs"  # name in a report's list of omitted work
+TIMED = 1 << 20  # number of the input set on which programs are timed; verification counts its own from 0
+
+
+def fastest_finalist(
+    session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
+    compiler: Compiler | None = None,
+) -> tuple[Choice, Program]:  # fmt: skip
+    """Time the finalists (the few best plans) as whole programs; returns the fastest one with its program.
+
+    That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
+    than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to
+    run, are left out. The predicted and the measured time of each goes to the session, for the report. All kernels of
+    the others were measured alone, hence checked; the program is verified later. Finally, the launch overlap is
+    chosen (time_launching.py); `compiler` compiles the programs for that in advance (None: kernels are launched as they
+    were measured).
+    """
+    if not (task.on_gpu and session.whole) or task.symbolic is not None or session.progress.stopped:
+        return choice, program
+    if _seconds(session) <= 0:
+        return choice, program
+    try:
+        with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
+            begin_compiling(session, program, compiler)
+            values = _inputs(session, task, program)
+            program.flat_near(*values)
+            program.wait("running a program for the first time")
+        if is_kept(session) and session.left < after_finalists_s(session):
+            session.omitted += [UNTIMED_PLANS, OMITTED]
+            return choice, program
+        with session.stage(STAGE):
+            return _fastest(session, choice, program, build, compiler, values)
+    except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
+        session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
+        return choice, program
+
+
+def _seconds(session: Session) -> float:
+    """Seconds for finding and timing finalists."""
+    most = min(MAX_S, SHARE * session.options.budget)
+    return min(most, max(session.left - after_finalists_s(session) - launching_s(session), LEAST_S))
+
+
+def _fastest(
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None,
+    values: Sequence[Any],
+) -> tuple[Choice, Program]:  # fmt: skip
+    """`fastest_finalist` of a program that has run; `values`: inputs on its device."""
+    seconds = _seconds(session)
+    others = finalists(choice, count=COUNT, max_gap=MAX_GAP, seconds=SOLVING * seconds)[1:]
+    runnable = [(choice, program)]
+    made = [(c, build(c)) for c in others]
+    forms = other_forms(session, choice, program, build, compiler)
+    until = session.now() + (1 - SOLVING) * seconds  # compilers have a time of their own
+    ended = lambda: session.now() >= until or session.progress.stopped
+    if others:
+        runnable += _bound(made, values, MAX_BYTES, ended)
+        # binding may take all the time, and a single sample of each does not tell a tenth from noise
+        until = max(until, session.now() + min(LEAST_S, seconds))
+    if len(runnable) > 1:
+        first = program
+        choice, program = _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
+        if program is not first:
+            forms = other_forms(session, choice, program, build, compiler)
+    room = MAX_BYTES // max(1, *(p.missing_bytes() for _, p in forms)) if forms else 0
+    if len(forms) > room:
+        session.omitted.append(OMITTED)
+    if forms := forms[:room]:
+        sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
+        return fastest_launching(session, choice, program, forms, values, sample, fastest)
+    return choice, program
+
+
+def _chosen(
+    session: Session, runnable: Sequence[tuple[Choice, Program]], samples: Sequence[Sequence[float]]
+) -> tuple[Choice, Program]:  # fmt: skip
+    """The fastest one of the plans that run, by the samples (µs) of each; the programs of the others release their
+    weights.
+    """
+    best = fastest(samples)
+    session.finalists = [
+        FinalistReport(sum(c.sources.values()), c.cost, median(us), n == best)
+        for n, ((c, _), us) in enumerate(zip(runnable, samples, strict=True))
+    ]
+    for n, (_, other) in enumerate(runnable):
+        if n != best:
+            other.unbind()
+    return runnable[best]
+
+
+def fastest(samples: Sequence[Sequence[float]]) -> int:
+    """Index of the samples (µs) with the least median among those that are surely faster than the first; 0 if none
+    is."""
+    faster = [n for n in range(1, len(samples)) if timing.is_surely_faster(samples[n], samples[0], NOISE)]
+    return min(faster, key=lambda n: median(samples[n]), default=0)
+
+
+def sample_programs(
+    programs: Sequence[Program], values: Sequence[Any], ended: Callable[[], bool]
+) -> list[Sequence[float]]:  # fmt: skip
+    """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
+    `ended()`."""
+
+    def first() -> None:  # states that advance with each call would run past the end of their cache
+        for p in programs:
+            if p.manifest.states:
+                p.reset()
+
+    calls = {str(n): lambda p=p: p.flat_near(*values) for n, p in enumerate(programs)}
+    clock = timing.cold_clock_of(programs[0].tensors)
+    samples = timing.sampled(calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=first)
+    return [samples[n] for n in calls]
+
+
+def _inputs(session: Session, task: Task, program: Program) -> list[Any]:
+    """Random inputs on the program's device, in its order; others than those of verification, which would not see a
+    launch that uses memory of the calls here."""
+    inputs = sampled_near(task.model.graph, np.random.default_rng((session.options.seed, TIMED)), program.tensors)
+    return program.near([inputs[n] for n in program.input_names])
+
+
+def _bound(
+    others: Sequence[tuple[Choice, Program]], values: Sequence[Any], nbytes: int, ended: Callable[[], bool]
+) -> list[tuple[Choice, Program]]:  # fmt: skip
+    """Those of the other finalists, in order, whose programs run and fit into `nbytes` together, until `ended()`."""
+    found = []
+    for choice, made in others:
+        if ended():
+            break
+        if (nbytes := nbytes - made.missing_bytes()) < 0:
+            break
+        with suppress(Exception):  # a compiler error, or too little device memory
+            made.flat_near(*values)
+            made.wait("running a finalist")
+            found.append((choice, made))
+    return found
+
+
+__all__ = ["fastest", "fastest_finalist", "sample_programs"]

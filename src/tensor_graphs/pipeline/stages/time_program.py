@@ -1,0 +1,114 @@
+"""Runs the stage "time": measures the end-to-end latency of a program and of the unfused baseline (one kernel per
+operation)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from statistics import median
+
+import numpy as np
+
+from ...backends.program.program import Program
+from ...backends.registry import unfused_backends
+from ...backends.tuning.unfused import direct_plan
+from ...egraph.ir.graph import Graph
+from ...extract.model.work import graph_flops
+from ...report.report import Report
+from ...verification.memory_checks import input_output_bytes, memory_shortage
+from ...verification.reference import expected_seconds, sampled_near
+from ..context.session import Session
+from ..execution import timing
+from ..execution.run_program import renamed
+from .prepare import Task
+
+SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate from which the report warns
+CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
+UNTIMED = "timing of the whole program"  # name of the omitted stage in a report
+LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
+PREPARING = 0.05  # fraction of the budget for preparing weights and running the baseline once after its end
+LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
+
+
+def time_program(session: Session, task: Task, program: Program, report: Report) -> Program | None:
+    """Measure whole calls of the program and of the unfused baseline (one library kernel per node), interleaved, into
+    the report.
+
+    Returns the baseline's program if it is faster, else None.
+
+    Ends with the budget. Where kernels of the program were never measured, it may end LOOK_S later, but not for a CPU
+    program that takes longer than LOOK_S, nor if one run of the baseline is expected to take longer than LOOK_S and a
+    share PREPARING of the budget. Omitted if preparing the baseline's weights (quantized ones are expanded) is expected
+    to take longer than each of these two and the remaining time.
+    """
+    graph = task.model.written(task.backends)
+    plan = direct_plan(graph, unfused_backends(task.backends))
+    report.kernels_before = plan.kernels
+    if not (session.options.measure and session.timed):
+        return None
+    doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
+    doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
+    if not session.whole or (session.over and not doubted):
+        session.omitted.append(UNTIMED)
+        return None
+    pressed = session.interrupted()
+    with session.stage("time"):
+        before = Program(replace(plan, graph=renamed(task.model.graph, graph))).pooled(session.weights)
+        if reason := _why_omitted(session, task, graph, before, program):
+            session.omitted.append(reason)
+            return None
+        until = session.now() + LOOK_S if doubted else 0.0
+        ended = lambda: pressed() or (session.left <= session.ending_s and session.now() >= until)
+        samples = _samples(session, task, before, program, ended)
+        report.latency_before_us, report.latency_after_us = median(samples["before"]), median(samples["after"])
+    besides = CALL_US if task.on_gpu else NEGLIGIBLE_US
+    if report.cost_us and report.latency_after_us > SLOWER * report.cost_us + besides:
+        ratio = report.latency_after_us / report.cost_us
+        report.warnings.append(
+            f"the program as a whole takes {ratio:.1f} times the sum of its kernels' prices: a busy machine, or kernels that slow each other down"
+        )
+    if timing.is_surely_faster(samples["before"], samples["after"], NOISE):
+        return before
+    if why := timing.why_not_faster(samples["before"], samples["after"], NOISE):
+        report.warnings.append(f"the graph as written took less time than the program, but {why}")
+    return None
+
+
+def _why_omitted(session: Session, task: Task, graph: Graph, before: Program, program: Program) -> str:
+    """Text that says that timing is omitted for lack of time or memory; "" if it is not. `graph`: that of the baseline
+    `before`."""
+    preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
+    once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), on_gpu=False)
+    if preparing > max(session.left, late) or (session.over and once > late):
+        return UNTIMED
+    most = max(sum(before.memory().values()), sum(program.memory().values()))
+    if not task.on_gpu and memory_shortage(input_output_bytes(task.model.graph) + most):
+        return f"{UNTIMED}: too little memory is available"
+    return ""
+
+
+def _samples(
+    session: Session, task: Task, before: Program, program: Program, ended: Callable[[], bool]
+) -> dict[str, list[float]]:
+    """Times in µs of calls of the baseline ("before") and of the program ("after"), interleaved if both fit into
+    memory; `ended` is polled."""
+    inputs = sampled_near(task.model.graph, np.random.default_rng(session.options.seed), program.tensors)
+    values = program.near([inputs[n] for n in program.input_names])
+
+    def first() -> None:  # states that advance with each call would run past the end of their cache
+        before.reset()
+        program.reset()
+
+    clock = timing.clock_of(program.tensors)
+    timed = partial(timing.sampled, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
+    calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
+    if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
+        return timed(calls)
+    program.unbind()  # sequentially: two copies of the weights would double the peak memory
+    samples = timed({"before": calls["before"]})
+    before.unbind()
+    return samples | timed({"after": calls["after"]})
+
+
+__all__ = ["UNTIMED", "time_program"]

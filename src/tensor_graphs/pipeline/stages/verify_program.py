@@ -1,0 +1,32 @@
+"""Verifies a finished program: one from the plan cache, or the unfused baseline (one kernel per operation)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ...backends.program.program import Program
+from ...extract.model.work import graph_flops
+from ...verification.comparison import Verification
+from ...verification.verify import verify
+from ..context.session import Session
+from ..execution.run_program import check_order, run_again, run_first
+from .prepare import Task
+
+
+def verify_program(session: Session, task: Task, program: Program) -> Verification | None:
+    """Verdict on a finished program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
+    options, over, poll, symbolic = session.options, lambda: session.over, session.polled(), task.symbolic
+    with session.stage("verify"):
+        check_order(program)
+        verdict = verify(
+            task.model.graph, partial(run_first, program), tolerance=options.tolerance, seed=options.seed, again=partial(run_again, program),
+            flops=graph_flops(list(task.model.work.roots)), device=program.tensors, enough=over, poll=poll,
+        )  # fmt: skip
+        if not verdict.passed or (
+            symbolic and symbolic.verifier.problem(program, options.tolerance, options.seed, over, poll)
+        ):
+            return None
+    return verdict
+
+
+__all__ = ["verify_program"]

@@ -1,0 +1,95 @@
+"""Products with constant matrices in C against float64: sizes, epilogues, long sums, use in programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs.backends.c.convolutions import conv_packed
+from tensor_graphs.backends.c.linear_products import linear_rows
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+
+from ..reference import expected
+
+pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
+ROWS = {row.name: row for row in linear_rows()}
+
+
+def call_of(name: str, x: tuple[int, ...], n: int) -> Call:
+    out = (*x[:-1], n)
+    shapes = {"x": x, "w": (x[-1], n), "b": (n,), "r": out}
+    operand = lambda shape: Operand(Type(shape, "float32"), contiguous(shape))
+    attrs = {"s": (1,) * (len(x) - 1) + (n,)} if "bias_sum" in name else {}
+    return Call({o: operand(shapes[o]) for o in ROWS[name].operands}, operand(out), attrs)
+
+
+def check(name: str, call: Call, limit: float = 5e-7) -> None:
+    row = ROWS[name]
+    assert row.applies is not None and row.applies(call), name
+    rng = np.random.default_rng(0)
+    draw = lambda o: rng.standard_normal(o.type.shape).astype(np.float32)
+    operands = {n: in_layout(draw(o), o) for n, o in call.operands.items()}
+    got = compiled(row, call)(operands)()[0].astype(float)
+    want = expected(row, call, operands).astype(float)
+    assert got.shape == want.shape
+    assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want), name
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_epilogue(name: str) -> None:
+    check(name, call_of(name, (2, 7, 33), 70))
+
+
+@pytest.mark.parametrize("x", [(1, 1), (6, 5), (13, 300), (2, 3, 64), (1, 1024)])
+@pytest.mark.parametrize("n", [1, 16, 17, 64, 144, 200])
+def test_sizes(x: tuple[int, ...], n: int) -> None:
+    for name in ("c.tiled_linear", "c.tiled_linear_bias_residual_relu"):
+        check(name, call_of(name, x, n))
+
+
+def test_long_sums_round_little() -> None:
+    check("c.tiled_linear", call_of("c.tiled_linear", (8, 4096), 48), limit=3e-7)
+
+
+def test_what_they_cannot_compute_is_refused() -> None:
+    row = ROWS["c.tiled_linear"]
+    assert row.applies is not None
+    assert not row.applies(call_of("c.tiled_linear", (0, 8), 16))
+    operand = lambda *shape: Operand(Type(shape, "float32"), contiguous(shape))
+    assert not row.applies(Call({"x": operand(2, 4, 8), "w": operand(2, 8, 8)}, operand(2, 4, 8), {}))
+    double = lambda *shape: Operand(Type(shape, "float64"), contiguous(shape))
+    assert not row.applies(Call({"x": double(4, 8), "w": double(8, 8)}, double(4, 8), {}))
+
+
+def test_a_feed_forward_network_is_one_c_function() -> None:
+    torch = pytest.importorskip("torch")
+    nn = torch.nn
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(48, 96), nn.GELU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 33))
+    x = torch.randn(5, 48)
+    program: Any = tg.optimize(module.eval().requires_grad_(False), (x,), backend="c", budget=5, allow_caller=False)
+    assert "tiled_conv(at[" in program.source
+    np.testing.assert_allclose(program(x).numpy(), module(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ending", ["_silu", "_gelu_tanh", "_relu", "_hard_swish"])
+def test_activations_of_large_values_and_nan(ending: str) -> None:
+    name = f"c.tiled_linear{ending}"
+    call = call_of(name, (9, 1), 19)
+    x = np.array([np.nan, 1e4, -1e4, 200.0, -200.0, 30.0, -30.0, 0.0, -1e-6], np.float32)[:, None]
+    operands = {"x": x, "w": np.ones((1, 19), np.float32)}
+    got, want = compiled(ROWS[name], call)(operands)()[0], expected(ROWS[name], call, operands)
+    np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-30)
+
+
+def test_packed_weights_begin_at_a_cache_line() -> None:
+    rng = np.random.default_rng(0)
+    for channels in range(1, 40):
+        packed = conv_packed(rng.standard_normal((channels, 3, 1, 1)).astype(np.float32), 1)
+        assert packed.ctypes.data % 64 == 0 and packed.flags.c_contiguous

@@ -1,0 +1,274 @@
+"""Calls of programs of every size, with a driver that computes on the host (driver_host.c)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tensor_graphs.backends.program.helpers import any_size_binaries, any_size_gpu_helpers, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.launch import binaries
+
+from .. import driver_host
+from ..driver_host import SizedKernel as Sized
+from .test_direct_launches import pytestmark  # noqa: F401
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes programs of every length from `body(kernels, memory, n)`, which gives a launch function of (x, out)."""
+
+    def made(body: Any, way: str = "", library: Any = ()) -> Any:
+        workspace, sizes = any_size_gpu_helpers.Workspace("cpu"), []
+        own = {name: Sized(driver.library, name) for name in ("add", "doubled")}
+
+        def at(shape: Any, *more: Any) -> Any:
+            n = shape[0]
+            sizes.append(n)
+            memory = workspace.take(4 * n)[torch.float32].as_strided((n,), (1,), 0)
+            kernels = gpu_launches.Launches()
+            launch = body({name: kernels.of(kernel) for name, kernel in own.items()}, memory, n)
+            types = [((n,), torch.float32)]
+            given = types * (1 + len(more))
+            calls = gpu_calls.Calls(
+                launch, kernels, given, [(*types[0], None)], "cpu", True, strict=False, library=library
+            )
+            return driver_host.as_on_gpu(calls)
+
+        found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)
+        found.gpu, found.made_at, found.state, found.own = True, sizes, driver, own
+        return found
+
+    return made
+
+
+def threefold(kernels: Any, memory: Any, n: int) -> Any:
+    def launch(x: Any, out: Any) -> Any:
+        kernels["add"](x, x, memory, sizes=(n,), grid=n)
+        kernels["add"](memory, x, out, sizes=(n,), grid=n)
+        return (out,)
+
+    return launch
+
+
+@pytest.fixture
+def run(program: Any) -> Any:
+    """A program for 3 x of every length; `made_at`: the lengths that were prepared."""
+    return program(threefold)
+
+
+def right(run: Any, n: int) -> None:
+    x = torch.randn(n)
+    torch.testing.assert_close(run(x)[0], 3 * x)
+
+
+def test_each_size_is_prepared_once_and_recorded_when_it_recurs(run: Any) -> None:
+    for _ in range(4):
+        for n in (96, 5, 17):
+            right(run, n)
+    assert run.made_at == [96, 5, 17]
+    assert [bool(calls.times) for calls in run.kept.values()].count(True) == 1  # ways are timed once
+    assert run.kept[(96,),].settled and run.kept[(96,),].way == run.way
+
+
+@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+def test_a_new_size_is_launched_like_recorded_ones(program: Any, way: str) -> None:
+    run = program(threefold, way)
+    run.warm([((2,),), ((700,),)], {})
+    assert len(run.known.templates) == 2 and run.known.complete
+    by_interface, run.break_even = run.own["add"].calls, 5
+    for n in (4000, 33, 9, 33, 33, 9, 33):
+        right(run, n)
+    assert run.own["add"].calls == by_interface  # neither launched by the kernels' own interface, nor recorded again
+    repeated = [run.kept[(n,),] for n in (33, 9)]
+    assert all(calls.way == "flat" and calls.complete and not calls.settled for calls in repeated)
+    assert (
+        run.kept[(4000,),].alike and not run.kept[(4000,),].ready
+    )  # a size that does not recur has no launches of its own
+    right(run, 33)  # has been called often enough to pay for recording
+    assert [run.kept[(n,),].settled for n in (33, 9)] == [True, False] and run.kept[(33,),].way == way
+    assert run.own["add"].calls == by_interface + (0 if way == "flat" else 4)
+    for n in (33, 9, 33):
+        right(run, n)
+
+
+def test_calls_of_a_new_size_wait_for_the_stream_that_made_the_weights(program: Any, driver: Any) -> None:
+    run = program(threefold)
+    run.bound = torch.cuda.current_stream()
+    for calls, n in enumerate((4, 4, 5)):
+        before = driver.waits
+        run(torch.ones(n))
+        assert (driver.waits > before) == (calls != 1)
+
+
+def test_recording_waits_until_calls_have_lost_what_it_takes(run: Any) -> None:
+    calls = SimpleNamespace(way="graph", times={"flat": 30e-6, "graph": 20e-6}, recording_s=400e-6)
+    run.chosen(calls)
+    assert run.way == "graph" and run.break_even == 40
+    calls.way, calls.times = "flat", {"flat": 20e-6, "graph": 20e-6}
+    run.chosen(calls)
+    assert run.break_even >= 4000  # never, in effect
+
+
+def test_a_launch_unlike_recorded_ones_goes_through_the_kernels_interface(program: Any) -> None:
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, out: Any) -> Any:
+            start = 1 if n > 8 else 0  # from the second element on, as kernels compiled for other alignments have it
+            kernels["add"](x[start:], x[start:], memory, sizes=(n - start,), grid=n)
+            kernels["add"](memory, x[start:], out[start:], sizes=(n - start,), grid=n)
+            return (out[start:],)
+
+        return launch
+
+    run = program(body, "flat")
+    run.warm([((4,),), ((8,),)], {})
+    before = run.own["add"].calls
+    for _ in range(3):
+        x = torch.randn(11)
+        torch.testing.assert_close(run(x)[0], 3 * x[1:])
+    assert run.own["add"].calls == before + 6  # the first call, the second, and its recording
+    assert run.kept[(11,),].settled and run.made_at == [8, 4, 11]
+    right(run, 7)
+    assert run.own["add"].calls == before + 6
+
+
+def test_tensor_maps_and_results_of_libraries_at_new_sizes(program: Any) -> None:
+    held = []
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, out: Any) -> Any:
+            held.append(found := torch.empty(n))
+            Sized(run.state.library, "add")(x, x, found, sizes=(n,))  # not wrapped: like a library's
+            kernels["doubled"](memory, sizes=(n,), grid=n, boxes=[(found, (1, n), (1, 8))])
+            kernels["add"](memory, x, out, sizes=(n,), grid=n)
+            return (out,)
+
+        return launch
+
+    run = program(body, "flat", library=[0])
+    run.warm([((16,),)], {})
+    assert len(run.known.templates) == 2 and not run.known.complete
+    before = run.own["doubled"].calls
+    for n in (24, 7, 24, 1000, 7):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x)[0], 5 * x)
+    assert run.own["doubled"].calls == before
+
+
+def test_the_same_tensor_given_twice_is_two_tensors_later(program: Any) -> None:
+    """Which tensor a launch reads is known from the recorded call, not from the addresses of the first call at a
+    size."""
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, y: Any, out: Any) -> Any:
+            kernels["add"](x, y, out, sizes=(n,), grid=n)
+            return (out,)
+
+        return launch
+
+    run = program(body, "flat")
+    run.warm([((16,), (16,))], {})
+    x, y = torch.randn(2, 32)
+    for a, b in ((x, x), (x, y), (y, y)):
+        torch.testing.assert_close(run(a, b)[0], a + b)
+
+
+def test_a_larger_workspace_replaces_what_used_the_smaller_one(run: Any) -> None:
+    for n in (4, 4, 4, 5000, 4, 5000, 5000, 4):
+        right(run, n)
+    assert run.made_at == [4, 5000, 4] and len(run.kept) == 2
+
+
+def test_the_sizes_used_last_are_kept(run: Any) -> None:
+    run.KEPT = 3
+    for n in (9, 8, 7, 9, 6, 9, 8):
+        right(run, n)
+    assert run.made_at == [9, 8, 7, 6, 8] and [shape[0] for (shape,) in run.kept] == [6, 9, 8]
+
+
+def test_what_a_callers_graph_contains_is_kept_and_no_other_call_uses_it(run: Any) -> None:
+    right(run, 3)
+    run.state.capturing = True
+    right(run, 3)
+    right(run, 11)
+    run.state.capturing = False
+    assert run.made_at == [3, 11] and len(run.held) == 2
+    right(run, 11)  # what `at` computes during the capture has no values outside of it
+    assert run.made_at == [3, 11, 11]
+
+
+def test_kernels_run_at_all_shapes_given_before_the_first_call(run: Any) -> None:
+    run.warm([((2,),), ((700,),)], {})
+    assert run.made_at == [700, 2] and not run.kept
+    right(run, 2)
+    assert run.workspace.grown == 1 or run.workspace.size >= 2800
+
+
+# ---------------------------------------------------------------- saved kernels
+class Function:
+    """A Triton function of the host's driver, launched with a grid, tensors and a size."""
+
+    __name__ = "add"
+
+    def __init__(self, library: Any) -> None:
+        self.inner, self.compiled = Sized(library, "add"), 0
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, num_warps: int) -> Any:
+            self.inner(*given[:-1], sizes=given[-1:])
+            self.compiled += 1
+            facts = SimpleNamespace(name="add", num_warps=num_warps, shared=0)
+            return SimpleNamespace(asm={"cubin": b"add"}, metadata=facts)
+
+        return launch
+
+
+@pytest.fixture
+def saved(driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Variants that a program noted, as a saved program's files."""
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    variants, function = any_size_binaries.Variants(), Function(driver.library)
+    launched = gpu_launches.Launches(variants).of(function)
+    x, out = torch.randn(8), torch.empty(8)
+    launched[(1,)](x, x, out, 8, num_warps=4)
+    torch.testing.assert_close(out, 2 * x)
+    assert function.compiled == 1 and list(variants.known) == ["add+++"]
+    found = binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90")
+    checksums = binaries.write_binaries(tmp_path, found)
+    return SimpleNamespace(files=binaries.read_binaries(tmp_path, checksums), driver=driver)
+
+
+def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
+    saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    class Stored(any_size_binaries.Variants):
+        pass
+
+    saved.files.install({"Variants": Stored})
+    unseen = binaries.AbsentCompiler()(Function(saved.driver.library))  # what is left of a decorated function
+    launched = gpu_launches.Launches(Stored()).of(unseen)
+    for n in (8, 5):
+        x, y, out = (torch.randn(n) for _ in range(3))
+        launched[(1,)](x, y, out, n, num_warps=4)
+        torch.testing.assert_close(out, x + y)
+    with pytest.raises(any_size_binaries.NotStored, match=r"add-\+\+"):
+        launched[(1,)](torch.randn(9)[1:], y, out, 5, num_warps=4)
+
+
+def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function has no attributes of a compiled one; whether its launches are early is a bool all the same."""
+    launches = gpu_launches.Launches(any_size_binaries.Variants())
+    monkeypatch.setattr(gpu_launches, "torch", torch, raising=False)
+    monkeypatch.setattr(launches, "make", lambda *given, **options: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    kept: list[bool] = []
+    monkeypatch.setattr(launches, "keep", lambda kernel, given, options, early, binary: kept.append(early))
+    launches.stored, launches.recording = ({}, []), True
+    for options in ({}, {"launch_pdl": True}):
+        launches.of(binaries.AbsentCompiler())[(1,)](torch.randn(8), num_warps=4, **options)
+    assert kept == [False, True] and all(type(early) is bool for early in kept)

@@ -1,0 +1,283 @@
+"""Direct launches and graphs whose kernels use the caller's memory, with a driver that computes on the host
+(driver_host.c)."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches
+from tensor_graphs.backends.program.launch import binaries
+from tensor_graphs.backends.program.launch.emission import executed
+
+from .. import driver_host
+from ..driver_host import Kernel
+
+torch = pytest.importorskip("torch")
+TorchDispatchMode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+N = Kernel.count
+
+
+def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None) -> Any:
+    """A program for 2 x[:N] + (x[N:] + y), given whole and as a view; with a kernel of a library, also y + y."""
+    kernels, memory = gpu_launches.Launches(), torch.zeros(2 * N)
+    fixed = torch.zeros(N)
+
+    add, twice = (kernels.of(Kernel(driver.library, name)) for name in ("add", "twice"))
+
+    def launch(x: Any, y: Any, *more: Any) -> Any:
+        out = fixed if reuse else more[0]
+        add(x[N:], y, memory[N:])
+        twice(memory[:N], boxes=[(x[:N], (1, N), (1, N))])
+        add(memory[:N], memory[N:], out)
+        results = (out, out.view(2, N // 2))
+        if with_library:
+            results = (*results, torch.empty(N))
+            Kernel(driver.library, "add")(y, y, results[2])  # not wrapped: like a library's
+        if states:
+            states["n"].add_(1)
+        return results
+
+    spec = [((2 * N,), torch.float32), ((N,), torch.float32)]
+    results = [] if reuse else [((N,), torch.float32, None)]
+    made = gpu_calls.Calls(launch, kernels, spec, results, "cpu", True, reuse=reuse, strict=False, states=states,
+                           library=[1] if with_library else [], way=way)  # fmt: skip
+    return driver_host.as_on_gpu(made)
+
+
+def inputs(count: int) -> list[Any]:
+    made = torch.Generator().manual_seed(0)
+    return [(torch.randn(2 * N, generator=made), torch.randn(N, generator=made)) for _ in range(count)]
+
+
+def wanted(x: Any, y: Any) -> Any:
+    return 2 * x[:N] + (x[N:] + y)
+
+
+@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+def test_kernels_use_the_callers_memory(driver: Any, way: str) -> None:
+    run, kept = calls(driver, way), []
+    for x, y in inputs(6):
+        given = x.clone(), y.clone()
+        kept.append((x, y, run(*given)))
+        assert torch.equal(given[0], x) and torch.equal(given[1], y)
+    for x, y, (whole, halves) in kept:
+        torch.testing.assert_close(whole, wanted(x, y))
+        assert halves.data_ptr() == whole.data_ptr() or way == "copying"
+        torch.testing.assert_close(halves.reshape(-1), wanted(x, y))
+    assert len({whole.data_ptr() for _, _, (whole, _) in kept}) == 6
+    assert run.complete and [one.touches for one in run.kernels.table] == [True, True, True]
+    launches, updates = (ctypes.c_int.in_dll(driver.library, n).value for n in ("launches", "updates"))
+    assert (launches, updates) == {"flat": (18, 0), "graph": (3, 15), "copying": (3, 3)}[way]
+
+
+@pytest.mark.parametrize("way", ["flat", "graph"])
+def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, way: str) -> None:
+    run = calls(driver, way, with_library=True)
+    for x, y in inputs(4):
+        found = run(x, y)
+        torch.testing.assert_close(found[0], wanted(x, y))
+        torch.testing.assert_close(found[2], y * 2)
+    assert not run.complete
+    assert set(run.places) == ({1} if way == "graph" else set())
+
+
+def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
+    """A library kernel allocates its result, at another address in each call than in the recorded one."""
+    kernels, held = gpu_launches.Launches(), []
+    add, twice = (kernels.of(Kernel(driver.library, name)) for name in ("add", "twice"))
+
+    def launch(x: Any, out: Any, more: Any) -> Any:
+        held.append(found := torch.empty(N))
+        Kernel(driver.library, "add")(x, x, found)  # not wrapped: like a library's
+        add(found, x, out)
+        twice(more, boxes=[(found, (1, N), (1, N))])
+        return out, more
+
+    result = ((N,), torch.float32, None)
+    run = gpu_calls.Calls(
+        launch, kernels, [result[:2]], [result] * 2, "cpu", True, strict=False, library=[0], way="flat"
+    )
+    driver_host.as_on_gpu(run)
+    for x, _ in inputs(4):
+        three, four = run(x[:N])
+        torch.testing.assert_close(three, 3 * x[:N])
+        torch.testing.assert_close(four, 4 * x[:N])
+
+
+def test_a_graph_keeps_what_a_library_returned_when_it_was_recorded(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flat calls, which are timed before graphs, write the addresses of what the library returned in their calls."""
+    kernels, held = gpu_launches.Launches(), []
+    add = kernels.of(Kernel(driver.library, "add"))
+
+    def launch(x: Any, out: Any) -> Any:
+        held.append(found := torch.empty(N))
+        Kernel(driver.library, "add")(x, x, found)  # not wrapped: like a library's
+        add(found, x, out)
+        return (out,)
+
+    measured = gpu_calls.Calls.fastest
+
+    def fastest(*given: Any) -> str:
+        measured(*given)
+        for result in held[2:]:  # of all calls but the recorded one: freed, and reused by others
+            result.fill_(torch.nan)
+        return "graph"
+
+    monkeypatch.setattr(gpu_calls.Calls, "fastest", fastest)
+    result = ((N,), torch.float32, None)
+    run = gpu_calls.Calls(launch, kernels, [result[:2]], [result], "cpu", True, strict=False, library=[0])
+    driver_host.as_on_gpu(run)
+    for x, _ in inputs(4):
+        torch.testing.assert_close(run(x[:N])[0], 3 * x[:N])
+
+
+def copies(call: Any) -> int:
+    """Number of tensors that a call copies."""
+
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+            self.count += function in (torch.ops.aten.copy_.default, torch.ops.aten.clone.default)
+            return function(*given, **(options or {}))
+
+    with Counting() as counting:
+        call()
+    return counting.count
+
+
+def test_a_graph_reads_steady_inputs_in_place(driver: Any) -> None:
+    """Parameters of a model that is trained are read where they are, also by library kernels."""
+    (x, y), (_, other), (_, last), *more = inputs(6)
+    run = calls(driver, "graph", with_library=True)
+    run(x, y)
+    assert copies(lambda: run(x, y)) == 2  # the library's input, and its result
+    run = calls(driver, "graph", with_library=True)
+    run.steady = frozenset({1})
+    parameter = y.clone()
+    run(x, parameter)
+    assert not run.places and run.pinned == {1: parameter.data_ptr()}
+    for step, (fresh, _) in enumerate([(x, y), *more]):
+        parameter += step  # as an optimizer does
+        found: list[Any] = []
+        assert copies(lambda x=fresh, y=parameter, found=found: found.extend(run(x, y))) == 1  # the library's result
+        torch.testing.assert_close(found[0], wanted(fresh, parameter))
+        torch.testing.assert_close(found[2], 2 * parameter)
+    for moved in (other, last, parameter, other):
+        found = run(x, moved)
+        torch.testing.assert_close(found[0], wanted(x, moved))
+        torch.testing.assert_close(found[2], 2 * moved)
+    assert run.pinned == {} and set(run.places) == {1} and run.way == "graph"
+
+
+def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:
+    for way in ("flat", "graph"):
+        run = calls(driver, way)
+        for x, y in inputs(3):
+            wide = torch.zeros(N, 2)
+            wide[:, 0] = y
+            odd = torch.zeros(2 * N + 1)[1:].copy_(x)
+            for given in ((x, wide[:, 0]), (odd, y), (x.clone().requires_grad_(), y)):
+                torch.testing.assert_close(run(*given)[0], wanted(x, y))
+
+
+def test_the_fastest_way_is_kept_and_states_are_not_advanced(driver: Any) -> None:
+    states = {"n": torch.zeros(1)}
+    run = calls(driver, states=states)
+    (x, y), *_ = inputs(1)
+    torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert set(run.times) == {"flat", "graph", "copying"} and run.way in run.times and run.ready
+
+
+def test_reused_results_are_fixed_and_may_be_given_back(driver: Any) -> None:
+    run = calls(driver, "flat", reuse=True)
+    (x, y), *_ = inputs(1)
+    want = y
+    for _ in range(3):
+        y, want = run(x, y)[0], wanted(x, want)
+        torch.testing.assert_close(y, want)
+    assert run(x, want)[0].data_ptr() == y.data_ptr()
+
+
+def test_a_thread_without_a_context_gets_the_programs(driver: Any) -> None:
+    for way in ("flat", "graph"):
+        run = calls(driver, way)
+        (x, y), *_ = inputs(1)
+        run(x, y)
+        driver.library.lose_context()
+        torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+
+
+def test_the_callers_recording_gets_plain_launches(driver: Any) -> None:
+    run = calls(driver, "graph")
+    (x, y), *_ = inputs(1)
+    run(x, y)
+    driver.capturing = True
+    before = ctypes.c_int.in_dll(driver.library, "launches").value
+    torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert ctypes.c_int.in_dll(driver.library, "launches").value == before + 3
+
+
+@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+def test_stored_launches_need_no_kernels(
+    driver: Any, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Launches, written to a folder and read back, are made without the kernels' own interface."""
+    first = calls(driver, way)
+    (x, y), *more = inputs(4)
+    first(x, y)
+    kept = binaries.collected(first, "GPU sm_90")
+    assert kept is not None and len(kept.files) == 2 and len(kept.launches) == 3
+    checksums = binaries.write_binaries(tmp_path, kept)
+    read = binaries.read_binaries(tmp_path, checksums)
+    assert read is not None and read.texts() == kept.texts()
+
+    def fails(*given: Any, **options: Any) -> None:
+        raise AssertionError("a kernel's own interface was used")
+
+    monkeypatch.setattr(Kernel, "__call__", fails)
+    run = calls(driver, way)
+    run.kernels.stored = read.files, read.launches
+    for x, y in more:
+        whole, halves = run(x, y)
+        torch.testing.assert_close(whole, wanted(x, y))
+        torch.testing.assert_close(halves.reshape(-1), wanted(x, y))
+    assert run.complete and run.way == way
+    (tmp_path / binaries.FOLDER / "0.cubin").write_bytes(b"other")
+    with pytest.warns(RuntimeWarning, match=r"compiled again: 0.cubin is not the file that was saved"):
+        assert binaries.read_binaries(tmp_path, checksums) is None
+
+
+def test_a_source_runs_without_its_compilers() -> None:
+    text = """import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+@triton.jit
+def kernel(x, N: tl.constexpr):
+    tl.store(x, N)
+
+class Launches:
+    stored = None
+
+box = TensorDescriptor([1], [2], [3])
+"""
+    space = executed(text, "p", binaries.Binaries("g", {"0.cubin": b""}, []))
+    assert space["Launches"].stored == ({"0.cubin": b""}, []) and space["box"].base == [1] and not space["kernel"]
+
+
+def test_an_old_driver_means_copies_and_a_warning(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_launches.DirectLaunch, "spans", lambda self: [])
+    run = calls(driver)
+    with pytest.warns(RuntimeWarning, match="copy inputs"):
+        for x, y in inputs(3):
+            torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert run.way == "copying" and driver.replays == 2

@@ -1,0 +1,79 @@
+"""Operands that GPU kernels are checked and timed with: codes and scales of quantized weights, prepared layouts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
+from tensor_graphs.backends.generate.kernel_text import KernelText
+from tensor_graphs.backends.generate.template import template_of
+from tensor_graphs.backends.tuning.gpu_bench import Bench, LoadedKernel
+from tensor_graphs.backends.tuning.gpu_device import device_of
+from tensor_graphs.egraph.ir.graph import topological
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.models.common import quantization
+
+torch = pytest.importorskip("torch")
+
+COLUMNS, SIZE = 64, 256
+
+
+def bench_of(form: str, alone: object = contextlib.nullcontext) -> Bench:
+    """The test bench of a product of a row with a quantized weight."""
+    length = SIZE if form in ("int8", "fp8") else SIZE // 2
+    codes = t.input("w", (COLUMNS, length), "int8" if form == "int8" else "uint8")
+    scale = t.input("s", (COLUMNS, SIZE // quantization.group_of(form, SIZE)))
+    dense = t.transpose(quantization.dequantized(form, codes, scale))
+    template = template_of(CUDA.emitter, t.matmul(t.input("x", (1, SIZE)), dense))
+    leaves = {str(n.attr("name")): n for n in topological(template.roots) if n.op == "input"}
+    types = {o: Type(leaves[o].shape, "bfloat16" if o in ("x", "s") else leaves[o].dtype) for o in template.operands}
+    operands = {o: Operand(k, contiguous(k.shape)) for o, k in types.items()}  # type: ignore[arg-type]
+    result = Operand(Type((1, COLUMNS), "bfloat16"), contiguous((1, COLUMNS)))
+    return Bench(device_of("cpu"), template.pattern, Call(operands, result, {}), alone=alone)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", quantization.FORMS)
+def test_codes_of_quantized_weights_have_all_their_values(form: str) -> None:
+    """All bits of codes vary, none is a NaN, and products with the weights are near one."""
+    bench = bench_of(form)
+    codes = bench.sets[0].operands["w"].numpy()
+    assert len(np.unique(codes)) > 128
+    every = np.bitwise_or.reduce(codes.view(np.uint8), axis=None)
+    assert every == 0xFF and np.bitwise_and.reduce(codes.view(np.uint8), axis=None) == 0
+    assert 0.3 < float(bench.want[0].square().mean().sqrt()) < 3
+
+
+def test_operands_are_prepared_once_for_all_calls_of_a_trial() -> None:
+    """The calls of a trial with one set of operands share its rearranged weights, which are freed after the trial."""
+    bench, prepared = bench_of("int8"), list[object]()
+
+    def prepare(x: object) -> object:
+        prepared.append(x)
+        return x
+
+    def run(*arguments: object) -> None:
+        bench.sets[0].outputs[0].copy_(bench.want[0])
+
+    text = KernelText("", tuple(bench.call.operands), ("w",), False, 0, False)
+    tried = LoadedKernel(text, run, {"w": prepare})
+    bench.attempt(0, tried)
+    assert len(prepared) == len({id(x) for x in prepared}) == len(bench.sets)
+    assert not tried.prepared
+
+
+def test_only_the_device_needs_the_gpu_lock() -> None:
+    """A kernel is opened under the lock once, and its terms are read before."""
+    held = list[bool]()
+
+    @contextlib.contextmanager
+    def alone() -> Iterator[None]:
+        held.append(True)
+        yield
+
+    assert bench_of("int8", alone).want and held == [True]

@@ -1,0 +1,365 @@
+"""A budget and Ctrl-C end every stage; what comes out is right, and the report names what was left out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensor_graphs as tg
+from tensor_graphs import settings
+from tensor_graphs.backends.generate import lowering_pool
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.egraph.composites.composite_ops import layer_norm
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.saturate import saturate, worker
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.options import Options
+from tensor_graphs.pipeline.cache import plan_cache as remember
+from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.costs import measuring
+from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.stages import accept as accept_stage
+from tensor_graphs.pipeline.stages import exclusions, verify_or_retry
+from tensor_graphs.pipeline.stages.accept import acceptance
+from tensor_graphs.pipeline.stages.match import generation_limit
+from tensor_graphs.pipeline.stages.prepare import Task, prepare
+from tensor_graphs.pipeline.stages.time_program import UNTIMED
+from tensor_graphs.progress import Progress
+from tensor_graphs.verification import reference
+
+from ..only_in import only_in
+
+RNG = np.random.default_rng(0)
+PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}
+X = RNG.standard_normal((8, 16)).astype(np.float32)
+ALL_CUT = ["rewriting", "kernels of", "measuring", "verification on 2 of 3 inputs", "timing of the whole program"]
+
+
+def graph() -> Graph:
+    x, w = tg.input("x", (8, 16)), tg.param("w", (16, 16))
+    return Graph.of(
+        tg.softmax(layer_norm(x @ w, tg.param("g", (16,)), tg.param("b", (16,)), eps=1e-5) * 0.5) + x, params=PARAMS
+    )
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of its own, and kernels that take no time to measure."""
+    took = lambda self, template, call: Measured((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    with settings.override(home=str(tmp_path)):
+        yield tmp_path
+
+
+class Clock:
+    """Time that stands still but where a stage begins."""
+
+    def __init__(self, stage: str, seconds: float) -> None:
+        self.stage, self.seconds, self.time = stage, seconds, 0.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def say(self, stage: str, message: str) -> None:
+        if stage == self.stage:
+            self.time += self.seconds
+
+
+def right(program: Any) -> bool:
+    want = evaluate(graph(), {"x": X}, float64=True)[0]
+    return bool(np.allclose(program(X), want, rtol=1e-4, atol=1e-5))
+
+
+def run(progress: Progress, now: Any = None, **options: Any) -> Any:
+    chosen = Options(backend="numpy", **{"budget": 600.0, **options})
+    session = Session(chosen, progress) if now is None else Session(chosen, progress, now=now)
+    return optimize_graph(session, graph())
+
+
+def cut(report: Any) -> list[str]:
+    """Which of ALL_CUT the report names."""
+    return [c for c in ALL_CUT if any(c in said for said in report.omitted)]
+
+
+STAGES = {"simplify": 0, "saturate": 1, "join blocks": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_budget_that_ends_in_a_stage_cuts_what_comes_after_it(stage: str) -> None:
+    clock = Clock(stage, 1000.0)
+    made = run(Progress(clock.say), clock)
+    assert right(made) and made.report.verification["passed"]
+    looked = STAGES[stage] < 3  # a program of kernels that were never measured is timed for a moment
+    assert cut(made.report) == [c for c in ALL_CUT[STAGES[stage] :] if not (looked and c == UNTIMED)]
+    assert made.report.verification["seeds"] == (1 if STAGES[stage] < 4 else 3)
+    assert made.report.measured_now == 0 or STAGES[stage] > 2
+    assert ("out of time" in str(made.report)) == bool(made.report.omitted)
+
+
+def test_time_that_suffices_cuts_nothing() -> None:
+    made = run(Progress(), Clock("", 0.0))
+    assert right(made) and made.report.omitted == [] and made.report.verification["seeds"] == 3
+
+
+def test_ctrl_c_uses_up_the_time() -> None:
+    """Whatever is left of the budget, and also where no clock decides."""
+    for deterministic in (False, True):
+        session = Session(Options(budget=600.0, deterministic=deterministic), Progress())
+        assert not session.over and not session.late(0.0)
+        session.progress.stopped = True
+        assert session.over and session.late(0.0)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_ctrl_c_in_a_stage_keeps_the_best(stage: str, home: Path) -> None:
+    progress = Progress()
+
+    def say(now: str, message: str) -> None:
+        progress.stopped = progress.stopped or now == stage
+
+    progress.say = say
+    made = run(progress)
+    assert right(made) and made.report.verification["passed"]
+    assert bool(made.report.omitted) == (stage != "time") or made.report.latency_after_us
+    assert not list((home / remember.FOLDER).glob("*.json")), "a plan that was cut by hand is not remembered"
+    if stage in ("join blocks", "extract"):  # what rewriting has found is not thrown away
+        assert cut(made.report)[:1] != ["kernels of"]
+
+
+def test_ctrl_c_without_a_handler_in_rewriting_ends_the_later_stages_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KeyboardInterrupt where a caller has no signal handler that sets `Progress.stopped`."""
+
+    def interrupted(*given: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(saturate._Saturation, "rounds", interrupted)
+    progress = Progress()
+    made = run(progress)
+    assert (
+        right(made)
+        and progress.stopped
+        and cut(made.report)[:1] == ["rewriting"]
+        and "measuring" in made.report.omitted
+    )
+
+
+@pytest.mark.parametrize(("at", "verified"), [(1, 0), (2, 0), (3, 1)])
+def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pressed in the first run of the reference, in the second, and in the first for another input."""
+    progress, plain, calls = Progress(), reference.evaluate, []
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        calls.append(1)
+        progress.stopped = progress.stopped or len(calls) == at
+        return plain(*given, **more)
+
+    monkeypatch.setattr(reference, "evaluate", evaluated)
+    made = run(progress)
+    assert right(made) and len(calls) == at
+    if verified:
+        assert made.report.verification["seeds"] == 1 and "verification on 2 of 3 inputs" in made.report.omitted
+    else:
+        assert made.report.verification is None and "verification" in made.report.omitted
+        assert "not verified" in str(made.report)
+
+
+def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not tg.optimize(graph(), backend="numpy").report.from_plan_cache
+    progress, plain = Progress(), reference.evaluate
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        progress.stopped = True
+        return plain(*given, **more)
+
+    other = {**PARAMS, "g": PARAMS["g"] + 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "evaluate", evaluated)
+        made = tg.optimize(graph(), params=other, backend="numpy", progress=progress)
+    assert made.report.from_plan_cache and made.report.verification is None and "verification" in made.report.omitted
+    again = tg.optimize(graph(), params=other, backend="numpy")
+    assert again.report.from_plan_cache and again.report.verification["passed"] and again.report.omitted == []
+
+
+def test_without_time_a_rough_plan_makes_room_for_the_graph_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With time its rough kernel is found and left out; without, nothing of the rewritten graph is kept."""
+    numpy = backend("numpy")
+    rough = LibraryKernel("np.rough_exp", "numpy", "exp(x)", "np.multiply(np.exp({x}), np.float32(1.001), out={out})")
+
+    changed = numpy.with_templates((rough, *numpy.templates))
+    monkeypatch.setattr(measuring, "select", lambda choice: [changed])
+    monkeypatch.setattr(
+        CpuMeasurer, "time", lambda self, t, c: Measured((0.01 if t is rough else 9.0,) * 5, {"rel_fro": 0.0})
+    )
+    for stage, dropped in (("", ["np.rough_exp"]), ("verify", ["all rewrites", "np.rough_exp"])):
+        clock = Clock(stage, 1000.0)
+        made = optimize_graph(
+            Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock),
+            Graph.of(tg.exp(tg.input("x", (8, 16)))),
+        )
+        found = made.report.verification
+        assert found["passed"] and [d for d in found["dropped"] if "round" not in d] == dropped
+        assert ("other plans within tolerance" in made.report.omitted) == bool(stage)
+
+
+def test_without_time_a_plan_without_rewritten_values_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of a rewritten value is too rough; the others stay, although no time is left to match kernels again."""
+    numpy = backend("numpy")
+    rough = LibraryKernel(
+        "np.rough_gemm", "numpy", "matmul(x, w)", "np.multiply(np.matmul({x}, {w}), np.float32(1.001), out={out})",
+        applies=lambda c: c.operands["w"].type.shape == (16, 16),
+    )  # fmt: skip
+    fused = LibraryKernel("np.exp_tanh", "numpy", "exp(tanh(x))", "np.exp(np.tanh({x}), out={out})")
+    changed = numpy.with_templates((rough, fused, *numpy.templates))
+    cheap = {rough: 0.01, fused: 0.5}
+    monkeypatch.setattr(measuring, "select", lambda choice: [changed])
+    monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
+    x, y = tg.input("x", (8, 16)), tg.input("y", (8, 16))
+    v, w = tg.param("v", (16, 64)), tg.param("w", (64, 16))
+    params = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"v": (16, 64), "w": (64, 16)}.items()}
+    model = Graph.of({"a": (x @ v) @ w, "c": tg.exp(tg.tanh(y))}, params=params)  # rewritten: x @ (v @ w)
+    for share, dropped in ((0.25, [exclusions.REWRITTEN]), (-1.0, [exclusions.REWRITES])):
+        monkeypatch.setattr(accept_stage, "LATE", share)  # of the budget: what another verification may take
+        clock = Clock("verify", 1000.0)
+        made = optimize_graph(
+            Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock), model
+        )
+        found = made.report.verification
+        assert found["passed"] and found["dropped"] == dropped and len(found["failed"]) == 1
+        assert found["failed"][0]["excluded"] == dropped and found["failed"][0]["error"] > found["failed"][0]["allowed"]
+        assert "other plans within tolerance" in made.report.omitted
+        assert "np.exp_tanh" in {k.name for k in made.report.kernels}
+
+
+@pytest.mark.parametrize(
+    ("begins", "dropped"), [(0.0, ["rough_0", "rough_1", "rough_2"]), (500.0, ["rough_0"]), (560.0, [])]
+)
+def test_another_plan_is_sought_only_if_its_verification_ends_in_time(
+    begins: float, dropped: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each verification takes 100 s; the budget is 600 s, and other plans may take a quarter more."""
+    numpy = backend("numpy")
+    rough = [
+        LibraryKernel(f"rough_{i}", "numpy", "exp(x)", f"np.multiply(np.exp({{x}}), np.float32({1.0005 + i / 10000}), out={{out}})")
+        for i in range(3)
+    ]  # fmt: skip
+    monkeypatch.setattr(measuring, "select", lambda choice: [numpy.with_templates((*rough, *numpy.templates))])
+    cheap = {k: 0.01 * (i + 1) for i, k in enumerate(rough)}
+    monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
+    clock, began, verify = Clock("build", begins), list[float](), verify_or_retry.verify
+
+    def slow(*args: Any, **named: Any) -> Any:
+        began.append(clock.time)
+        clock.time, clock.seconds = clock.time + 100.0, 0.0
+        return verify(*args, **named)
+
+    monkeypatch.setattr(verify_or_retry, "verify", slow)
+    made = optimize_graph(
+        Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock),
+        Graph.of(tg.exp(tg.input("x", (8, 16)))),
+    )
+    found = made.report.verification
+    before = (
+        found["dropped"][: found["dropped"].index("all rewrites")]
+        if "all rewrites" in found["dropped"]
+        else found["dropped"]
+    )
+    assert found["passed"] and before == dropped, (began, found)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_no_kernels_are_generated_for_the_graph_as_it_came_once_the_time_is_up(late: bool) -> None:
+    """The last resort of a plan over tolerance: matched anew, after the budget."""
+    clock = Clock("", 0.0)
+    session = Session(Options(backend="auto", budget=10.0), Progress(clock.say), now=clock)
+    source = graph()
+    task = Task(source, prepare(session, source, None), [backend("numpy"), backend("c")])
+    pricer: Any = SimpleNamespace(errors={})
+    loop = acceptance(session, task, pricer, None, None, (), dict)
+    clock.time = 11.0 if late else 1.0
+    generated = [c for c in loop.exclusions.plain().candidates if c.template.space is not None]
+    assert bool(generated) != late
+
+
+def test_a_plan_that_a_budget_cut_is_searched_again_with_a_larger_one(home: Path) -> None:
+    made = tg.optimize(graph(), backend="numpy", budget=0.0)
+    assert right(made) and "measuring" in made.report.omitted
+    assert tg.optimize(graph(), backend="numpy", budget=0.0).report.from_plan_cache
+    again = tg.optimize(graph(), backend="numpy", budget=60.0)
+    assert not again.report.from_plan_cache and again.report.omitted == [] and right(again)
+
+
+def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -> None:
+    """As long as that leaves as much as looking at layouts is to leave."""
+    moment = [0.0]
+
+    def ends(began: float) -> float:
+        moment[0] = 0.0
+        session = Session(Options(budget=40.0), now=lambda: moment[0])
+        moment[0] = began
+        enough = generation_limit(session, [backend("torch_cuda")])
+        while not enough(False):
+            moment[0] += 0.25
+        return moment[0]
+
+    assert ends(5.0) == 16.0, "60 % are left"
+    assert ends(18.0) == 22.0 and ends(21.0) == 24.0
+    assert ends(29.0) == 30.0 and ends(35.0) == 36.0, "a second at least"
+
+
+def test_kernels_are_generated_until_the_measuring_processes_have_started() -> None:
+    """Nothing else could use that time; but not for longer than processes take to start."""
+    moment, ready = [0.0], [False]
+    session = Session(Options(budget=5.0), now=lambda: moment[0])
+    session.starting = lambda: not ready[0]
+    enough = generation_limit(session, [backend("torch_cuda")])
+    moment[0] = 4.5
+    assert not enough(False) and not enough(True)
+    ready[0] = True
+    assert enough(False) and enough(True)
+    ready[0], moment[0] = False, 9.0
+    assert enough(False)
+
+
+def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a process that nobody ends, nor a worker that later calls would wait for for ever."""
+    started, begin = [], worker.start_worker
+    monkeypatch.setattr(worker, "start_worker", lambda *a, **k: started.append(begin(*a, **k)) or started[-1])
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            raise KeyboardInterrupt
+
+    pool = worker.Pool(2)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        only_in(patch, worker, "threading", Thread=Interrupted)
+        pool.begin()
+    assert [p.poll() is None for p in started] == [False]
+    with pool.session() as one, pool.session() as other:  # both are free
+        assert one is not other
+        one.prepare()
+    pool.close()
+
+
+def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **named: Any) -> Any:
+        raise KeyboardInterrupt
+
+    pool = lowering_pool.LowerPool(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(lowering_pool, "start_worker", interrupted)
+        for _ in range(lowering_pool.MOST):
+            with pytest.raises(KeyboardInterrupt):
+                pool.begin()
+    pool.begin()
+    assert len(pool._processes) == 1
+    pool.close()

@@ -1,0 +1,95 @@
+"""The README's example is the script beside it, and prints what the README shows, apart from numbers."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "docs/readme_example.py"
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+
+
+def blocks(language: str) -> list[str]:
+    """The README's code blocks of a language."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [
+        body for kind, body in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE) if kind == language
+    ]
+
+
+def test_the_code_is_the_scripts() -> None:
+    (code,) = blocks("python")
+    assert SCRIPT.read_text(encoding="utf-8").endswith(code)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.slow
+def test_the_output_has_the_shape_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    run = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True)
+    shown = next(b for b in blocks("") if "proven bound" in b)
+    found = lambda text: [line.split()[0] for line in text.splitlines()]
+    labels = lambda text: [label for label in found(text) if label != "note"]  # a busy machine has more to say
+    assert labels(run.stdout) == labels(shown)
+    assert run.stdout.splitlines()[:3] == shown.splitlines()[:3]
+    assert "passed" in run.stdout and "5 where each op" in run.stdout
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        if not target.startswith(("http://", "https://", "#", "mailto:")):
+            assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.parametrize("word", ["optimize", "saturate", "extract", "explain", "profile", "doctor", "db", "rules"])
+def test_every_command_is_documented(word: str) -> None:
+    assert f"tensor-graphs {word}" in (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_source_files_named_in_documents_exist(path: Path) -> None:
+    for name in re.findall(r"`([\w/]+/\w+\.(?:py|cuh|sh))\b", path.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or (ROOT / "src/tensor_graphs" / name).exists(), f"{path.name} names {name}"
+
+
+def test_modules_and_make_targets_named_in_documents_exist() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8")
+        for module in set(re.findall(r"python -m ([\w.]+)", text)):
+            parts = module.removesuffix(".").split(".")
+            found = ROOT.joinpath(*(parts[1:] if parts[0] == "tensor_graphs" else parts))
+            sources = (
+                found.with_suffix(".py"),
+                found / "__main__.py",
+                ROOT / "src/tensor_graphs" / "/".join(parts[1:]),
+            )
+            known = parts in (["pytest"], ["pip"], ["tensor_graphs"]) or any(
+                s.exists() or s.with_suffix(".py").exists() for s in sources
+            )
+            assert known, f"{path.name} names the module {module}"
+        for target in re.findall(r"`make ([\w-]+)`", text):
+            assert target in targets, f"{path.name} names the make target {target}"
+
+
+def test_the_architecture_lists_every_subpackage() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w/]+)` \| (`.*) \|$", text, re.MULTILINE)
+    assert len(rows) == 7
+    for package, subpackages in rows:
+        folders = {p.parent.name for p in (ROOT / package).glob("*/__init__.py") if not p.parent.is_symlink()}
+        assert folders == set(re.findall(r"`(\w+)`", subpackages)), package
+
+
+def test_the_tutorials_example_of_a_stopped_search_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "docs/tutorial/first-model.md").read_text(encoding="utf-8")
+    codes = re.findall(r"^```python [^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (code,) = [c for c in codes if "tg.Progress(" in c]
+    begin = codes[0].split("program = ")[0]
+    exec(begin + code.replace("Timer(3.0", "Timer(0.0"), {})
+    shown = capsys.readouterr().out
+    assert shown.startswith("load ") and "the search was stopped: " in shown.splitlines()[-1]
