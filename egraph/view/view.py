@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -236,28 +237,33 @@ def _build(view: EGraphView, choice: Sequence[int] | Mapping[int, int], cls: int
     return built[cls]
 
 
+def _add(node: Tensor, number: dict[Tensor, int], unused: Iterator[int]) -> None:
+    """Number the e-class of a node whose operands are numbered, and the classes of its decompositions if no library may
+    have a kernel of it."""
+    if node in number:
+        return
+    forms = [node]
+    while forms[-1].entry.kernels_may_lack:
+        forms.append(expand(forms[-1]))
+        for inner in topological(forms[-1:]):
+            if inner is not forms[-1]:
+                _add(inner, number, unused)
+    known = [number[form] for form in forms if form in number]
+    cls = known[0] if known else next(unused)
+    for form in forms:
+        number.setdefault(form, cls)
+
+
 def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
     """A graph as an unsaturated e-graph: one e-node per e-class, in topological order; `report`: its
     saturation report. Composite ops that no library may have a kernel of (`Op.kernels_may_lack`) share an
     e-class with their decompositions."""
     own = dict.fromkeys(graph.nodes())
-    nodes: list[Tensor] = []
     number: dict[Tensor, int] = {}  # node -> e-class
-    count = 0
+    unused = count()
     for node in own:
-        parts = expand(node) if node.entry.kernels_may_lack else node
-        for inner in topological([parts]) if parts is not node else ():
-            if inner not in number and inner is not parts:
-                number[inner], count = count, count + 1
-                nodes.append(inner)
-        if node not in number:
-            known = number.get(parts)
-            number[node] = count if known is None else known
-            count += known is None
-            nodes.append(node)
-        if parts not in number:
-            number[parts] = number[node]
-            nodes.append(parts)
+        _add(node, number, unused)
+    nodes, classes = list(number), next(unused)
     first = {number[n]: n for n in reversed(nodes)}
     fixed = weight_only(nodes)
     kids = [[number[a] for a in n.args] for n in nodes]
@@ -267,13 +273,13 @@ def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
         cls=np.array([number[n] for n in nodes], np.int32),
         off=np.cumsum([0, *map(len, kids)]).astype(np.int32),
         kid=np.array([k for row in kids for k in row], np.int32),
-        types=[first[c].type for c in range(count)],
-        weight=np.array([first[c] in fixed for c in range(count)], np.bool_),
+        types=[first[c].type for c in range(classes)],
+        weight=np.array([first[c] in fixed for c in range(classes)], np.bool_),
         roots=tuple(number[r] for r in graph.roots),
         report=report or SaturationReport(sizes=(len(nodes),)),
         tensors={i: n for i, n in enumerate(nodes) if n.op in LEAVES},
         classes={n: number[n] for n in own},
-        age=np.zeros(count, np.int32),
+        age=np.zeros(classes, np.int32),
         own=np.array([n in own for n in nodes], np.bool_),
     )
 

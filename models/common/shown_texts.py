@@ -94,11 +94,8 @@ def _shows(path: Sequence[ast.AST], frame: FrameType) -> bool:
     for inner, node in zip([None, *path], path):
         if isinstance(node, ast.Call) and inner is not node.func:
             called = _value(node.func, frame)
-            if any(called is f for f in _SHOW) or _is_logging(called):
-                return not any(
-                    k.arg == "file" and not any(_value(k.value, frame) is f for f in (sys.stdout, sys.stderr))
-                    for k in node.keywords
-                )
+            if any(called is f for f in (*_SHOW, builtins.print)) or _is_logging(called):
+                return all(_on_terminal(k, frame) for k in node.keywords)
             error = isinstance(called, type) and issubclass(called, BaseException)
             literal = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Constant | ast.JoinedStr)
             method = literal and isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS
@@ -114,6 +111,14 @@ def _shows(path: Sequence[ast.AST], frame: FrameType) -> bool:
         elif not isinstance(node, (ast.Call, ast.Attribute, *_PART)) and inner is not None:
             return False
     return False
+
+
+def _on_terminal(keyword: ast.keyword, frame: FrameType) -> bool:
+    """Whether a keyword argument, or those in `**kwargs`, do not send what is shown to a file of the caller's."""
+    streams, value = (None, sys.stdout, sys.stderr), _value(keyword.value, frame)
+    if keyword.arg is None:
+        return isinstance(value, dict) and any(value.get("file") is f for f in streams)
+    return keyword.arg != "file" or (value is not None and any(value is f for f in streams))
 
 
 def _is_logging(value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 RECORD: dict[str, Any] = {
     "rules": {"a": "proved"},
     "workload/x cpu": {"kernels": ["c c.add 1", "c c.mul 2", "torch torch.mm 3"], "plan": ["c.add"], "program": "text"},

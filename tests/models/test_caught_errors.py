@@ -1,5 +1,6 @@
 """Functions and modules that decide by errors which a trace does not have are refused."""
 
+import builtins
 import concurrent.futures
 import contextlib
 import io
@@ -145,12 +146,25 @@ def test_functions_that_decide_by_texts(function):
 
 def test_texts_without_source_are_refused():
     known = {}
-    exec("def function(x):\n    print(x)\n    return x", known)
+    exec("def function(x):\n    text = str(x)\n    return x", known)
     with pytest.raises(TraceError, match="might decide by it"):
         as_graph(known["function"], (X,))
 
 
-def test_texts_that_are_only_shown(capsys):
+def print_on(*values, **options):
+    """A replacement of `print`, as some libraries install one."""
+    original_print(*values, **options)
+
+
+original_print = print
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_texts_that_are_only_shown(capsys, monkeypatch, replaced):
+    if replaced:
+        monkeypatch.setattr(builtins, "print", print_on)
+        with pytest.raises(TraceError, match="might decide by it"):
+            as_graph(by_printed_text, (X,))
     as_graph(printed, (X,))
     assert capsys.readouterr().out.count("<traced array: float32[6]>") == 6
     torch = pytest.importorskip("torch")

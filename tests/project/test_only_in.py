@@ -19,6 +19,7 @@ from ..only_in import only_in
 ALLOWED = {
     *(f"sys.{name}" for name in ("executable", "stderr", "stdout")),
     *(f"gc.{name}" for name in ("get_freeze_count", "{}")),
+    "builtins.print",
     "builtins.released",
     "pwd.getpwuid",
     "random._urandom",
@@ -26,6 +27,7 @@ ALLOWED = {
 }
 
 
+TESTS = Path(__file__).parents[1]
 SETS = re.compile(r"\.setattr\(\s*(?:\w+\.)*(\w+),\s*(?:\"(\w+)\"|\w+),")
 
 
@@ -38,8 +40,8 @@ def replaced(text: str) -> Iterator[str]:
 
 def test_functions_of_the_standard_library_are_replaced_for_one_module() -> None:
     found = {
-        f"{path.relative_to(Path(__file__).parent)}: {name}"
-        for path in Path(__file__).parent.rglob("*.py")
+        f"{path.relative_to(TESTS)}: {name}"
+        for path in TESTS.rglob("*.py")
         for name in replaced(path.read_text(encoding="utf-8"))
         if name not in ALLOWED
     }

@@ -363,7 +363,7 @@ assert slope(found) < 400, found  # KB
 
 def test_optimizations_keep_nothing() -> None:
     """The short form of `python -m tests.fuzz.soak`, in a process without the threads and objects of other tests."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", KEPT], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

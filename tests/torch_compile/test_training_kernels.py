@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.single_kernel import compiled
@@ -109,6 +110,17 @@ def test_graphs_that_are_not_rewritten_hold_the_decompositions_of_ops_that_may_l
     found = candidate_hypergraph(view, [backend("numpy"), backend("torch")], view_strides)
     names = {c.template.name for c in found.candidates}
     assert "torch.conv_uneven" in names and "torch.conv_weight_gradient" not in names
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_decompositions_of_decompositions_are_held_too(name: str) -> None:
+    """Also where a size is free, where the C kernel does not apply."""
+    image = t.input("x", (tg.dim("n", max=64), 4))
+    program = tg.optimize(
+        g.channel_deviation(image, eps=1e-5), backend=name, measure=False, effort=0, budget=1, verify=False
+    )
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
+    np.testing.assert_allclose(program(x), (x.var(0) + 1e-5) ** -0.5, rtol=1e-5)
 
 
 def test_the_unfused_plan_uses_no_kernels_of_several_results() -> None:
