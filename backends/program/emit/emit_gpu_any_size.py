@@ -1,7 +1,7 @@
 """Emits Python source for GPU plans (choices of kernels) with free sizes: the emitted program runs at every size, and a
 new size compiles nothing.
 
-    def bind(weights, states=None, device="cuda", graph=True):
+    def bind(weights, states=None, device="cuda", graph=True, way=""):
         w0 = uploaded(weights['w'], device)            size-independent objects are made once
         workspace = Workspace(device)
         def at(x_shape):                               called on the first call at a size
