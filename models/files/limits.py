@@ -59,14 +59,16 @@ def check_size(shape: Shape, dtype: str, *, what: str, where: str = "") -> None:
             )
 
 
-def check_count(count: int, *, where: str = "") -> None:
+def check_count(count: int, *, where: str = "", most: int | None = None) -> None:
     """Raise TooLargeError if `count` operations are more than the setting `max_nodes` allows.
 
-    `where`: path for the message.
+    `where`: path for the message. `most`: the setting's value, which a thread without the caller's context has to be
+    told.
 
     Every compilation stage takes about 1 ms and 20 KiB for each operation.
     """
-    if count > (most := settings.current().max_nodes):
+    most = settings.current().max_nodes if most is None else most
+    if count > most:
         raise TooLargeError(
             f"the model has {count} operations, more than {most}", where=where,
             hint="optimize parts of it, or set TENSOR_GRAPHS_MAX_NODES (settings.override(max_nodes=...))",

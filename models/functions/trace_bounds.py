@@ -59,7 +59,7 @@ def count() -> None:
         return
     bound.made += 1
     if bound.made > bound.most:
-        check_count(bound.made, where=bound.title)
+        check_count(bound.made, where=bound.title, most=bound.most // SPARE)
     if time.monotonic() > bound.end:
         raise ExportTimeError(
             f"tracing the function took more than {bound.seconds:g} s",

@@ -62,7 +62,7 @@ class _Bound:
         self.added, self.nodes = time.monotonic(), self.nodes + 1
         if nodes > self.most:
             try:
-                check_count(nodes, where=self.title)
+                check_count(nodes, where=self.title, most=self.most)
             except TensorGraphsError as error:
                 self.error = error
         elif self.added > self.end:

@@ -255,7 +255,7 @@ def test_loops_in_threads_of_the_function_are_bounded():
 
         return concurrent.futures.ThreadPoolExecutor(1).submit(run).result()
 
-    with tool_settings.override(max_nodes=50), pytest.raises(TooLargeError):
+    with tool_settings.override(max_nodes=50), pytest.raises(TooLargeError, match="more than 50"):
         trace(endless, (X,))
 
 
