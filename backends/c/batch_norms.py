@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from itertools import product
-from typing import Any
 
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import both, extents, filled, usable
 from .convolutions import SIDES, ending, few_elements
+from .functions import c_function
 
 TRAINING = """/* The sum of n floats, of their products with another n, or of the squares of their distances from a centre:
    blocks in float, their sums in double. */
@@ -198,24 +197,18 @@ def _mask_fits(masked: int) -> Callable[[Call], bool]:
     return lambda call: masked == 0 or (call.operands["y"].type.dtype == "bool") == (masked == 2)
 
 
-def _common(function: str) -> dict[str, Any]:
-    """Fields of the kernels that call a C function."""
-    source = {function: SOURCES[function]}
-    return {
-        "family": "reduction", "dense": ("*",), "source": lambda call: source, "rate": 4.0, "setup": ("address", "c_function", "c_library"),
-        "version": blake2b(SOURCES[function].encode(), digest_size=4).hexdigest(),
-    }  # fmt: skip
-
-
 def batch_norm_rows() -> Iterator[LibraryKernel]:
     """Batch norms of training steps with all epilogues, and their gradients with all masks."""
     fits = both(usable, filled, few_elements, _images("g", "y"))
+    training, gradients = (
+        {"family": "reduction", "dense": ("*",), "rate": 4.0, **c_function(name, SOURCES[name])} for name in SOURCES
+    )
     statistics = "channel_mean(x); channel_variance(x); channel_deviation(x, eps=eps)"
     for (spelled, act), (side, text) in product({"{}": 0, "relu({})": 1}.items(), SIDES.items()):
         term = spelled.format(text.format("batch_norm_training(x, g, b, eps=eps)"))
         yield LibraryKernel(
             f"c.batch_norm_training{side}{ending(spelled)}", "c", f"{term}; {statistics}", _training_code(side != "", act),
-            applies=both(usable, filled, few_elements, _images("r")), inplace=("x", "r") if side else ("x",), **_common("batch_norm_training"),
+            applies=both(usable, filled, few_elements, _images("r")), inplace=("x", "r") if side else ("x",), **training,
         )  # fmt: skip
     for (mask, masked), rank in product(MASKS.items(), RANKS):
         axes, ones = repr((0, *range(2, rank))), ", ".join("1" * (rank - 2))
@@ -224,7 +217,7 @@ def batch_norm_rows() -> Iterator[LibraryKernel]:
             f"c.batch_norm_gradients{rank}{('', '_relu', '_hidden')[masked]}", "c",
             f"z := {mask}; batch_norm_gradient(x, z, w, m, r); sum(z * ((x - {m}) * {r}), axes={axes}); sum(z, axes={axes})",
             _gradient_code(masked), when=(f"rank(x) == {rank}",), applies=both(fits, _mask_fits(masked)), inplace=("g", "x"),
-            **_common("batch_norm_gradients"),
+            **gradients,
         )  # fmt: skip
 
 

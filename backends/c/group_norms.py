@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from hashlib import blake2b
 from itertools import product
 
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import SINGLE, both, channels_last, extents, filled, residual_fits_last, usable
 from .convolutions import SIDES, channels_last_x, ending, few_elements
+from .functions import c_function
 
 BLOCK = 64  # pixels of a partial sum: rounding grows with their number
 MOST_GROUPS = 1024  # whose means are on the stack
@@ -102,8 +102,6 @@ void tiled_group_norm(const float *restrict x, const float *restrict gain, const
 """
 GROUP_NORM = re.sub("@.*?@", lambda found: str(CONSTANTS[found[0]]), _TEXT)
 ACTIVATIONS = {"{}": 0, "relu({})": 1, "silu({})": 2}  # activation pattern -> its number in C
-SOURCE = {"tiled_group_norm": GROUP_NORM}
-VERSION = blake2b(GROUP_NORM.encode(), digest_size=4).hexdigest()
 
 
 def _fits(call: Call) -> bool:
@@ -143,8 +141,8 @@ def group_norm_rows() -> list[LibraryKernel]:
         found.append(LibraryKernel(
             f"c.group_norm{side}{ending(spelled)}", "c", spelled.format(text.format(norm)), _code(residual, act), family="reduction",
             layout=channels_last, dense=("g", "b"), scratch=_scratch, applies=both(fits, residual_fits_last) if residual else fits,
-            inplace=("r",) if residual else (), source=lambda call: SOURCE, rate=4.0, setup=("address", "c_function", "c_library"),
-            version=VERSION, reads_last=("x",),
+            inplace=("r",) if residual else (), rate=4.0, reads_last=("x",),
+            **c_function("tiled_group_norm", GROUP_NORM),
         ))  # fmt: skip
     return found
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from math import prod
 
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified
 from ..library.torch_calls import SINGLE, channels_last, extents, filled, is_channels_last
 from .convolutions import few_elements
+from .functions import c_function
 
 TO_LAST = """/* n row-major images of c channels and s pixels, copied to channels-last ones in blocks of 16 x 16. */
 void tiled_to_last(const float *restrict x, float *restrict y, int n, int c, int s)
@@ -32,7 +32,6 @@ void tiled_to_last(const float *restrict x, float *restrict y, int n, int c, int
     }
 }
 """
-SOURCE = {"tiled_to_last": TO_LAST}
 
 
 def _fits(call: Call) -> bool:
@@ -59,8 +58,7 @@ def image_copy_rows() -> list[LibraryKernel]:
     return [
         LibraryKernel(
             "c.to_channels_last", "c", "x", _code, family="copy", layout=channels_last, exact=True, applies=_fits,
-            source=lambda call: SOURCE, setup=("address", "c_function", "c_library"),
-            version=blake2b(TO_LAST.encode(), digest_size=4).hexdigest(),
+            **c_function("tiled_to_last", TO_LAST),
         )
     ]  # fmt: skip
 

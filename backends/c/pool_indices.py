@@ -7,13 +7,13 @@ Planes (one channel of one image) are divided over the threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
 from typing import Any
 
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import both, extents, filled, usable
 from .convolutions import few_elements
+from .functions import c_function
 
 POOL = """/* Max pooling of planes of h x w floats with the index of each window's first maximum in its plane (NaN wins). */
 void max_pool_with_indices(const float *x, float *y, int64_t *indices, int planes, int h, int w, int oh, int ow, int kh, int kw,
@@ -96,11 +96,9 @@ def _long_indices(call: Call) -> bool:
 def _row(
     name: str, pattern: str, code: Callable[[Call], str], function: str, text: str, *conditions: Any
 ) -> LibraryKernel:
-    source = {function: text}
     return LibraryKernel(
         f"c.{name}", "c", pattern, identify(code, f"c.{name}"), family="reduction", dense=("*",), rate=4.0,
-        applies=both(usable, filled, few_elements, _floats, *conditions), source=lambda call: source,
-        setup=("address", "c_function", "c_library"), version=blake2b(text.encode(), digest_size=4).hexdigest(),
+        applies=both(usable, filled, few_elements, _floats, *conditions), **c_function(function, text),
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .tiled_products import contracted
+
 BLOCK = 16  # hidden units of a block
 PARALLEL = 1 << 17  # multiplications of a step from which it is divided over threads
 
@@ -92,20 +94,6 @@ void tiled_recurrent(const rnn_cell *cell, const float *x, const float *first, c
         x = lines, size = wide, step = batch * wide, beside = wide;
     }
 }
-"""
-
-_CONTRACTED = """#if defined(__clang__)
-#pragma clang fp contract(fast)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-@TEXT@
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC pop_options
-#endif
 """
 
 _CELLS: Mapping[str, str] = {
@@ -227,13 +215,12 @@ void name(const float *x, const float *first, const float *w, float *out, float 
     tiled_recurrent(&cell, x, first, w, out, room, steps, batch, size, step, beside, hidden, layers, ways); \\
 }"""
 
-LAYERS = _LAYERS.replace("@BLOCK@", str(BLOCK)).replace("@PARALLEL@", str(PARALLEL)) + _CONTRACTED.replace(
-    "@TEXT@", _MATH
-)
+
+LAYERS = _LAYERS.replace("@BLOCK@", str(BLOCK)).replace("@PARALLEL@", str(PARALLEL)) + contracted(_MATH + "\n")
 """C text that all cells share: the function `tiled_recurrent`, and macros of kernels. It calls functions of
 convolutions, whose text precedes it."""
 
-CELLS: Mapping[str, str] = {name: _CONTRACTED.replace("@TEXT@", text) for name, text in _CELLS.items()}
+CELLS: Mapping[str, str] = {name: contracted(text + "\n") for name, text in _CELLS.items()}
 """C function of a cell -> its text."""
 
 __all__ = ["BLOCK", "CELLS", "LAYERS", "PARALLEL"]

@@ -12,7 +12,28 @@ PANEL = 16  # output channels of a panel of packed weights
 MAX_TAPS = 64  # most taps of a window: their addresses are on the stack
 FEW_CHANNELS = 16  # below this number of channels of a group, whole rows of a window are one run of a padded copy
 
-MICRO_KERNEL = """/* Sums of products of TILE_ROWS pixels and up to TILE_PANELS panels of 16 output channels. */
+_CONTRACT = """#if defined(__clang__)
+#pragma clang fp contract(fast)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+"""
+_END = """#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC pop_options
+#endif
+"""
+
+
+def contracted(text: str) -> str:
+    """C text in which the compiler may compute a product and a sum as one multiply-add."""
+    return _CONTRACT + text + _END
+
+
+MICRO_KERNEL = (
+    """/* Sums of products of TILE_ROWS pixels and up to TILE_PANELS panels of 16 output channels. */
 #if defined(__AVX512F__)
 #define TILE_LANES 16
 #define TILE_PANELS 4
@@ -87,13 +108,8 @@ static inline __attribute__((always_inline)) void tile_stored(tile_vec v, const 
     if (r) v += tile_loaded(r, count);
     tile_written(y, tile_clipped(v, TILE_SPLAT(a.low), TILE_SPLAT(a.high)), count);
 }
-#if defined(__clang__)
-#pragma clang fp contract(fast)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-/* 1 / x for x in [1, 2**127]; NaN stays. Error: 1.1 units in the last place. */
+"""
+    + contracted("""/* 1 / x for x in [1, 2**127]; NaN stays. Error: 1.1 units in the last place. */
 static inline __attribute__((always_inline)) tile_vec tile_inverse(tile_vec x)
 {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -156,12 +172,8 @@ static void tile_activated(float *y, int64_t count, tile_act a)
         for (int64_t i = 0; i < count; i++) y[i] = 0.5f * y[i] * (1.0f + erf_f(y[i] * 0.707106781f));
     }
 }
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC pop_options
-#endif
-/* Where the sums of a tile go: `there` pixels of `line` floats each, beginning at y. `left`: channels of the last panel.
+""")
+    + """/* Where the sums of a tile go: `there` pixels of `line` floats each, beginning at y. `left`: channels of the last panel.
    bias, residual: what is added before the activation (0: nothing). */
 typedef struct { const float *bias, *residual; float *y; int64_t line; int left, there; tile_act a; } tile_end;
 /* The channels of a line of a tile that vector j of `vectors` has. */
@@ -228,25 +240,16 @@ static __attribute__((noinline)) void tile_##R##_##P(const float *const *rows, i
         tile_ended(P * TILE_PARTS, c[i], bias, i, e); \\
     } \\
 }
-#if defined(__clang__)
-#pragma clang fp contract(fast)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-#define TILE_KERNELS(P) TILE_KERNEL(2, P) TILE_KERNEL(6, P)
+"""
+    + contracted("""#define TILE_KERNELS(P) TILE_KERNEL(2, P) TILE_KERNEL(6, P)
 TILE_KERNELS(1)
 #if TILE_PANELS > 1
 TILE_KERNELS(2)
 TILE_KERNELS(3)
 TILE_KERNELS(4)
 #endif
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC pop_options
-#endif
-typedef void tile_kernel(const float *const *rows, int taps, int channels, const float *packed, int64_t panel, const tile_end *e);
+""")
+    + """typedef void tile_kernel(const float *const *rows, int taps, int channels, const float *packed, int64_t panel, const tile_end *e);
 /* The kernel for a number of pixels and of panels. */
 static inline tile_kernel *tile_kernel_of(int there, int panels)
 {
@@ -260,6 +263,7 @@ static inline tile_kernel *tile_kernel_of(int there, int panels)
     return all[panels - 1][there > 2];
 }
 """
+)
 
 DIRECT = """/* Convolution of x with packed weights; y and the residual r are channels-last. x has the strides sn, sc, sh, sw in elements.
    flags: 1 bias b, 2 residual r, 4 x is copied to `room` with its padding, in which the pixels of a line of a window are one

@@ -7,13 +7,9 @@ image, several vectors of channels at a time. The text uses the vectors and acti
 
 from __future__ import annotations
 
-WINDOWS = """#if defined(__clang__)
-#pragma clang fp contract(fast)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-/* P vectors of channels of one pixel from channel j on; `count` channels of the last one exist. */
+from .tiled_products import contracted
+
+WINDOWS = contracted("""/* P vectors of channels of one pixel from channel j on; `count` channels of the last one exist. */
 static inline __attribute__((always_inline)) void tile_window_vectors(int P, int kind, int c, const float *const *from,
     const int *tap, int taps, int area, int j, int count, const float *w, const float *b, const float *r, float *y, tile_act a)
 {
@@ -159,9 +155,4 @@ void tiled_windows(const float *x, const float *w, const float *b, const float *
         }
     }
 }
-#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC pop_options
-#endif
-"""
+""")

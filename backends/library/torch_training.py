@@ -55,13 +55,13 @@ def _layer_norms() -> Iterator[LibraryKernel]:
     )  # fmt: skip
     gradient = "layer_norm_gradient(x, g, w, m, r)"
     yield row("layer_norm_gradient", gradient, "layer_norm_gradient({g}, {x}, {w}, {m}, {r}, {out})",
-              setup=("layer_norm_gradient",), **more)  # fmt: skip
+              setup=("copied", "layer_norm_gradient"), **more)  # fmt: skip
     for rank in RANKS:
         axes = repr(tuple(range(rank - 1)))
         yield row(
             f"layer_norm_gradients{rank}", f"{gradient}; sum(g * ((x - m) * r), axes={axes}); sum(g, axes={axes})",
             "layer_norm_gradient({g}, {x}, {w}, {m}, {r}, {out}, {out1}, {out2})",
-            when=(f"rank(x) == {rank}",), setup=("layer_norm_gradient",), **more,
+            when=(f"rank(x) == {rank}",), setup=("copied", "layer_norm_gradient"), **more,
         )  # fmt: skip
 
 
@@ -69,13 +69,13 @@ def _batch_norms() -> Iterator[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction", "dense": ("*",), "applies": usable_if(all_float, filled)}
     gradient = "batch_norm_gradient(x, g, w, m, r)"
     yield row("batch_norm_gradient", gradient, "batch_norm_gradient({g}, {x}, {w}, {m}, {r}, {out})",
-              setup=("batch_norm_gradient",), **more)  # fmt: skip
+              setup=("copied", "batch_norm_gradient"), **more)  # fmt: skip
     for rank in RANKS:
         axes, (m, r) = repr((0, *range(2, rank))), (_vector(v, rank) for v in "mr")
         yield row(
             f"batch_norm_gradients{rank}", f"{gradient}; sum(g * ((x - {m}) * {r}), axes={axes}); sum(g, axes={axes})",
             "batch_norm_gradient({g}, {x}, {w}, {m}, {r}, {out}, {out1}, {out2})",
-            when=(f"rank(x) == {rank}",), setup=("batch_norm_gradient",), **more,
+            when=(f"rank(x) == {rank}",), setup=("copied", "batch_norm_gradient"), **more,
         )  # fmt: skip
 
 
@@ -84,19 +84,19 @@ def _group_norms() -> Iterator[LibraryKernel]:
     yield row(
         "group_norm_with_statistics",
         "group_norm(x, w, b, groups=groups, eps=eps); group_mean(x, groups=groups); group_deviation(x, groups=groups, eps=eps)",
-        "group_norm_statistics({x}, {w}, {b}, {groups}, {eps}, {out}, {out1}, {out2})", setup=("group_norm_statistics",), **more,
+        "group_norm_statistics({x}, {w}, {b}, {groups}, {eps}, {out}, {out1}, {out2})", setup=("copied", "group_norm_statistics"), **more,
     )  # fmt: skip
     gradient, gain = (
         "group_norm_gradient(x, g, w, m, r, groups=groups)",
         "group_norm_gain_gradient(x, g, m, r, groups=groups)",
     )
     yield row("group_norm_gradient", gradient, "group_norm_gradient({g}, {x}, {w}, {m}, {r}, {groups}, {out})",
-              setup=("group_norm_gradient",), **more)  # fmt: skip
+              setup=("copied", "group_norm_gradient"), **more)  # fmt: skip
     for rank in RANKS:
         yield row(
             f"group_norm_gradients{rank}", f"{gradient}; {gain}; sum(g, axes={(0, *range(2, rank))!r})",
             "group_norm_gradient({g}, {x}, {w}, {m}, {r}, {groups}, {out}, {out1}, {out2})",
-            when=(f"rank(x) == {rank}",), setup=("group_norm_gradient",), **more,
+            when=(f"rank(x) == {rank}",), setup=("copied", "group_norm_gradient"), **more,
         )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def _attentions() -> Iterator[LibraryKernel]:
             f"{prefix}attention_with_statistics",
             f"{prefix}attention(q, k, v{m}, {attrs}); {prefix}attention_statistics(q, k{m}, {plain})",
             f"attention_statistics({{q}}, {{k}}, {{v}}, {value}, {{scale}}, {{causal}}, {{out}}, {{out1}})",
-            setup=("attention_statistics",), **more,
+            setup=("copied", "attention_statistics"), **more,
         )  # fmt: skip
         orders = {"query": "q, k, v", "key": "k, q, v", "value": "v, q, k"}
         terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {plain})" for of, o in orders.items()]
@@ -137,7 +137,7 @@ def _attentions() -> Iterator[LibraryKernel]:
             f"{prefix}attention_gradients", "; ".join(terms),
             f"attention_gradients({{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {value}, {{scale}}, {{causal}}, {{out}}, {{out1}}, "
             "{out2})",
-            setup=("attention_gradients",), **more,
+            setup=("copied", "attention_gradients"), **more,
         )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Helper functions of emitted programs that run Torch's gradients on the CPU.
 
-Their source is copied into emitted programs: each may use only `torch`.
+Their source is copied into emitted programs: each may use only `torch` and those that its kernel names in `setup`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,24 @@ def conv_weight_gradient(x: Any, g: Any, shape: Any, strides: Any, pads: Any, di
     )[1].contiguous()
 
 
+def copied(places: Any, values: Any) -> None:
+    """Copy results of a library function to the places of a kernel's results, which have as many elements."""
+    for to, value in zip(places, values):
+        to.view(value.shape).copy_(value)
+
+
 def layer_norm_gradient(g: Any, x: Any, gain: Any, mean: Any, deviation: Any, out: Any, *more: Any) -> None:
     """Gradients of a layer norm's operand and, into `more`, of its gain and shift."""
     wanted = [True, bool(more), bool(more)]
     made = torch.ops.aten.native_layer_norm_backward(g, x, gain.shape, mean, deviation, gain, gain, wanted)
-    for to, value in zip((out, *more), made):
-        to.view(value.shape).copy_(value)
+    copied((out, *more), made)
 
 
 def batch_norm_gradient(g: Any, x: Any, gain: Any, mean: Any, deviation: Any, out: Any, *more: Any) -> None:
     """Gradients of a batch norm's operand in training and, into `more`, of its gain and shift."""
     wanted = [True, bool(more), bool(more)]
     made = torch.ops.aten.native_batch_norm_backward(g, x, gain, None, None, mean, deviation, True, 0.0, wanted)
-    for to, value in zip((out, *more), made):
-        to.view(value.shape).copy_(value)
+    copied((out, *more), made)
 
 
 def group_norm_gradient(
@@ -63,16 +67,14 @@ def group_norm_gradient(
     made = torch.ops.aten.native_group_norm_backward(
         g, x, mean, deviation, gain, n, channels, x[:1, :1].numel(), groups, wanted
     )
-    for to, value in zip((out, *more), made):
-        to.view(value.shape).copy_(value)
+    copied((out, *more), made)
 
 
 def group_norm_statistics(x: Any, gain: Any, shift: Any, groups: int, eps: float, out: Any, *more: Any) -> None:
     """A group norm and, into `more`, mean and reciprocal deviation of each group."""
     n, channels = x.shape[:2]
     made = torch.ops.aten.native_group_norm(x, gain, shift, n, channels, x[:1, :1].numel(), groups, eps)
-    for to, value in zip((out, *more), made):
-        to.copy_(value.view(to.shape))
+    copied((out, *more), made)
 
 
 def attention_statistics(
@@ -81,8 +83,7 @@ def attention_statistics(
     """Attention of [batch, heads, T, D] and the logsumexp of its scores, [batch, heads, T, 1]."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     made, sums = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    out.copy_(made)
-    statistics.copy_(sums.unsqueeze(-1))
+    copied((out, statistics), (made, sums))
 
 
 def attention_gradients(
@@ -90,9 +91,7 @@ def attention_gradients(
 ) -> None:
     """Gradients of query, key and value of attention with the result y, from the logsumexp of its scores."""
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-    made = backward(g, q, k, v, y, statistics.squeeze(-1), 0.0, causal, attn_mask=mask, scale=scale)
-    for to, value in zip(out, made):
-        to.copy_(value)
+    copied(out, backward(g, q, k, v, y, statistics.squeeze(-1), 0.0, causal, attn_mask=mask, scale=scale))
 
 
 #: helper name -> source

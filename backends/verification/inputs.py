@@ -26,7 +26,7 @@ from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import HALVES
-from .ties import tied_inputs
+from .ties import behind_views, tied_inputs
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call provides
@@ -240,8 +240,7 @@ def _bound(node: Tensor, size: int, kinds: Sequence[str], bounds: dict[str, int]
 
 def _step(node: Tensor) -> int | None:
     """The constant above 1 by which an index is multiplied, also behind views; None if it is not multiplied by one."""
-    while (node.entry.moves or node.op == "cast") and len(node.args) == 1:
-        node = node.args[0]
+    node = behind_views(node)
     if node.op != "mul":
         return None
     constants = [n for a in node.args for n in _sources(a) if n.op == "full"]

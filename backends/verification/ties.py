@@ -37,7 +37,7 @@ def tied_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: float) -
         for at, other in ((0, 1), (1, 0)) if len(node.args) == 2 else ((0, 0),) if node.args else ():
             if (affine := known.get(id(node.args[at]))) is None:
                 continue
-            constant = constant_of(node.args[other]) if len(node.args) == 2 else 0.0
+            constant = _constant_of(node.args[other]) if len(node.args) == 2 else 0.0
             if constant is None:
                 continue
             name, a, b = affine
@@ -48,11 +48,17 @@ def tied_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: float) -
     return found
 
 
-def constant_of(node: Tensor) -> float | None:
+def _constant_of(node: Tensor) -> float | None:
     """The number that a value consists of, through views and casts; None if it is no constant."""
+    node = behind_views(node)
+    return float(node.attr("value")) if node.op == "full" else None
+
+
+def behind_views(node: Tensor) -> Tensor:
+    """The value whose elements a chain of views and casts has."""
     while (node.entry.moves or node.op == "cast") and len(node.args) == 1:
         node = node.args[0]
-    return float(node.attr("value")) if node.op == "full" else None
+    return node
 
 
 def _targets(node: Tensor, at: int, constant: float) -> Iterable[float]:
@@ -87,4 +93,4 @@ def _is_short(x: float) -> bool:
     return math.isfinite(x) and bool(float(np.frexp(x)[0] * SHORT).is_integer())
 
 
-__all__ = ["constant_of", "tied_inputs"]
+__all__ = ["behind_views", "tied_inputs"]

@@ -8,6 +8,7 @@ from ...errors import ShapeError
 from ..ir.tensor import Tensor, make
 from ..types import dtypes
 from .elementwise_builders import add
+from .layout_builders import expand_dims, flip, pad, slice_axis, swapaxes
 from .operand_alignment import as_tensor, cast, reshape, with_rank
 
 
@@ -41,6 +42,30 @@ def conv(
     attrs = {"strides": strides or (1,) * n, "pads": pads or (0,) * (2 * n), "dilations": dilations or (1,) * n}
     out = make("conv", (x, w), {**attrs, "groups": groups})
     return out if b is None else add(out, reshape(b, (1, b.shape[0]) + (1,) * n))
+
+
+def dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
+    """x[N, C, *S] with stride - 1 zeros between neighbours on each spatial axis: the operand of a transposed
+    convolution as that of a plain one."""
+    for i, stride in enumerate(strides):
+        if stride > 1:
+            axis, size = 2 + i, x.shape[2 + i]
+            wide = pad(
+                expand_dims(x, axis + 1), [(0, stride - 1) if a == axis + 1 else (0, 0) for a in range(x.rank + 1)]
+            )
+            flat = reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
+            x = slice_axis(flat, axis, 0, (size - 1) * stride + 1)
+    return x
+
+
+def transposed_weight(w: Tensor, groups: int) -> Tensor:
+    """The weight of a transposed convolution as that of a plain one, or the reverse, mirrored on the spatial axes:
+    [A, B / groups, *K] -> [B, A / groups, *K]."""
+    for axis in range(2, w.rank):
+        w = flip(w, axis)
+    before, after = w.shape[:2]
+    parts = swapaxes(reshape(w, (groups, before // groups, after, *w.shape[2:])), 1, 2)
+    return reshape(parts, (after * groups, before // groups, *w.shape[2:]))
 
 
 __all__ = ["conv", "matmul"]

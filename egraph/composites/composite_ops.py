@@ -67,7 +67,7 @@ def expand(node: Tensor) -> Tensor:
     return decompose(*node.args, **dict(node.attrs))
 
 
-def _inverse(n: Dim) -> float:
+def inverse(n: Dim) -> float:
     """1 / n as a float; NaN for n = 0. Raises ValueError for a symbolic n."""
     if isinstance(n, DimExpr):
         raise ValueError("a mean over a free dimension decomposes only once it is bound")
@@ -79,9 +79,14 @@ def _line(x: Tensor, value: Tensor) -> Tensor:
     return t.with_rank(value, x.rank)
 
 
-def _channels(x: Tensor, value: Tensor) -> Tensor:
+def over_channels(x: Tensor, value: Tensor) -> Tensor:
     """A vector along channel axis 1, reshaped to x's rank."""
     return t.reshape(value, (1, value.shape[0]) + (1,) * (x.rank - 2))
+
+
+def by_group(x: Tensor, groups: int) -> Tensor:
+    """x[N, C, ...] as [N, groups, elements of a group]."""
+    return t.reshape(x, (x.shape[0], groups, volume(x.shape[1:]) // groups))
 
 
 # ---------------------------------------------------------------- activations
@@ -174,7 +179,7 @@ def clip(x: Tensor, lo: float, hi: float) -> Tensor:
 @composite("mean", 1, "reduce", {"axes": "dims"}, linear=(0,), onnx=("ReduceMean",), aten=("mean",))
 def mean(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Mean over axes."""
-    return t.sum(x, axes, True) * _inverse(count(x.shape, axes))
+    return t.sum(x, axes, True) * inverse(count(x.shape, axes))
 
 
 @composite(
@@ -261,7 +266,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 def batch_norm(x: Tensor, gain: Tensor, shift: Tensor, mean_: Tensor, var_: Tensor, eps: float) -> Tensor:
     """(x - mean) / sqrt(var + eps) * gain + shift per channel (axis 1), with given statistics"""
     scale = gain * t.rsqrt(var_ + eps)
-    return x * _channels(x, scale) + _channels(x, shift - mean_ * scale)
+    return x * over_channels(x, scale) + over_channels(x, shift - mean_ * scale)
 
 
 @composite("group_norm", 3, "channel_norm", {"groups": "int", "eps": "float"}, {"eps": 1e-5}, fused_as="rows",
@@ -269,10 +274,10 @@ def batch_norm(x: Tensor, gain: Tensor, shift: Tensor, mean_: Tensor, var_: Tens
            onnx=("GroupNormalization",), aten=("native_group_norm", "group_norm"))  # fmt: skip
 def group_norm(x: Tensor, gain: Tensor, shift: Tensor, groups: int, eps: float) -> Tensor:
     """Normalised over groups of channels and all positions, then scaled and shifted per channel"""
-    flat = t.reshape(x, (x.shape[0], groups, volume(x.shape[1:]) // groups))
+    flat = by_group(x, groups)
     centred = flat - t.mean(flat, -1, True)
     scaled = t.reshape(centred * t.rsqrt(t.mean(centred * centred, -1, True) + eps), x.shape)
-    return scaled * _channels(x, gain) + _channels(x, shift)
+    return scaled * over_channels(x, gain) + over_channels(x, shift)
 
 
 # ---------------------------------------------------------------- contractions
@@ -387,7 +392,7 @@ def avg_pool(x: Tensor, kernel: Any, strides: Any, pads: Any, dilations: Any) ->
     x[N, C, *S]; one number per spatial axis, but `pads` = all low sides, then all high sides.
     """
     windows = _pooled(x, kernel, strides, pads, dilations, 0.0)
-    return t.sum(windows, tuple(range(x.rank, windows.rank))) * _inverse(volume(tuple(kernel)))
+    return t.sum(windows, tuple(range(x.rank, windows.rank))) * inverse(volume(tuple(kernel)))
 
 
 @composite("cross_entropy", 2, "cross_entropy", index_operand=1, aten=("cross_entropy_loss",))

@@ -13,11 +13,12 @@ from math import prod
 from typing import Any
 
 from ..builders import builders as t
+from ..builders.contraction_builders import dilated, transposed_weight
 from ..ir.tensor import Tensor
 from ..ops import op_flops
 from ..ops.laws_training import operands_of_gradient
-from ..types.dims import Dim, DimExpr, Shape, concrete, volume
-from .composite_ops import batch_norm, causal_mask, composite
+from ..types.dims import Dim, Shape, concrete, volume
+from .composite_ops import batch_norm, by_group, causal_mask, composite, inverse, over_channels
 
 training_op = partial(composite, kernels_may_lack=True)
 
@@ -40,7 +41,7 @@ def conv_input_gradient(
     g[N, O, *T] with w[O, C / groups, *K] -> [N, C, *S]; pads = all low sides, then all high sides.
     """
     n = g.rank - 2
-    x, turned = _dilated(g, strides), _turned(w, groups)
+    x, turned = dilated(g, strides), transposed_weight(w, groups)
     sides: list[tuple[Dim, Dim]] = []
     for i in range(n):
         reach = dilations[i] * (w.shape[2 + i] - 1)
@@ -58,28 +59,6 @@ def conv_input_gradient(
 def _below(size: Dim) -> bool:
     """Whether a padding is negative."""
     return isinstance(size, int) and size < 0
-
-
-def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """Dilate the spatial axes: insert stride - 1 zeros between neighbours."""
-    for i, stride in enumerate(strides):
-        if stride > 1:
-            axis, size = 2 + i, x.shape[2 + i]
-            wide = t.pad(t.expand_dims(x, axis + 1), [(0, stride - 1) if a == axis + 1 else (0, 0)
-                                                      for a in range(x.rank + 1)])  # fmt: skip
-            flat = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
-            x = t.slice_axis(flat, axis, 0, (size - 1) * stride + 1)
-    return x
-
-
-def _turned(w: Tensor, groups: int) -> Tensor:
-    """Convert the weight of a convolution to that of its transposed convolution: [O, C / groups, *K] -> [C, O / groups,
-    *K], mirrored."""
-    for axis in range(2, w.rank):
-        w = t.flip(w, axis)
-    out, per_in = w.shape[:2]
-    parts = t.swapaxes(t.reshape(w, (groups, out // groups, per_in, *w.shape[2:])), 1, 2)
-    return t.reshape(parts, (per_in * groups, out // groups, *w.shape[2:]))
 
 
 @training_op("conv_weight_gradient", 2, "conv_weight_gradient", _CONV, work=_conv_work, algebra="ring", linear=(0, 1))
@@ -101,26 +80,20 @@ def conv_weight_gradient(
 
 
 # ---------------------------------------------------------------- norms
-def _inverse(n: Dim) -> float:
-    """1 / n as a float; NaN for n = 0. Raises ValueError for a symbolic n."""
-    if isinstance(n, DimExpr):
-        raise ValueError("the gradient of a norm over a free dimension decomposes only once it is bound")
-    return 1.0 / n if n else float("nan")
-
-
-def _but_channels(x: Tensor) -> tuple[int, ...]:
+def but_channels(x: Tensor) -> tuple[int, ...]:
     """All axes but 1."""
     return (0, *range(2, x.rank))
 
 
 def _normalized(x: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """(x - mean) / standard deviation; `deviation` is its reciprocal."""
     return (x - mean) * deviation
 
 
 def _norm_gradient(scaled: Tensor, normalized: Tensor, deviation: Tensor, axes: Sequence[int], total: Dim) -> Tensor:
     """Gradient of a norm's operand: `scaled` is the gradient of the normalized values, `total` their number in each
     norm."""
-    share = _inverse(total)
+    share = inverse(total)
     mean = t.sum(scaled, axes, True) * share
     along = t.sum(scaled * normalized, axes, True) * share
     return (scaled - mean - normalized * along) * deviation
@@ -133,16 +106,11 @@ def layer_norm_gradient(x: Tensor, g: Tensor, gain: Tensor, mean: Tensor, deviat
     return _norm_gradient(scaled, _normalized(x, mean, deviation), deviation, (x.rank - 1,), x.shape[-1])
 
 
-def over_channels(value: Tensor, rank: int) -> Tensor:
-    """A vector along channel axis 1, reshaped to a rank."""
-    return t.reshape(value, (1, value.shape[0]) + (1,) * (rank - 2))
-
-
 @training_op("batch_norm_gradient", 5, "channel_norm_gradient", flops=12)
 def batch_norm_gradient(x: Tensor, g: Tensor, gain: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """Gradient of the operand x[N, C, ...] of a batch norm in training, with mean and reciprocal deviation [C]"""
-    axes = _but_channels(x)
-    lines = [over_channels(v, x.rank) for v in (gain, mean, deviation)]
+    axes = but_channels(x)
+    lines = [over_channels(x, v) for v in (gain, mean, deviation)]
     normalized = _normalized(x, lines[1], lines[2])
     return _norm_gradient(g * lines[0], normalized, lines[2], axes, volume((x.shape[0], *x.shape[2:])))
 
@@ -156,13 +124,13 @@ def batch_norm_training(x: Tensor, gain: Tensor, shift: Tensor, eps: float) -> T
 @training_op("channel_mean", 1, "channel_statistic", linear=(0,))
 def channel_mean(x: Tensor) -> Tensor:
     """Mean of each channel (axis 1): [C]"""
-    return t.reshape(t.mean(x, _but_channels(x), True), x.shape[1:2])
+    return t.reshape(t.mean(x, but_channels(x), True), x.shape[1:2])
 
 
 @training_op("channel_variance", 1, "channel_statistic", flops=4, nonnegative=True)
 def channel_variance(x: Tensor) -> Tensor:
     """Mean squared distance of each channel (axis 1) from its mean: [C]"""
-    axes = _but_channels(x)
+    axes = but_channels(x)
     return t.reshape(t.mean(t.square(x - t.mean(x, axes, True)), axes, True), x.shape[1:2])
 
 
@@ -172,15 +140,10 @@ def channel_deviation(x: Tensor, eps: float) -> Tensor:
     return t.rsqrt(channel_variance(x) + eps)
 
 
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    """x[N, C, ...] as [N, groups, elements of a group]."""
-    return t.reshape(x, (x.shape[0], groups, volume(x.shape[1:]) // groups))
-
-
 @training_op("group_mean", 1, "group_statistic", {"groups": "int"}, linear=(0,))
 def group_mean(x: Tensor, groups: int) -> Tensor:
     """Mean of each group of channels (axis 1) of each example: [N, groups]"""
-    return t.mean(_by_group(x, groups), -1)
+    return t.mean(by_group(x, groups), -1)
 
 
 @training_op(
@@ -188,22 +151,22 @@ def group_mean(x: Tensor, groups: int) -> Tensor:
 )
 def group_deviation(x: Tensor, groups: int, eps: float) -> Tensor:
     """1 / sqrt(variance + eps) of each group of channels (axis 1) of each example: [N, groups]"""
-    flat = _by_group(x, groups)
+    flat = by_group(x, groups)
     return t.squeeze(t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1, True) + eps), -1)
 
 
 @training_op("group_norm_gain_gradient", 4, "group_gain_gradient", {"groups": "int"}, flops=4)
 def group_norm_gain_gradient(x: Tensor, g: Tensor, mean: Tensor, deviation: Tensor, groups: int) -> Tensor:
     """Gradient of a group norm's gain [C], with mean and reciprocal deviation of each group [N, groups]"""
-    normalized = _normalized(_by_group(x, groups), t.expand_dims(mean, 2), t.expand_dims(deviation, 2))
-    return t.reshape(t.sum(g * t.reshape(normalized, x.shape), _but_channels(x), True), x.shape[1:2])
+    normalized = _normalized(by_group(x, groups), t.expand_dims(mean, 2), t.expand_dims(deviation, 2))
+    return t.reshape(t.sum(g * t.reshape(normalized, x.shape), but_channels(x), True), x.shape[1:2])
 
 
 @training_op("group_norm_gradient", 5, "channel_norm_gradient", {"groups": "int"}, flops=12)
 def group_norm_gradient(x: Tensor, g: Tensor, gain: Tensor, mean: Tensor, deviation: Tensor, groups: int) -> Tensor:
     """Gradient of a group norm's operand x[N, C, ...], with mean and reciprocal deviation of each group [N, groups]"""
-    flat, mean, deviation = _by_group(x, groups), t.expand_dims(mean, 2), t.expand_dims(deviation, 2)
-    scaled = _by_group(g * over_channels(gain, x.rank), groups)
+    flat, mean, deviation = by_group(x, groups), t.expand_dims(mean, 2), t.expand_dims(deviation, 2)
+    scaled = by_group(g * over_channels(x, gain), groups)
     normalized = _normalized(flat, mean, deviation)
     return t.reshape(_norm_gradient(scaled, normalized, deviation, (2,), flat.shape[2]), x.shape)
 

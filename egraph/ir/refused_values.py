@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from ...errors import TensorGraphsError, TraceError
+from .trace_states import TraceStates
 
 
 @dataclass(eq=False)
@@ -25,8 +25,7 @@ class _Asked:
     others: frozenset[int] = field(default_factory=lambda: frozenset(t.ident or 0 for t in threading.enumerate()))
 
 
-_asked: ContextVar[_Asked | None] = ContextVar("asked", default=None)
-_traces: list[_Asked] = []  # all that are in progress
+_traces: TraceStates[_Asked] = TraceStates("asked")
 
 
 def refuse_value(error: TensorGraphsError) -> NoReturn:
@@ -35,9 +34,9 @@ def refuse_value(error: TensorGraphsError) -> NoReturn:
     In a thread without a trace of its own, the error counts for the traces of other threads: all if it is a TraceError,
     which only traced arrays raise; else those during which the thread was started.
     """
-    asked = _asked.get()
-    for trace in (asked,) if asked is not None else tuple(_traces):
-        if trace is asked or isinstance(error, TraceError) or threading.get_ident() not in trace.others:
+    own = _traces.own
+    for trace in (own,) if own is not None else _traces.all():
+        if trace is own or isinstance(error, TraceError) or threading.get_ident() not in trace.others:
             trace.errors.append(error)
     raise error
 
@@ -47,13 +46,8 @@ def uncaught() -> Iterator[None]:
     """Context manager in which a function is called with expressions. Raises the first error of `refuse_value` at its
     end if the function caught it."""
     asked = _Asked()
-    token = _asked.set(asked)
-    _traces.append(asked)
-    try:
+    with _traces.added(asked):
         yield
-    finally:
-        _asked.reset(token)
-        _traces.remove(asked)
     if asked.errors:
         error = asked.errors[0]
         error.hint = "the function caught this error and went on; " + error.hint

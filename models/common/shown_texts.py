@@ -83,8 +83,9 @@ def _contains(around: tuple[int | None, ...], place: tuple[int | None, ...]) -> 
 
 @lru_cache(maxsize=64)
 def _tree(file: str) -> ast.Module | None:
+    lines = linecache.getlines(file)
     try:
-        return ast.parse("".join(linecache.getlines(file))) if linecache.getlines(file) else None
+        return ast.parse("".join(lines)) if lines else None
     except (SyntaxError, ValueError, RecursionError):
         return None
 

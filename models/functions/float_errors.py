@@ -8,19 +8,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from ...egraph.ir.refused_values import refuse_value
+from ...egraph.ir.trace_states import TraceStates
 from ...errors import TraceError
 
 #: (kind, handling) of NumPy's error state and the filters that make warnings errors
 _Raising = frozenset[Any]
 
-_before: ContextVar[_Raising | None] = ContextVar("before", default=None)
-_traces: list[_Raising] = []  # of all traces in progress: threads of the function's own belong to the latest
+_before: TraceStates[_Raising] = TraceStates("before")
 
 
 def _raising() -> _Raising:
@@ -31,20 +30,13 @@ def _raising() -> _Raising:
 @contextmanager
 def as_before() -> Iterator[None]:
     """Context manager in which a function is traced: `refuse_changed` compares with the handling of errors now."""
-    before = _raising()
-    token = _before.set(before)
-    _traces.append(before)
-    try:
+    with _before.added(_raising()):
         yield
-    finally:
-        _before.reset(token)
-        _traces.remove(before)
 
 
 def refuse_changed() -> None:
     """Raise TraceError if the function in trace has made errors of operations raise or call something."""
-    before = _before.get()
-    before = next(reversed(_traces), None) if before is None else before
+    before = _before.present
     if before is not None and not _raising() <= before:
         refuse_value(
             TraceError(

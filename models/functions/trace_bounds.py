@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ... import settings
+from ...egraph.ir.trace_states import TraceStates
 from ...errors import ExportTimeError
 from ..files.limits import check_count
 
@@ -31,8 +31,7 @@ class _Bound:
     made: int = 0
 
 
-_bound: ContextVar[_Bound | None] = ContextVar("trace_bound", default=None)
-_traces: list[_Bound] = []  # all that are in progress
+_bounds: TraceStates[_Bound] = TraceStates("trace_bound")
 
 
 @contextmanager
@@ -43,18 +42,13 @@ def bounded(title: str, seconds: float) -> Iterator[None]:
     `seconds`. Arrays that are made in a thread of the function's own count for the latest trace.
     """
     bound = _Bound(title, seconds, time.monotonic() + seconds, SPARE * settings.current().max_nodes)
-    token = _bound.set(bound)
-    _traces.append(bound)
-    try:
+    with _bounds.added(bound):
         yield
-    finally:
-        _bound.reset(token)
-        _traces.remove(bound)
 
 
 def count() -> None:
     """Count one traced array of the trace in progress. Raises TooLargeError or ExportTimeError at its bounds."""
-    bound = _bound.get() or next(reversed(_traces), None)
+    bound = _bounds.present
     if bound is None:
         return
     bound.made += 1

@@ -50,7 +50,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """Return x where positive, else weight * x (weight per channel, axis 1)."""
     if weight.rank == 1 and x.rank > 1:
-        weight = t.reshape(weight, (1, weight.shape[0]) + (1,) * (x.rank - 2))
+        weight = c.over_channels(x, weight)
     return t.where(t.gt(x, 0.0), x, x * weight)
 
 

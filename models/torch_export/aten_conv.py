@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...egraph.builders import builders as t
+from ...egraph.builders.contraction_builders import dilated, transposed_weight
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import volume
 from .aten_layout import constant_pad
@@ -32,7 +33,7 @@ def convolution(
                                      groups), 0)  # fmt: skip
     strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
     if transposed:
-        x, w = _dilated(x, strides), _turned(w, groups)
+        x, w = dilated(x, strides), transposed_weight(w, groups)
         extra = each(output_padding, n)
         reach = [dilations[i] * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i in range(n)]
         edges = [(reach[i] - pads[i], reach[i] - pads[i] + extra[i]) for i in range(n)]
@@ -65,31 +66,6 @@ def conv_transpose(
 ) -> Tensor:  # fmt: skip
     """Transposed convolution of x[N, C, *S] or x[C, *S] with w[C, O / groups, *K]."""
     return convolution(x, w, b, stride, padding, dilation, True, output_padding, groups)
-
-
-def _dilated(x: Tensor, strides: Sequence[int]) -> Tensor:
-    """Dilate the spatial axes: insert stride - 1 zeros between neighbours."""
-    for i, stride in enumerate(strides):
-        if stride > 1:
-            axis, size = 2 + i, x.shape[2 + i]
-            wide = t.pad(t.expand_dims(x, axis + 1), [(0, stride - 1) if a == axis + 1 else (0, 0)
-                                                      for a in range(x.rank + 1)])  # fmt: skip
-            flat = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
-            x = t.slice_axis(flat, axis, 0, (size - 1) * stride + 1)
-    return x
-
-
-def _turned(w: Tensor, groups: int) -> Tensor:
-    """Convert the weight of a transposed convolution to that of a plain one.
-
-    [C_in, C_out/groups, *K] -> [C_out, C_in/groups, *K].
-    """
-    for axis in range(2, w.rank):
-        w = t.flip(w, axis)
-    c_in, per_out = w.shape[:2]
-    parts = t.reshape(w, (groups, c_in // groups, per_out, *w.shape[2:]))
-    parts = t.swapaxes(parts, 1, 2)
-    return t.reshape(parts, (per_out * groups, c_in // groups, *w.shape[2:]))
 
 
 def bilinear(x: Tensor, y: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

@@ -115,17 +115,12 @@ def batch_norm_functional(
     count = volume((x.shape[0], *x.shape[2:]))
     unbiased = (
         batch_var * (count / (count - 1)) if isinstance(count, int) and count > 1
-        else t.var(x, _but_channels(x), correction=1)
+        else t.var(x, g.but_channels(x), correction=1)
     )  # fmt: skip
     new = [
         old * (1 - momentum) + t.cast(seen, old.dtype) * momentum for old, seen in ((mean, batch_mean), (var, unbiased))
     ]
     return [whole, *saved, *new]
-
-
-def _but_channels(x: Tensor) -> tuple[int, ...]:
-    """All axes but 1."""
-    return tuple(a for a in range(x.rank) if a != 1)
 
 
 def _wide(x: Tensor) -> Tensor:

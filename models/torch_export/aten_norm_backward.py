@@ -8,6 +8,7 @@ from typing import Any
 
 from ...egraph.builders import builders as t
 from ...egraph.composites import training_ops as g
+from ...egraph.composites.composite_ops import over_channels
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import Dim, volume
 
@@ -58,8 +59,8 @@ def batch_norm_backward(
     assert mean is not None and deviation is not None
     lines = [_gain(v, channels, wide) for v in (gain, mean, deviation)]
     flat, out = t.cast(x, wide), t.cast(grad, wide)
-    scale, centre, spread = (g.over_channels(v, x.rank) for v in lines)
-    axes = (0, *range(2, x.rank))
+    scale, centre, spread = (over_channels(x, v) for v in lines)
+    axes = g.but_channels(x)
     made = [
         g.batch_norm_gradient(flat, out, *lines) if train else out * (scale * spread),
         *(t.reshape(t.sum(v, axes, True), (channels,)) for v in (out * ((flat - centre) * spread), out)),
@@ -76,7 +77,7 @@ def group_norm_backward(
     wide = _wide(x)
     values, out = t.cast(x, wide), t.cast(grad, wide)
     mean, deviation = (t.reshape(t.cast(s, wide), (n, groups)) for s in (mean, deviation))
-    axes = (0, *range(2, x.rank))
+    axes = g.but_channels(x)
     made = [
         g.group_norm_gradient(values, out, _gain(gain, channels, wide), mean, deviation, groups=groups),
         g.group_norm_gain_gradient(values, out, mean, deviation, groups=groups),

@@ -44,6 +44,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one layer": {},
     "batch first, both directions": {"num_layers": 2, "batch_first": True, "bidirectional": True},
     "no biases": {"bias": False, "batch_first": True},
+    "projected": {"proj_size": 4, "num_layers": 2},
 }
 
 
@@ -75,7 +76,13 @@ def whole_layer() -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("LSTM", "one layer"), ("LSTM", "no biases"), ("GRU", "batch first, both directions"), ("RNN", "one layer")],
+    [
+        ("LSTM", "one layer"),
+        ("LSTM", "no biases"),
+        ("GRU", "batch first, both directions"),
+        ("RNN", "one layer"),
+        ("LSTM", "projected"),
+    ],
 )
 def test_without_gradients_a_layer_is_one_operator(kind: str, options: str) -> None:
     module, x = Tagger(kind, **OPTIONS[options]).eval(), torch.randn(4, 7, 6)
@@ -84,15 +91,6 @@ def test_without_gradients_a_layer_is_one_operator(kind: str, options: str) -> N
         for _ in range(2):
             compare(fast(x), module(x))
         assert whole_layer()
-
-
-def test_projected_lstm() -> None:
-    module, x = Tagger("LSTM", proj_size=4, num_layers=2).eval(), torch.randn(4, 7, 6)
-    fast = compiled(module)
-    with torch.no_grad():
-        for _ in range(2):
-            compare(fast(x), module(x))
-    assert whole_layer()
 
 
 def test_sizes_that_change() -> None:
