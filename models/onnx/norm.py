@@ -138,6 +138,8 @@ def _lrn(n: Node) -> Result:
 def _heads(x: Tensor, count: int | None) -> Tensor:
     """Split heads: [B, T, H*D] -> [B, H, T, D]. Rank-4 operands are returned unchanged."""
     if x.rank == 4:
+        if count not in (None, 0, x.shape[1]):
+            raise ShapeError(f"{x.type} does not have {count} heads")
         return x
     if not count:
         raise ShapeError("attention of rank-3 operands needs q_num_heads and kv_num_heads")
@@ -209,7 +211,8 @@ def _unmasked(bias: Tensor, out: Tensor) -> Tensor:
 
 @operator("Attention", limits="softmax_precision is that of the operands")
 def _attention(n: Node) -> Result:
-    if not n.x(0).rank == n.x(1).rank == n.x(2).rank:
+    shapes = [n.x(i).shape for i in range(3)]
+    if len({len(s) for s in shapes}) > 1 or len({s[0] for s in shapes if isinstance(s[0], int)}) > 1:
         raise ShapeError(f"attention of {n.x(0).type}, {n.x(1).type} and {n.x(2).type}")
     q = _heads(n.x(0), n.attr("q_num_heads"))
     k, v = (_heads(n.x(i), n.attr("kv_num_heads")) for i in (1, 2))
