@@ -1,5 +1,5 @@
-"""ONNX nodes of `onnx_draws` with a changed attribute, shape, dtype or operand: results must agree with onnx's reference
-evaluator or ONNX Runtime, everything else is an error with a name.
+"""ONNX nodes of `onnx_draws` with a changed attribute, shape, dtype or operand: results must agree with onnx's
+reference evaluator or ONNX Runtime, everything else is an error with a name.
 
 `python -m tests.fuzz.onnx_mutations [--seconds S] [--seed N]`
 

@@ -1,5 +1,5 @@
-"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py) and changed ones (onnx_mutations.py), and functions over the whole range of their
-arguments."""
+"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py) and changed ones (onnx_mutations.py), and functions
+over the whole range of their arguments."""
 
 from __future__ import annotations
 
