@@ -449,6 +449,41 @@ def test_gradients_that_are_differentiated_again_stay_eager() -> None:
     assert report.runs == "eager" and "differentiated again" in report.why
 
 
+@pytest.mark.parametrize("tolerance", ["eager", "exact"])
+def test_a_compiled_optimizer_steps_once(tolerance: str) -> None:
+    """Parameters are tensors of the optimizer's graph, not arguments: trial calls stepped them as well."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    reference, before = copy.deepcopy(module), ran()
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.5) for m in (module, reference)]
+    step = tg.compile(optimizers[0].step, **QUICK, tolerance=tolerance)
+    for _ in range(3):
+        a = x(3, 4)
+        for m in (module, reference):
+            m.zero_grad()
+            m(a).square().sum().backward()
+        step()
+        optimizers[1].step()
+        alike(module.state_dict(), reference.state_dict())
+    assert tolerance == "exact" or ran() > before
+
+
+def test_forward_mode_differentiation_stays_eager() -> None:
+    """Programs would drop tangents, which exist without gradients, too."""
+    from torch.autograd import forward_ad
+
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    compiled, a, before = tg.compile(module, **QUICK), x(3, 8), ran()
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(a)
+        with forward_ad.dual_level():
+            given = forward_ad.make_dual(a, torch.ones_like(a))
+            found, expected = (forward_ad.unpack_dual(m(given)).tangent for m in (compiled, module))
+            alike([found], [expected])
+        alike([compiled(a)], [module(a)])
+    assert ran() == before + 1
+
+
 def test_batch_norm_trains_at_every_batch_size() -> None:
     """The count of elements is divided inside of the backward program."""
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
