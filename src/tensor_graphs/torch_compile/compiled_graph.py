@@ -15,6 +15,7 @@ from . import judge
 from .create_graph import on_create_graph
 from .decompositions import decompositions
 from .eager_form import eager_form
+from .effects import effects
 from .exact import bitwise_difference
 from .options import CompileOptions
 from .recurrent_operators import keep_layers_whole
@@ -97,6 +98,9 @@ class CompiledGraph:
         facts = context.fw_metadata if context is not None else None
         names = [node.name for node in module.graph.find_nodes(op="placeholder")]
         count, frozen = len(names), list[int]()
+        if once := effects(module):
+            self._give_up(f"trial calls would repeat {once}, which other processes or the outside see")
+            return lambda *args: module(*args)
         if facts is not None and kind == "forward":
             facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
