@@ -9,8 +9,8 @@ COLLECTIVE = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_a
 
 
 def effects(module: Any) -> str:
-    """Name of the first operator of a graph module with an effect that a repeated call would repeat: a collective, or an
-    operator with registered effects. "" if there is none."""
+    """Name of the first operator of a graph module that has an effect, which a repeated call would repeat: a
+    collective, or an operator with registered effects. "" if there is none."""
     for node in module.graph.nodes:
         if node.op == "call_function":
             space = getattr(node.target, "namespace", "")
