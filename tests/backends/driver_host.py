@@ -29,7 +29,7 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
     `monkeypatch.setattr`. Returns the state of the emulated driver.
     """
     library.end_capture.restype = ctypes.c_void_p
-    state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0, stream=7, waits=0)
+    state = SimpleNamespace(library=library, capturing=False, replays=0, stream=7, waits=0, captured_on=[], kept=[])
     for name in ("launches", "updates", "early"):
         ctypes.c_int.in_dll(library, name).value = 0
 
@@ -51,7 +51,8 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
             state.replays += 1
 
     @contextmanager
-    def graph(recorded: Graph, capture_error_mode: str) -> Iterator[None]:
+    def graph(recorded: Graph, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        state.captured_on.append(stream)
         recorded.capture_begin(capture_error_mode)
         try:
             yield
@@ -62,6 +63,7 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
         state.waits += 1
 
     stream = SimpleNamespace(synchronize=lambda: None, wait_stream=wait)
+    made = lambda device: SimpleNamespace(**vars(stream), device=device)
     for module in (gpu_calls, gpu_launches, any_size_gpu_helpers, any_size_launches):
         replace(module, "torch", torch, raising=False)
     replace(torch.cuda, "CUDAGraph", Graph)
@@ -70,7 +72,9 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
     replace(torch.cuda, "current_stream", lambda index=None: stream)
     replace(torch.cuda, "device", lambda index: nullcontext())
     replace(torch.cuda, "synchronize", lambda index=None: None)
-    replace(torch.cuda, "Stream", lambda index: stream)
+    replace(torch.cuda, "Stream", made)
+    replace(torch.cuda, "_programs_streams", {}, raising=False)
+    replace(torch.Tensor, "record_stream", lambda x, used: state.kept.append((x.data_ptr(), state.stream)))
     replace(torch.cuda, "stream", lambda chosen: nullcontext())
     replace(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     replace(torch._C, "_cuda_isCurrentStreamCapturing", lambda: state.capturing, raising=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +47,7 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             return driver_host.as_on_gpu(calls)
 
         found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)
-        found.gpu, found.made_at, found.state, found.own = True, sizes, driver, own
+        found.gpu, found.index, found.made_at, found.state, found.own = True, -1, sizes, driver, own
         return found
 
     return made
@@ -277,6 +279,34 @@ def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch)
     for options in ({}, {"launch_pdl": True}):
         launches.of(binaries.AbsentCompiler())[(1,)](torch.randn(8), num_warps=4, **options)
     assert kept == [False, True] and all(type(early) is bool for early in kept)
+
+
+def test_calls_from_another_current_device_are_made_on_the_programs(
+    run: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the caller captures a graph on the other device, too."""
+    device = [0]
+
+    @contextmanager
+    def entered(index: int) -> Iterator[None]:
+        device.append(index)
+        yield
+        device.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: device[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: device[-1] == 0)
+    for n in (5, 17, 5, 5):
+        right(run, n)
+    assert not run.held and {*run.kept} == {((5,),), ((17,),)}
+
+
+def test_a_workspace_outlives_the_program_on_every_stream_that_uses_it(run: Any, driver: Any) -> None:
+    for stream, n in ((7, 5), (8, 5), (8, 6), (7, 5), (8, 5000), (8, 5000), (7, 9)):
+        driver.stream = stream
+        right(run, n)
+    old, new = dict.fromkeys(where for where, _ in driver.kept)
+    assert driver.kept == [(old, 7), (old, 8), (new, 8), (new, 7)]
 
 
 BOUND = """
