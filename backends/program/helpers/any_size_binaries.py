@@ -51,7 +51,8 @@ class Variants:
             return
         facts = compiled.metadata
         scratch = any(getattr(facts, part, 0) for part in ("global_scratch_size", "profile_scratch_size"))
-        plain = "cubin" in compiled.asm and not scratch and getattr(facts, "num_ctas", 1) == 1
+        boxed = any(hasattr(x, "base") for x in given)  # tensor descriptors, whose maps depend on sizes
+        plain = "cubin" in compiled.asm and not scratch and not boxed and getattr(facts, "num_ctas", 1) == 1
         found = {"function": facts.name, "block": 32 * facts.num_warps, "shared": facts.shared, "early": bool(early)} if plain else {}  # fmt: skip
         self.known[key] = (compiled.asm["cubin"], found) if plain else None
 

@@ -267,6 +267,15 @@ def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
         launched[(1,)](torch.randn(9)[1:], y, out, 5, num_warps=4)
 
 
+def test_kernels_that_take_tensor_descriptors_are_compiled_again(saved: Any) -> None:
+    """Their tensor maps depend on sizes: what would be saved could not be launched."""
+    variants = any_size_binaries.Variants()
+    described = SimpleNamespace(base=torch.randn(8, 8), shape=[8, 8], strides=[8, 1])
+    compiled = SimpleNamespace(asm={"cubin": b"add"}, metadata=SimpleNamespace(name="add", num_warps=4, shared=0))
+    variants.note("add", (torch.randn(8), described, 8), compiled, False)
+    assert binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90") is None
+
+
 def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function has no attributes of a compiled one; whether its launches are early is a bool all the same."""
     launches = gpu_launches.Launches(any_size_binaries.Variants())
