@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from ...ir.definitions import sources_of
-from .cuda_driver import Driver, DriverAttribute, DriverConfig
+from .cuda_driver import Driver, DriverAttribute, DriverConfig, parameter_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,11 +49,17 @@ class Variants:
         key = self.key(name, given)
         if key in self.known:
             return
-        facts = compiled.metadata
+        facts, boxed = compiled.metadata, [x for x in given if hasattr(x, "base")]
+        maps = list(getattr(facts, "tensordesc_meta", None) or ())
         scratch = any(getattr(facts, part, 0) for part in ("global_scratch_size", "profile_scratch_size"))
-        boxed = any(hasattr(x, "base") for x in given)  # tensor descriptors, whose maps depend on sizes
-        plain = "cubin" in compiled.asm and not scratch and not boxed and getattr(facts, "num_ctas", 1) == 1
-        found = {"function": facts.name, "block": 32 * facts.num_warps, "shared": facts.shared, "early": bool(early)} if plain else {}  # fmt: skip
+        plain = "cubin" in compiled.asm and not scratch and getattr(facts, "num_ctas", 1) == 1
+        plain &= len(maps) == len(boxed) and not any(m["fp4_padded"] for m in maps)
+        plain &= all(getattr(x, "padding", "zero") == "zero" for x in boxed)
+        types = {8: 10, 9: 8, 10: 9}  # types of elements that the driver numbers in another order than Triton
+        found = {
+            "function": facts.name, "block": 32 * facts.num_warps, "shared": facts.shared, "early": bool(early),
+            "maps": [[m["swizzle"], m["elem_size"], types.get(m["elem_type"], m["elem_type"]), list(m["block_size"])] for m in maps],
+        } if plain else {}  # fmt: skip
         self.known[key] = (compiled.asm["cubin"], found) if plain else None
 
     def launch(self, name: str, grid: Any, *given: Any, **options: Any) -> None:
@@ -65,18 +71,36 @@ class Variants:
         key = device, self.key(name, given)
         if key not in self.loaded:
             self.loaded[key] = self.load(key[1])
-        function, facts, count = self.loaded[key]
-        values = [ctypes.c_uint64(x.data_ptr()) if isinstance(x, torch.Tensor) else ctypes.c_int(x) for x in given]
-        values += [ctypes.c_uint64(0)] * (count - len(values))  # scratch memory, which is not used
-        parameters = (ctypes.c_void_p * max(1, count))(*map(ctypes.addressof, values))
+        function, facts, spans = self.loaded[key]
+        _memory, base, parameters = parameter_memory(spans)
+        places, maps = iter(spans), iter(facts.get("maps", ()))
+        for x in given:
+            if hasattr(x, "base"):
+                self.encode(base + next(places)[0], x, *next(maps))
+            numbers = (
+                [x.data_ptr()] if isinstance(x, torch.Tensor) else [*x.shape, *x.strides] if hasattr(x, "base") else [x]
+            )
+            for number in numbers:
+                start, size = next(places)
+                ctypes.memmove(base + start, number.to_bytes(size, "little", signed=True), size)
         attribute = DriverAttribute(key=6, value=1)
         shape = ((ctypes.c_uint * 3)(*n) for n in ((*grid, 1, 1)[:3], (facts["block"], 1, 1)))
         config = DriverConfig(*shape, facts["shared"], torch._C._cuda_getCurrentRawStream(device),
                               ctypes.addressof(attribute), int(facts["early"]))  # fmt: skip
         self.driver("cuLaunchKernelEx", ctypes.byref(config), function, parameters, None)
 
+    def encode(self, where: int, x: Any, swizzle: int, itemsize: int, kind: int, block: Sequence[int]) -> None:
+        """Write the tensor map of the descriptor `x` to the address `where`, as Triton's launcher makes it. `kind`: the
+        driver's number of the element type; `swizzle`: that of the swizzle; `block`: sizes of the box."""
+        rank = len(block)
+        sizes, steps = (ctypes.c_uint64 * rank)(*x.shape[::-1]), (ctypes.c_uint64 * rank)()
+        steps[: rank - 1] = [itemsize * n for n in x.strides[-2::-1]]
+        box, ones = (ctypes.c_uint32 * rank)(*block[::-1]), (ctypes.c_uint32 * rank)(*[1] * rank)
+        map_, address = ctypes.c_void_p(where), ctypes.c_void_p(x.base.data_ptr())
+        self.driver("cuTensorMapEncodeTiled", map_, kind, rank, address, sizes, steps, box, ones, 0, swizzle, 2, 0)
+
     def load(self, key: str) -> Any:
-        """(function of a stored kernel on the current device, its launch facts, its number of parameters)."""
+        """(function of a stored kernel on the current device, its launch facts, (offset, bytes) of its parameters)."""
         if key not in self.stored:
             raise NotStored(f"there is no compiled kernel {key}")
         binary, facts = self.stored[key]
@@ -87,11 +111,11 @@ class Variants:
         self.driver("cuModuleGetFunction", ctypes.byref(function), module, facts["function"].encode())
         if facts["shared"] > 48 << 10:
             self.driver("cuFuncSetAttribute", function, ctypes.c_int(8), ctypes.c_int(facts["shared"]))
-        count, start, size = 0, ctypes.c_size_t(), ctypes.c_size_t()
+        spans, start, size = list[tuple[int, int]](), ctypes.c_size_t(), ctypes.c_size_t()
         ask = self.driver.library.cuFuncGetParamInfo
-        while not ask(function, ctypes.c_size_t(count), ctypes.byref(start), ctypes.byref(size)):
-            count += 1
-        return function, facts, count
+        while not ask(function, ctypes.c_size_t(len(spans)), ctypes.byref(start), ctypes.byref(size)):
+            spans.append((start.value, size.value))
+        return function, facts, spans
 
 
 #: helper name -> source

@@ -267,13 +267,32 @@ def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
         launched[(1,)](torch.randn(9)[1:], y, out, 5, num_warps=4)
 
 
-def test_kernels_that_take_tensor_descriptors_are_compiled_again(saved: Any) -> None:
-    """Their tensor maps depend on sizes: what would be saved could not be launched."""
-    variants = any_size_binaries.Variants()
-    described = SimpleNamespace(base=torch.randn(8, 8), shape=[8, 8], strides=[8, 1])
-    compiled = SimpleNamespace(asm={"cubin": b"add"}, metadata=SimpleNamespace(name="add", num_warps=4, shared=0))
-    variants.note("add", (torch.randn(8), described, 8), compiled, False)
-    assert binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90") is None
+def test_saved_kernels_of_every_size_get_tensor_maps_of_their_descriptors(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+
+    def noted(**map_facts: Any) -> Any:
+        variants, x = any_size_binaries.Variants(), torch.zeros(4, 4)
+        fields = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False, **map_facts}
+        facts = SimpleNamespace(name="described", num_warps=4, shared=0, tensordesc_meta=[fields])
+        compiled = SimpleNamespace(asm={"cubin": b"described"}, metadata=facts)
+        variants.note("described", (x, SimpleNamespace(base=x, shape=[4, 4], strides=[4, 1]), 16), compiled, False)
+        return binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90")
+
+    class Stored(any_size_binaries.Variants):
+        pass
+
+    binaries.read_binaries(tmp_path, binaries.write_binaries(tmp_path, noted())).install({"Variants": Stored})
+    launched = gpu_launches.Launches(Stored()).of(binaries.AbsentCompiler()(SimpleNamespace(__name__="described")))
+    descriptor = binaries.AbsentCompiler().TensorDescriptor  # what is left of Triton's class
+    for rows in (3, 7):
+        x, out = torch.randn(rows, 4), torch.empty(rows, 4)
+        launched[(1,)](out, descriptor(x, [rows, 4], [4, 1], [2, 4]), 4 * rows, num_warps=4)
+        torch.testing.assert_close(out, 2 * x)
+    assert noted(elem_type=10).variants["described+"]["maps"] == [[3, 4, 9, [2, 4]]]  # the driver's number of bfloat16
+    assert noted(fp4_padded=True) is None  # cannot be stored: compiled again
 
 
 def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
