@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from ...ir.definitions import sources_of
-from .cuda_driver import Driver, DriverAttribute, DriverConfig, parameter_memory
+from .cuda_driver import Driver, DriverAttribute, DriverConfig, parameter_memory, write_tensor_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,14 @@ class Variants:
         } if plain else {}  # fmt: skip
         self.known[key] = (compiled.asm["cubin"], found) if plain else None
 
+    def maps(self, kernel: Any, given: Sequence[Any]) -> Sequence[Any]:
+        """Facts for the tensor maps of the descriptors among the arguments `given` of `kernel` (`write_tensor_map`);
+        empty if they are not known."""
+        name = getattr(getattr(kernel, "base", kernel), "__name__", "")
+        found = {**self.known, **(self.stored or {})}.get(self.key(name, given))
+        facts: Sequence[Any] = found[1].get("maps", ()) if found else ()
+        return facts
+
     def launch(self, name: str, grid: Any, *given: Any, **options: Any) -> None:
         """Launch the stored kernel `name` on the arguments `given` and Torch's current stream.
 
@@ -76,7 +84,7 @@ class Variants:
         places, maps = iter(spans), iter(facts.get("maps", ()))
         for x in given:
             if hasattr(x, "base"):
-                self.encode(base + next(places)[0], x, *next(maps))
+                write_tensor_map(self.driver, base + next(places)[0], x, next(maps))
             numbers = (
                 [x.data_ptr()] if isinstance(x, torch.Tensor) else [*x.shape, *x.strides] if hasattr(x, "base") else [x]
             )
@@ -88,16 +96,6 @@ class Variants:
         config = DriverConfig(*shape, facts["shared"], torch._C._cuda_getCurrentRawStream(device),
                               ctypes.addressof(attribute), int(facts["early"]))  # fmt: skip
         self.driver("cuLaunchKernelEx", ctypes.byref(config), function, parameters, None)
-
-    def encode(self, where: int, x: Any, swizzle: int, itemsize: int, kind: int, block: Sequence[int]) -> None:
-        """Write the tensor map of the descriptor `x` to the address `where`, as Triton's launcher makes it. `kind`: the
-        driver's number of the element type; `swizzle`: that of the swizzle; `block`: sizes of the box."""
-        rank = len(block)
-        sizes, steps = (ctypes.c_uint64 * rank)(*x.shape[::-1]), (ctypes.c_uint64 * rank)()
-        steps[: rank - 1] = [itemsize * n for n in x.strides[-2::-1]]
-        box, ones = (ctypes.c_uint32 * rank)(*block[::-1]), (ctypes.c_uint32 * rank)(*[1] * rank)
-        map_, address = ctypes.c_void_p(where), ctypes.c_void_p(x.base.data_ptr())
-        self.driver("cuTensorMapEncodeTiled", map_, kind, rank, address, sizes, steps, box, ones, 0, swizzle, 2, 0)
 
     def load(self, key: str) -> Any:
         """(function of a stored kernel on the current device, its launch facts, (offset, bytes) of its parameters)."""

@@ -137,7 +137,7 @@ class SizeCallWriter:
         if the launch takes tensor descriptors of Triton."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
-        if found is None or found.described:
+        if found is None or found.described or found.mapped:
             raise Untraceable("a launch like no recorded one" if found is None else "a tensor descriptor of Triton")
         return found
 

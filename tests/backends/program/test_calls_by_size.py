@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program.helpers import any_size_binaries, any_size_gpu_helpers, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import (
+    any_size_binaries,
+    any_size_gpu_helpers,
+    cuda_driver,
+    gpu_calls,
+    gpu_launches,
+)
 from tensor_graphs.backends.program.launch import binaries
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
@@ -166,6 +173,62 @@ def test_tensor_maps_and_results_of_libraries_at_new_sizes(program: Any) -> None
     assert run.own["doubled"].calls == before
 
 
+class Described:
+    """A Triton function of the host's driver that reads a tensor through a descriptor, with its map's facts."""
+
+    __name__ = "described"
+
+    def __init__(self, library: Any, swizzle: int = 3) -> None:
+        self.inner, self.compiled = driver_host.Kernel(library, "described"), 0
+        fields = {"swizzle": swizzle, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False}
+        facts = SimpleNamespace(name="described", num_warps=4, shared=0, tensordesc_meta=[fields])
+        self.made = SimpleNamespace(asm={"cubin": b"described"}, metadata=facts)
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(out: Any, x: Any, n: int, *, num_warps: int) -> Any:
+            raw = ctypes.create_string_buffer(192)
+            memory = (ctypes.c_char * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
+            driver = SimpleNamespace(library=self.inner.library)
+            call = lambda name, *given: getattr(driver.library, name)(*given)
+            cuda_driver.write_tensor_map(call, ctypes.addressof(memory), x, (3, 4, 7, [2, 4]))
+            self.inner.launched([ctypes.c_uint64(out.data_ptr()), memory, *map(ctypes.c_int, x.shape),
+                                 *map(ctypes.c_int64, x.strides), ctypes.c_int(n)])  # fmt: skip
+            self.compiled += 1
+            return self.made
+
+        return launch
+
+
+@pytest.mark.parametrize("swizzle", [3, 2])
+def test_launches_with_tensor_descriptors_at_new_sizes(
+    program: Any, driver: Any, monkeypatch: Any, swizzle: int
+) -> None:
+    """As recorded ones, with tensor maps of their sizes; not if the maps of recorded ones cannot be made again."""
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
+    function, variants = Described(driver.library, swizzle), any_size_binaries.Variants()
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        own = gpu_launches.Launches.of(kernels["add"].launches, function)
+        kernels["add"].launches.variants = variants
+
+        def launch(x: Any, out: Any) -> Any:
+            own[(1,)](memory, SimpleNamespace(base=x, shape=[n // 4, 4], strides=[4, 1]), n, num_warps=4)
+            own[(1,)](out, SimpleNamespace(base=memory, shape=[n // 4, 4], strides=[4, 1]), n, num_warps=4)
+            return (out,)
+
+        return launch
+
+    run = program(body, "flat")
+    run.warm([((8,),), ((16,),)], {})
+    before = function.compiled
+    for n in (12, 12, 400, 12, 12, 20, 20, 20):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x)[0], 4 * x)
+    known = swizzle == 3
+    assert (function.compiled == before) == known and len(run.known.templates) == 2 * known
+    assert all(calls.ready and calls.complete for calls in run.kept.values() if calls.seen > 1)
+
+
 def test_the_same_tensor_given_twice_is_two_tensors_later(program: Any) -> None:
     """Which tensor a launch reads is known from the recorded call, not from the addresses of the first call at a
     size."""
@@ -274,10 +337,8 @@ def test_saved_kernels_of_every_size_get_tensor_maps_of_their_descriptors(
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
 
     def noted(**map_facts: Any) -> Any:
-        variants, x = any_size_binaries.Variants(), torch.zeros(4, 4)
-        fields = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False, **map_facts}
-        facts = SimpleNamespace(name="described", num_warps=4, shared=0, tensordesc_meta=[fields])
-        compiled = SimpleNamespace(asm={"cubin": b"described"}, metadata=facts)
+        variants, x, compiled = any_size_binaries.Variants(), torch.zeros(4, 4), Described(driver.library).made
+        compiled.metadata.tensordesc_meta[0].update(map_facts)
         variants.note("described", (x, SimpleNamespace(base=x, shape=[4, 4], strides=[4, 1]), 16), compiled, False)
         return binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90")
 
