@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from tensor_graphs.backends.program.helpers import any_size_gpu_helpers, any_size_launches, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import (
+    any_size_gpu_helpers,
+    any_size_launches,
+    cuda_driver,
+    gpu_calls,
+    gpu_launches,
+)
 
 
 def compiled(folder: Path) -> Any:
@@ -155,3 +161,34 @@ class SizedKernel(Kernel):
     def __call__(self, *given: Any, sizes: Any = (), boxes: Any = (), grid: Any = 1, early: bool = False) -> Any:
         self.launched([*(ctypes.c_uint64(x.data_ptr()) for x in given), *map(ctypes.c_int, sizes),
                        *(self.described(*b).memory for b in boxes)])  # fmt: skip
+
+
+class Described:
+    """A Triton function of the emulated driver that reads a tensor through a descriptor; `swizzle`: that of which its
+    compiled kernel tells."""
+
+    __name__ = "described"
+
+    def __init__(self, library: Any, swizzle: int = 3) -> None:
+        self.inner, self.compiled = Kernel(library, "described"), 0
+        fields = {"swizzle": swizzle, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False}
+        facts = SimpleNamespace(name="described", num_warps=4, shared=0, tensordesc_meta=[fields])
+        self.made = SimpleNamespace(asm={"cubin": b"described"}, metadata=facts)
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(out: Any, x: Any, n: int, *, num_warps: int) -> Any:
+            raw = ctypes.create_string_buffer(192)
+            memory = (ctypes.c_char * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
+            call = lambda name, *given: getattr(self.inner.library, name)(*given)
+            cuda_driver.write_tensor_map(call, ctypes.addressof(memory), x, (3, 4, 7, [2, 4]))
+            self.inner.launched([ctypes.c_uint64(out.data_ptr()), memory, *map(ctypes.c_int, x.shape),
+                                 *map(ctypes.c_int64, x.strides), ctypes.c_int(n)])  # fmt: skip
+            self.compiled += 1
+            return self.made
+
+        return launch
+
+
+def described(x: Any, shape: Any, block: Any, swizzle: int = 0, strides: Any = ()) -> Any:
+    """A tensor descriptor, as the helper of emitted programs makes it."""
+    return SimpleNamespace(base=x, shape=list(shape), strides=list(strides) or [shape[1], 1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ import pytest
 from tensor_graphs.backends.program.helpers import (
     any_size_binaries,
     any_size_gpu_helpers,
-    cuda_driver,
     gpu_calls,
     gpu_launches,
 )
@@ -26,6 +24,7 @@ from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.egraph.types.dims import dim
 
 from .. import driver_host
+from ..driver_host import Described
 from ..driver_host import SizedKernel as Sized
 from .test_direct_launches import pytestmark  # noqa: F401
 
@@ -171,32 +170,6 @@ def test_tensor_maps_and_results_of_libraries_at_new_sizes(program: Any) -> None
         x = torch.randn(n)
         torch.testing.assert_close(run(x)[0], 5 * x)
     assert run.own["doubled"].calls == before
-
-
-class Described:
-    """A Triton function of the host's driver that reads a tensor through a descriptor, with its map's facts."""
-
-    __name__ = "described"
-
-    def __init__(self, library: Any, swizzle: int = 3) -> None:
-        self.inner, self.compiled = driver_host.Kernel(library, "described"), 0
-        fields = {"swizzle": swizzle, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False}
-        facts = SimpleNamespace(name="described", num_warps=4, shared=0, tensordesc_meta=[fields])
-        self.made = SimpleNamespace(asm={"cubin": b"described"}, metadata=facts)
-
-    def __getitem__(self, grid: Any) -> Any:
-        def launch(out: Any, x: Any, n: int, *, num_warps: int) -> Any:
-            raw = ctypes.create_string_buffer(192)
-            memory = (ctypes.c_char * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
-            driver = SimpleNamespace(library=self.inner.library)
-            call = lambda name, *given: getattr(driver.library, name)(*given)
-            cuda_driver.write_tensor_map(call, ctypes.addressof(memory), x, (3, 4, 7, [2, 4]))
-            self.inner.launched([ctypes.c_uint64(out.data_ptr()), memory, *map(ctypes.c_int, x.shape),
-                                 *map(ctypes.c_int64, x.strides), ctypes.c_int(n)])  # fmt: skip
-            self.compiled += 1
-            return self.made
-
-        return launch
 
 
 @pytest.mark.parametrize("swizzle", [3, 2])
