@@ -75,6 +75,8 @@ def test_whole_sequences_give_the_recorded_logits(tmp_path: Path, case: str) -> 
         ("mixtral", {"mlp_only_layers": [0], "decoder_sparse_step": 2}),
         ("gemma2", {"sliding_window_pattern": 1}),
         ("qwen2", {"attention_bias": True, "mlp_bias": True}),
+        ("stablelm", {"attention_bias": True, "rms_norm_eps": 0.5, "logit_scale": 3.0, "embedding_multiplier": 2.0}),
+        ("cohere2", {"use_parallel_residual": False, "no_rope_layers": [0, 0, 0]}),
         ("llama", {"rope_theta": None, "rope_scaling": {"rope_theta": 500.0}}),
         ("phi3", {"rope_scaling": {**CASES["phi3"]["rope_scaling"], "original_max_position_embeddings": 128}}),
     ],
@@ -142,6 +144,26 @@ def test_few_tokens_read_their_own_experts_only(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    ("case", "changes", "kind", "message"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 0]}, BadModelError, "no_rope_layers is no list of 3"),
+        ("smollm3", {"no_rope_layers": [1, 0, 2]}, BadModelError, "no_rope_layers is no list of 3"),
+        ("granite", {"logits_scaling": 0}, BadModelError, "logits_scaling is 0"),
+        ("stablelm", {"qk_layernorm": True}, UnsupportedError, "qk_layernorm=True"),
+        ("cohere2", {"sliding_window": None}, BadModelError, "sliding_window is null"),
+    ],
+)
+def test_configs_that_make_no_sense_are_refused(
+    tmp_path: Path, case: str, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    folder = write(tmp_path, case)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(kind, match=message):
+        load_folder(folder)
+
+
 def test_models_without_logits_are_refused(tmp_path: Path) -> None:
     caches = Caches(1, 8, 4)
     opened = Folder(write(tmp_path / "a", "llama", architectures=["LlamaModel"]))
