@@ -148,7 +148,7 @@ FAMILIES = {
         windows=Windows("unrotated", size=0),
     ),
     "olmo2": Family(
-        norms=LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm"), qk_norm="all",
+        norms=LayerNorms("", "post_attention_layernorm", "", "post_feedforward_layernorm"), gain="wide", qk_norm="all",
         biases=_ATTENTION_BIASES, eps=1e-5, positions=2048,
     ),
     "starcoder2": Family(
