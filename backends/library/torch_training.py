@@ -292,17 +292,26 @@ def _gpu_pools() -> Iterator[LibraryKernel]:
 
 
 def _rows_of_table(call: Call) -> bool:
-    """Condition on calls: gradients of one float dtype, and indices that ATen takes."""
+    """Condition on calls: gradients of one float dtype, or 16-bit ones of a float32 table, and indices that ATen
+    takes."""
     kinds = {n: o.type.dtype for n, o in call.places.items()}
-    return kinds["i"] in ("int32", "int64") and kinds["g"] == kinds["out"] and kinds["g"] in FLOATS
+    alike = kinds["g"] == kinds["out"] or (kinds["g"] in dtypes.HALVES and kinds["out"] == "float32")
+    return kinds["i"] in ("int32", "int64") and alike and kinds["g"] in FLOATS
+
+
+def _of_result(name: str) -> Callable[[Call], str]:
+    """Make the function that gives an operand, widened if the result is wider, as source."""
+    return lambda call: (
+        f"{call.names[name]}.float()" if call.operands[name].type.dtype != call.output.type.dtype else call.names[name]
+    )
 
 
 def _embeddings(row: Row, index: str) -> Iterator[LibraryKernel]:
     """Gradients of tables. `index`: source of the indices, which must lie inside of the table on a GPU."""
     yield row(
         "embedding_gradient", "embedding_gradient(g, i, shape=shape, skipped=skipped)",
-        spell(f"torch.ops.aten.embedding_dense_backward({{g}}, {index}, {{rows}}, {{skipped}}, False)",
-              rows=lambda call: literal(call.attrs["shape"][0])),
+        spell(f"torch.ops.aten.embedding_dense_backward({{wide}}, {index}, {{rows}}, {{skipped}}, False)",
+              rows=lambda call: literal(call.attrs["shape"][0]), wide=_of_result("g")),
         family="scatter", dense=("*",), applies=both(_rows_of_table, filled),
     )  # fmt: skip
 

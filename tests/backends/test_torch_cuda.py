@@ -34,6 +34,7 @@ NAMED = ("_flash", "_cudnn", "_efficient")  # attention kernels that are asked f
 #: Kernels that Torch has on a GPU only, or with another meaning on the CPU: never tried here.
 GPU_ONLY = {t.name: "cuDNN's fused convolution" for t in KERNELS if "relu_last" in t.name}
 GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "cudnn" in t.name}
+GPU_ONLY |= {"cuda.mm_wide": "float32 results of 16-bit products"}
 GPU_ONLY |= {
     t.name: "fused attention of GPUs"
     for t in KERNELS
