@@ -17,6 +17,7 @@ from tensor_graphs.errors import WorkerError
 
 torch = pytest.importorskip("torch")
 compiled_graph = pytest.importorskip("tensor_graphs.torch_compile.compiled_graph")
+effects = pytest.importorskip("tensor_graphs.torch_compile.effects").effects
 nn, F = torch.nn, torch.nn.functional
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
@@ -447,6 +448,63 @@ def test_gradients_that_are_differentiated_again_stay_eager() -> None:
         alike(*penalties, 1e-3)
     report = tg.torch_compile.last_report()
     assert report.runs == "eager" and "differentiated again" in report.why
+
+
+@pytest.mark.parametrize("tolerance", ["eager", "exact"])
+def test_a_compiled_optimizer_steps_once(tolerance: str) -> None:
+    """Parameters are tensors of the optimizer's graph, not arguments: trial calls stepped them as well."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    reference, before = copy.deepcopy(module), ran()
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.5) for m in (module, reference)]
+    step = tg.compile(optimizers[0].step, **QUICK, tolerance=tolerance)
+    for _ in range(3):
+        a = x(3, 4)
+        for m in (module, reference):
+            m.zero_grad()
+            m(a).square().sum().backward()
+        step()
+        optimizers[1].step()
+        alike(module.state_dict(), reference.state_dict())
+    assert tolerance == "exact" or ran() > before
+
+
+def test_operators_with_effects_are_called_once() -> None:
+    """Collectives would wait for other processes in each trial call."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    calls = []
+
+    @torch.library.custom_op("tensor_graphs_tests::noted", mutates_args=())
+    def noted(a: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return a * 2
+
+    noted.register_fake(lambda a: torch.empty_like(a))
+    _register_effectful_op(torch.ops.tensor_graphs_tests.noted.default, _EffectType.ORDERED)
+    compiled, a = tg.compile(lambda a: torch.tanh(noted(torch.sin(a) * 2)) + 1, **QUICK), x(3, 4)
+    for _ in range(3):
+        alike([compiled(a)], [torch.tanh(torch.sin(a) * 4) + 1])
+    assert len(calls) == 3 and "trial calls would repeat" in tg.torch_compile.last_report().why
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (graph.placeholder("a"),)))
+    assert "wait_tensor" in effects(torch.fx.GraphModule(nn.Module(), graph))
+
+
+def test_forward_mode_differentiation_stays_eager() -> None:
+    """Programs would drop tangents, which exist without gradients, too."""
+    from torch.autograd import forward_ad
+
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    compiled, a, before = tg.compile(module, **QUICK), x(3, 8), ran()
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(a)
+        with forward_ad.dual_level():
+            given = forward_ad.make_dual(a, torch.ones_like(a))
+            found, expected = (forward_ad.unpack_dual(m(given)).tangent for m in (compiled, module))
+            alike([found], [expected])
+        alike([compiled(a)], [module(a)])
+    assert ran() == before + 1
 
 
 def test_batch_norm_trains_at_every_batch_size() -> None:
