@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.weight_data import Data
 from ...egraph.ops.ops import Type
 from ...egraph.types import dtypes
@@ -41,7 +42,7 @@ from .program_calls import ProgramCalls
 from .program_folder import refuse_occupied, stored_bytes, write_program
 from .self_check import write_check
 from .torch_modes import in_plain_modes, mode_to_leave
-from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of
+from .weights import Array, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of
 
 
 class Program(ProgramCalls):
@@ -200,7 +201,11 @@ class Program(ProgramCalls):
         self._in_mode = mode_to_leave(space.get("torch"), bool(self.manifest.sizes))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
-        weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange, self.tensors)
+        weights: Mapping[str, Any] = self._weights
+        if self._pool is not None:
+            weights = self._pool.of(self._weights, self._exchange, self.tensors)
+        elif isinstance(self._weights, StoredWeights) and self.tensors.startswith(GPU_KIND):
+            weights = self._weights.mapped()
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
             self._run = self._programs.bound(
