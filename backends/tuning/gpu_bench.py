@@ -264,7 +264,8 @@ class Bench:
 
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
         """
-        answers = [result] if tried.text.fresh else self.sets[0].outputs
+        several = len(self.call.outputs) > 1
+        answers = (result if several else [result]) if tried.text.fresh else self.sets[0].outputs
         if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*self.buffers, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
