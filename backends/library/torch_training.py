@@ -14,7 +14,7 @@ from typing import Any
 
 from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
-from ...extract.model.library_kernel import LibraryKernel, identify
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from ..ir.source_text import literal
 from . import torch_cuda_rows, torch_rows
@@ -175,6 +175,16 @@ def _shape_of(result: int) -> Callable[[Call], str]:
     return lambda call: literal(extents(call.more[result]))
 
 
+@identified("torch.norm_with_statistics")
+def _norm_with_statistics(call: Call) -> str:
+    n, kinds = call.names, [o.type.dtype for o in call.outputs]
+    text = (
+        f"torch.ops.aten.native_layer_norm({n['x']}, {n['g']}.shape, {n['g']}, {n['b']}, {literal(call.attrs['eps'])})"
+    )
+    narrower = kinds[0] != call.operands["x"].type.dtype
+    return f"rounded({text}, {', '.join(f'torch.{kind}' for kind in kinds)})" if narrower else text
+
+
 def _norms(row: Row, forward: Applies, backward: Applies) -> Iterator[LibraryKernel]:
     """Layer norms; `forward`, `backward`: conditions on dtypes of norms with statistics, and of gradients."""
     more: dict[str, Any] = {"family": "reduction", "dense": ("*",)}
@@ -185,7 +195,7 @@ def _norms(row: Row, forward: Applies, backward: Applies) -> Iterator[LibraryKer
     )
     yield row(
         "norm_with_statistics", f"layer_norm(x, g, b, eps=eps); mean(x, axes={last}); {deviation}",
-        "torch.ops.aten.native_layer_norm({x}, {g}.shape, {g}, {b}, {eps})", applies=both(forward, filled), **more,
+        _norm_with_statistics, setup=("rounded",), applies=both(forward, filled), **more,
     )  # fmt: skip
     more |= {"setup": ("layer_norm_gradient", "rounded"), "applies": both(backward, filled)}
     gradient, function = "layer_norm_gradient(x, g, w, m, r)", "layer_norm_gradient"
@@ -414,7 +424,7 @@ def training() -> list[LibraryKernel]:
 
 def gpu_training() -> list[LibraryKernel]:
     """Library kernels of training steps that run Torch code on a GPU."""
-    norm = accumulated("x g b out", "x", "out1 out2")
+    norm = accumulated("x g b", "x", "out1 out2", "out")
     layer, channels = accumulated("x g w", "", "m r", "out out1 out2"), accumulated("x g", "w", "m r", "out out1 out2")
     return [
         *_gpu_convolutions(), *_norms(gpu_row, norm, layer),
