@@ -6,7 +6,7 @@ Kernels with several results return new tensors, so that nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from math import prod
@@ -31,6 +31,7 @@ from .torch_calls import (
     half_pads,
     symmetric,
 )
+from .torch_cuda_attention import heads_inside
 from .torch_rows import one_float
 
 RANKS = (2, 3, 4, 5)  # of operands of norms
@@ -348,28 +349,37 @@ _PLAIN, _ATTRS = "scale=scale, causal=causal", "scale=scale, causal=causal, wind
 _ORDERS = {"query": "q, k, v", "key": "k, q, v", "value": "v, q, k"}
 
 
-def _attention_patterns(masked: bool) -> tuple[str, str, str]:
-    """Patterns of attention with its statistics, and of its three gradients; source of the mask."""
-    prefix, m, value = ("masked_", ", a", "{a}") if masked else ("", "", "None")
-    forward = f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})"
-    terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
-    return forward, "; ".join(terms), value
+def _attention(
+    row: Row, kernel: str, helpers: tuple[str, str], masks: Sequence[bool], applies: Applies
+) -> Iterator[LibraryKernel]:
+    """Attention with its statistics, and its gradients, by helpers that get the name `kernel`, if any, first.
+
+    Libraries compute results in the layout [batch, T, heads, D]: the result may stay there, and gradients that are
+    permuted to it, as those of projections are, need no copy.
+    """
+    first, ending = (f"{kernel!r}, ", f"_{kernel}") if kernel else ("", "")
+    for masked, inside in product(masks, (False, True)):
+        prefix, m, value = ("masked_", ", a", "{a}") if masked else ("", "", "None")
+        rest = f"{value}, {{scale}}, {{causal}}, {inside})"
+        more: dict[str, Any] = {"family": "attention", "applies": applies, "layout": heads_inside if inside else None}
+        if kernel or not inside:  # on a CPU no other kernel writes this layout
+            yield row(
+                f"{prefix}attention_with_statistics{'_rows' * inside}{ending}",
+                f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
+                f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads"), **more,
+            )  # fmt: skip
+        terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
+        terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
+        yield row(
+            f"{prefix}attention_gradients{'_rows' * inside}{ending}", "; ".join(terms),
+            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}", setup=(helpers[1],),
+            **{**more, "layout": None},
+        )  # fmt: skip
 
 
 def _cpu_attentions() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "attention", "applies": both(all_float, filled, _heads, _wide_statistics)}
-    for masked in (False, True):
-        forward, backward, value = _attention_patterns(masked)
-        prefix = "masked_" if masked else ""
-        yield cpu_row(
-            f"{prefix}attention_with_statistics", forward,
-            f"attention_statistics({{q}}, {{k}}, {{v}}, {value}, {{scale}}, {{causal}})", setup=("attention_statistics",), **more,
-        )  # fmt: skip
-        yield cpu_row(
-            f"{prefix}attention_gradients", backward,
-            f"attention_gradients({{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {value}, {{scale}}, {{causal}})",
-            setup=("attention_gradients",), **more,
-        )  # fmt: skip
+    fits = both(all_float, filled, _heads, _wide_statistics)
+    return _attention(cpu_row, "", ("attention_statistics", "attention_gradients"), (False, True), fits)
 
 
 #: Fused attention of GPUs -> dtypes that it takes, and whether it takes a mask.
@@ -385,7 +395,9 @@ def _fused(kernel: str) -> Applies:
 
     def condition(call: Call) -> bool:
         values = {
-            o.type.dtype for n, o in call.places.items() if n != "s" and not (n == "out1" and "s" not in call.operands)
+            o.type.dtype
+            for n, o in call.places.items()
+            if n not in "sa" and not (n == "out1" and "s" not in call.operands)
         }
         statistics = call.operands["s"] if "s" in call.operands else call.more[0]
         width = extents(call.operands["q"])[-1]
@@ -397,21 +409,9 @@ def _fused(kernel: str) -> Applies:
 
 
 def _gpu_attentions() -> Iterator[LibraryKernel]:
-    for kernel, masked in product(_FUSED, (False, True)):
-        if masked and not _FUSED[kernel][1]:
-            continue
-        forward, backward, value = _attention_patterns(masked)
-        name = f"{'masked_' if masked else ''}attention"
-        more: dict[str, Any] = {"family": "attention", "applies": both(filled, _heads, _fused(kernel))}
-        yield gpu_row(
-            f"{name}_with_statistics_{kernel}", forward,
-            f"fused_attention({kernel!r}, {{q}}, {{k}}, {{v}}, {value}, {{scale}}, {{causal}})", setup=("fused_attention",), **more,
-        )  # fmt: skip
-        yield gpu_row(
-            f"{name}_gradients_{kernel}", backward,
-            f"fused_attention_gradients({kernel!r}, {{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {value}, {{scale}}, {{causal}})",
-            setup=("fused_attention_gradients",), **more,
-        )  # fmt: skip
+    for kernel, (_, masks) in _FUSED.items():
+        helpers, fits = ("fused_attention", "fused_attention_gradients"), both(filled, _heads, _fused(kernel))
+        yield from _attention(gpu_row, kernel, helpers, (False, True) if masks else (False,), fits)
 
 
 def training() -> list[LibraryKernel]:

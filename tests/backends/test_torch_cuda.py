@@ -36,10 +36,9 @@ GPU_ONLY = {t.name: "cuDNN's fused convolution" for t in KERNELS if "relu_last" 
 GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "cudnn" in t.name}
 GPU_ONLY |= {"cuda.mm_wide": "float32 results of 16-bit products"}
 GPU_ONLY |= {
-    t.name: "fused attention of GPUs"
-    for t in KERNELS
-    if t.name.endswith(("_efficient", "statistics_flash", "gradients_flash"))
-}
+    t.name: "fused attention of GPUs" for t in KERNELS
+    if t.name.endswith(("_efficient", "_flash")) and ("statistics" in t.name or "gradients" in t.name)
+}  # fmt: skip
 GPU_ONLY |= {
     t.name: "its epilogue is the exact gelu on the CPU" for t in KERNELS if "mm_bias" in t.name and "gelu" in t.name
 }
