@@ -29,6 +29,7 @@ from .torch_calls import (
     extents,
     filled,
     half_pads,
+    is_channels_last,
     symmetric,
 )
 from .torch_cuda_attention import heads_inside
@@ -238,12 +239,19 @@ def _gpu_batch_norms() -> Iterator[LibraryKernel]:
     pattern = (
         "batch_norm_training(x, g, b, eps=eps); channel_mean(x); channel_variance(x); channel_deviation(x, eps=eps)"
     )
-    for prefix, condition in (("", None), ("cudnn_", wide)):
+    for (prefix, condition), last in product({"": None, "cudnn_": wide}.items(), (False, True)):
         yield gpu_row(
-            f"{prefix}batch_norm_training", pattern, f"batch_norm_statistics({{x}}, {{g}}, {{b}}, {{eps}}, {bool(prefix)})",
-            setup=("batch_norm_statistics",), family="reduction", dense=("*",),
-            applies=both(alike, filled, _several_each, condition),
+            f"{prefix}batch_norm_training{'_last' * last}", pattern,
+            f"batch_norm_statistics({{x}}, {{g}}, {{b}}, {{eps}}, {bool(prefix)})", setup=("batch_norm_statistics",),
+            family="reduction", applies=both(alike, filled, _several_each, condition, _turned if last else None),
+            **({"layout": channels_last} if last else {"dense": ("*",)}),
         )  # fmt: skip
+
+
+def _turned(call: Call) -> bool:
+    """Condition on calls: the image is channels-last, without doubt."""
+    x = call.operands["x"]
+    return x.type.rank == 4 and is_channels_last(x) and min(extents(x)[1:]) > 1
 
 
 def _group_norms(row: Row) -> Iterator[LibraryKernel]:
