@@ -240,7 +240,8 @@ def drawn(a: Any) -> Any:
     """Random operators of which some need no program's result and others two programs' results."""
     chosen = torch.multinomial(a.abs() * 2 + 1, 2)
     noise = torch.rand(3, 4)
-    return chosen, F.dropout(a.tanh() * 2 + noise, 0.5, True).exp() * 2, torch.randperm(5), noise + torch.randn(4)
+    dropped = F.dropout((a.tanh() * 2 + noise).t(), 0.5, True)  # in the order of memory
+    return chosen, dropped.exp() * 2, torch.randperm(5), noise + torch.randn(4)
 
 
 def test_random_operators_keep_their_order() -> None:
@@ -378,7 +379,10 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda: x(2, 5, 8)),
     "embedding": (lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.Softmax(-1)), lambda: torch.arange(6)),
-    "dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Tanh()), lambda: x(3, 8)),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.AlphaDropout(0.2), nn.TransformerEncoderLayer(8, 2, 16, 0.3), nn.Tanh()),
+        lambda: x(3, 8),
+    ),
     "depthwise and transposed": (
         lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Upsample(scale_factor=2), nn.ConvTranspose2d(8, 4, 2, 2, groups=2)), lambda: x(2, 4, 5, 5),
     ),
@@ -420,7 +424,13 @@ def test_gradients_are_those_of_eager(name: str) -> None:
         expected = {n: p.grad for n, p in reference.named_parameters()} | {"input": b.grad}
         alike(found, expected, 1e-3)
         alike(dict(module.named_buffers()), dict(reference.named_buffers()))
-    assert ran() == before + 1, tg.torch_compile.last_report()
+    report = tg.torch_compile.last_report()
+    assert report is not None and ran() == before + 1, report
+    if name == "dropout":  # masks are drawn before one program of each pass, and are its inputs
+        assert [len(traced.parts) for traced in report.traced] == [1, 1]
+        assert {i.operator for i in report.traced[0].islands} == {
+            "aten.empty_strided.default", "aten.native_dropout.default", "aten.bernoulli.p"
+        }  # fmt: skip
 
 
 def test_a_backward_pass_may_run_again() -> None:
