@@ -72,6 +72,14 @@ def pointer(x: Array) -> Any:
     return ctypes.c_void_p(x.ctypes.data)
 
 
+def test_texts_are_searched_once_for_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched, called = [], c_math._called
+    monkeypatch.setattr(c_math, "_called", lambda texts: searched.append(texts) or called(texts))
+    found = list(c_math.needed("y = log1p_f(x);"))
+    assert [t in found for t in map(c_math.DEFINITIONS.get, ("log_f", "log1p_f", "exp_f"))] == [True, True, False]
+    assert found[-1] == c_math.DEFINITIONS["log1p_f"] and len(searched) == 1
+
+
 # ---------------------------------------------------------------- elementary functions
 def test_functions_are_accurate_over_all_of_float32() -> None:
     """Every 1499th float32, and the special ones."""
