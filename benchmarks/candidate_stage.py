@@ -59,6 +59,7 @@ def peer(title: str, narrow: bool) -> Graph:
 MODELS: dict[str, tuple[str, Callable[[], Graph]]] = {
     "gpt2": ("gpu", lambda: peer("GPT-2, 4 layers, T 128, with lm_head", True)),
     "llama-step": ("gpu", lambda: decode_graph(config_of("llama-1b", 3))),
+    "gemma-step": ("gpu", lambda: decode_graph(config_of("gemma-270m", 7))),
     "resnet50": ("auto", lambda: peer("ResNet-50", False)),
     "bert": ("auto", lambda: peer("BERT-base, 4 layers, T 128", False)),
 }

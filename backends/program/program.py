@@ -208,6 +208,8 @@ class Program(ProgramCalls):
             )
         if self._steady and hasattr(self._run, "steady"):
             self._run.steady = self._steady
+        if self.manifest.launch_mode and self.manifest.break_even and hasattr(self._run, "break_even"):
+            self._run.break_even = self.manifest.break_even
 
     def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
@@ -404,7 +406,8 @@ class Program(ProgramCalls):
     def _write(self, part: Path) -> None:
         """Write this plan's files into an empty folder."""
         self._collect()
-        manifest = replace(self.manifest, launch_mode=getattr(self._run, "way", "") or self.manifest.launch_mode)
+        mode, calls = getattr(self._run, "way", ""), getattr(self._run, "break_even", 0)
+        manifest = replace(self.manifest, launch_mode=mode, break_even=calls) if mode else self.manifest
         write_program(part, manifest, self.source, self._weights, self._binaries)
         if self.report is not None:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")

@@ -36,7 +36,7 @@ PESSIMISTIC_SHARE = 0.1  # share of the time that pessimistic solves may take
 MAX_STARTING_S = 8.0  # seconds, at most, that a search waits for the measuring processes to start
 # a plan of the model's short form is carried over by a solve in which all other kernels cost this much more
 OTHERS_FACTOR = 10.0
-CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
+CLOSING_S = 1.5  # seconds, at most, for measuring the final plan's unmeasured kernels
 # Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
 # and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
 # guesses and may not compile.
@@ -72,6 +72,7 @@ class PlanSolver:
     pessimistic: list[int] = field(default_factory=list)
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
+    closing: float = CLOSING_S  # seconds of the closing phase, at most those of the search
     closing_until: float = -math.inf
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
@@ -104,8 +105,8 @@ class PlanSolver:
         return elapsed > min(self.started, MAX_STARTING_S) + self.least
 
     def start_closing(self) -> None:
-        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most CLOSING_S."""
-        self.closing_until = time.monotonic() + min(CLOSING_S, self.seconds)
+        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most `closing`."""
+        self.closing_until = time.monotonic() + min(self.closing, self.seconds)
 
     def closing_ended(self) -> bool:
         """Whether the closing phase is over, in which only unmeasured kernels of the final plan are measured."""

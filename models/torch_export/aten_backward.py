@@ -179,7 +179,19 @@ def replication_pad_backward(grad: Tensor, x: Tensor, widths: Sequence[int]) -> 
     return grad
 
 
-# ---------------------------------------------------------------- elementwise
+# ---------------------------------------------------------------- embeddings, elementwise
+def embedding_backward(grad: Tensor, indices: Tensor, rows: Any, padding_idx: int, scale: bool) -> Tensor:
+    """Return the gradient of an embedding's table of `rows` rows.
+
+    Rows of `grad` whose index is `padding_idx` are left out. Raises UnsupportedError for gradients that are divided by
+    the frequencies of indices (`scale`).
+    """
+    if scale:
+        raise UnsupportedError("gradients of an embedding that are scaled by frequency")
+    shape = (*whole_sizes((rows,), "the gradient of an embedding"), grad.shape[-1])
+    return g.embedding_gradient(grad, indices, shape=shape, skipped=max(padding_idx, -1))
+
+
 def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> list[Tensor]:
     """Return the gradients of direction v and length g of the weight g * v / |v|, norms over all axes but `dim`."""
     axes = tuple(a for a in range(v.rank) if a != dim % v.rank)
@@ -209,6 +221,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "_upsample_bicubic2d_aa_backward.default": upsample_backward(filtered(2, aten_resample.cubic_filter)),
     **{f"replication_pad{n}d_backward.default": replication_pad_backward for n in (1, 2, 3)},
     "_weight_norm_interface_backward.default": weight_norm_backward,
+    "embedding_dense_backward.default": embedding_backward,
     **dict.fromkeys(("hardshrink_backward.default", "softshrink_backward.default"), shrink_backward),
 }
 

@@ -266,7 +266,7 @@ def test_compilers_take_no_time_from_timing_and_leave_some_for_the_stages_after(
     session.verification_s = 0.5
     assert after_search_s(session) > launching_s(session) + after_finalists_s(session) > 0.5 + launching_s(session)
     small = Session(Options(backend="gpu", budget=5.0))
-    assert after_search_s(small) == after_finalists_s(small) == launching_s(small) == 0.0
+    assert 0.0 == launching_s(small) < after_finalists_s(small) < after_search_s(small) < 2.5
 
 
 def test_ways_to_launch_take_the_time_of_further_inputs_of_the_verification(choice: Choice, results: list[Any]) -> None:

@@ -88,8 +88,8 @@ class ProgramEmitter(EmittedValues):
         if step.doc:
             self.each.append(f"# {one_line(step.doc)}")
         if step.output in self.fresh:
-            name = self._named(step.output, kind, identifier(f"v{step.output}", self.taken))
-            self.each.append(f"{name} = {self._written(step, names)}")
+            made = [self._named(v, kind, identifier(f"v{v}", self.taken)) for v in step.outputs]
+            self.each.append(f"{', '.join(made)} = {self._written(step, names)}")
         else:
             names |= dict(zip(output_names(len(step.outputs)), [self.ref(v, kind) for v in step.outputs]))
             text = self._written(step, names)

@@ -28,13 +28,13 @@ from ..verification.reference import expected_seconds, weight_bytes
 from ..verification.verify import planned_inputs
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .context.reserves import ENDING_S, is_kept
+from .context.reserves import ending_s
 from .context.session import Session, open_store
 from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
 from .forms.choose_form import faster_unoptimized
 from .overlapped_tuning import OverlappedTuning, start_tuning
-from .short_search import match_short_form, search_short_form
+from .short_search import ShortForm, match_short_form, search_short_form
 from .stages.accept import acceptance
 from .stages.choose import Carried, choose_cheapest, nothing_carried
 from .stages.make_report import describe_plan, make_report
@@ -133,11 +133,11 @@ def _match(
 ) -> tuple[list[Hypergraph], Carried]:  # fmt: skip
     """The hypergraphs to search, made after overlapped tuning has matched its own, with the candidates from which their
     first solves start; ends the tuning. A deep model's short form is searched here."""
-    short: Hypergraph | None = None
+    short: ShortForm | None = None
     if tuning is not None:
         with session.stage("candidates"):
             tuning.matched()
-        short = match_short_form(session, task, rewritten)
+        short = match_short_form(session, task, rewritten, tuning.short_graph)
     match = partial(match_all, session, task, rewritten, tuning.graph if tuning is not None else None)
     graphs, carried = list[Hypergraph](), nothing_carried
     if short is None:
@@ -150,7 +150,7 @@ def _match(
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     if short is not None:
         assert measurer is not None
-        found = search_short_form(session, task, rewritten, short, store, measurer)
+        found = search_short_form(session, task, short, store, measurer)
         graphs, carried = ([found.whole], found.carried) if found is not None else (match(), nothing_carried)
         session.lowerings.close()
     return graphs, carried
@@ -163,8 +163,8 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
     if session.options.verify:
         session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
         session.verified_inputs = planned_inputs(graph, flops)
-    if task.on_gpu and is_kept(session):
-        session.ending_s = ENDING_S
+    if task.on_gpu:
+        session.ending_s = ending_s(session)
         session.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
 
 

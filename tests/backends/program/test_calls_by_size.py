@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,10 @@ import pytest
 
 from tensor_graphs.backends.program.helpers import any_size_binaries, any_size_gpu_helpers, gpu_calls, gpu_launches
 from tensor_graphs.backends.program.launch import binaries
+from tensor_graphs.backends.program.manifest import Manifest
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
+from tensor_graphs.egraph.types.dims import dim
 
 from .. import driver_host
 from ..driver_host import SizedKernel as Sized
@@ -272,3 +277,28 @@ def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch)
     for options in ({}, {"launch_pdl": True}):
         launches.of(binaries.AbsentCompiler())[(1,)](torch.randn(8), num_warps=4, **options)
     assert kept == [False, True] and all(type(early) is bool for early in kept)
+
+
+BOUND = """
+class Run:
+    def __init__(self, way):
+        self.way, self.break_even = way or "graph", 32 if way else 200
+
+def bind(weights, states=None, device="cuda", way=""):
+    return Run(way)
+"""
+
+
+def test_the_number_of_calls_after_which_recording_pays_is_saved(tmp_path: Path) -> None:
+    shape = (dim("T", max=64),)
+    manifest = Manifest("sized", (("x", shape, "float32"),), (("y", shape, "float32"),), None, (), (), 0, 0, 1, 0.0, 0.0,
+                        device="cuda", sizes={"T": (1, 64, 8)})  # fmt: skip
+    Program.from_saved(manifest, BOUND, {}, None, "cpu").bind().save(tmp_path / "saved")
+    for _ in range(2):  # a loaded program is saved as it was
+        loaded = load_program(tmp_path / "saved", device="cpu").bind()
+        assert vars(loaded._run) == {"way": "graph", "break_even": 200}
+        loaded.save(tmp_path / "saved")
+    record = json.loads((tmp_path / "saved" / "manifest.json").read_text())
+    assert record.pop("break_even") == 200
+    (tmp_path / "saved" / "manifest.json").write_text(json.dumps(record))  # as earlier versions wrote it
+    assert load_program(tmp_path / "saved", device="cpu").bind()._run.break_even == 32

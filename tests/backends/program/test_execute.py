@@ -63,7 +63,11 @@ def test_lines_are_shown_where_something_fails() -> None:
     assert "return 1 // 0" in "".join(traceback.format_exception(caught.value))
 
 
-LONG = "class Long:\n    def value(self):\n" + "".join(f"        x{n} = {n}\n" for n in range(200)) + "        return x199\n"
+LONG = (
+    "class Long:\n    def value(self):\n"
+    + "".join(f"        x{n} = {n}\n" for n in range(200))
+    + "        return x199\n"
+)
 
 
 def test_programs_share_the_code_of_large_classes() -> None:

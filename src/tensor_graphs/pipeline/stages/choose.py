@@ -14,7 +14,7 @@ from ...extract.search.search import Choice, search
 from ...extract.solve import budgets
 from ...options import Options
 from ...wording import counted
-from ..context.reserves import after_search_s
+from ..context.reserves import after_search_s, closing_s
 from ..context.session import Session, least_measuring
 from ..costs.prices import CostPricer
 
@@ -98,7 +98,7 @@ def choose(
             graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
-            beaten=beaten,
+            beaten=beaten, closing=closing_s(session),
         )  # fmt: skip
 
     with session.stage("extract", counted(len(graph.candidates), "candidate kernel")):

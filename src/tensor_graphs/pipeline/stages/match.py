@@ -17,6 +17,7 @@ from ...extract.model.kernel import Backend
 from ...extract.model.storage_dtypes import narrow_types
 from ...verification.comparison import rounding_allowance
 from ...wording import counted
+from ..context.reserves import building_s, ending_s
 from ..context.session import Session, least_measuring
 from ..sizes.any_size import Symbolic
 from .backend_filter import exact_only, within_loss
@@ -29,6 +30,7 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
 UNMATCHED = "kernels of "  # begin of the names of graphs without kernels, among the omitted work of a report
+UNREWRITTEN = f"{UNMATCHED}the rewritten graph"
 SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
 
@@ -82,9 +84,7 @@ def match_all(
         if task.symbolic is None and (narrow := stored_narrow(session, rewritten.view, backends, stop)) is not None:
             graphs.append(narrow)
     except Halted:
-        session.omitted.append(
-            UNMATCHED + ("the rewritten graph" if not graphs else "the e-graph at the highest effort")
-        )
+        session.omitted.append(UNREWRITTEN if not graphs else f"{UNMATCHED}the e-graph at the highest effort")
     if any(g.stats.get("left_out") for g in graphs):
         session.omitted.append(SOME_LEFT_OUT)
     if graphs:
@@ -107,6 +107,7 @@ def unmatched_part(omitted: str) -> str:
 def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
     """Predicate that ends matching: the argument `stop` of `hypergraph`. `unrewritten`: the hypergraph used then."""
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    kept += building_s(session) + ending_s(session) if task.on_gpu else 0.0
     until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
     timed = not session.options.deterministic
     return lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
@@ -164,5 +165,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+__all__ = ["SOME_LEFT_OUT", "UNREWRITTEN", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
            "only_generated", "stored_narrow"]  # fmt: skip

@@ -19,7 +19,7 @@ from ...extract.search.alternatives import finalists
 from ...extract.search.search import Choice
 from ...report.records import FinalistReport
 from ...verification.reference import sampled_near
-from ..context.reserves import after_finalists_s, is_kept, launching_s
+from ..context.reserves import after_finalists_s, launching_s
 from ..context.session import Session
 from ..execution import timing
 from .prepare import Task
@@ -62,7 +62,7 @@ def fastest_finalist(
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
-        if is_kept(session) and session.left < after_finalists_s(session):
+        if session.left < after_finalists_s(session):
             session.omitted += [UNTIMED_PLANS, OMITTED]
             return choice, program
         with session.stage(STAGE):
