@@ -322,7 +322,7 @@ def single(op: str) -> Template:
 def case(op: str, dtype: str, seed: int) -> tuple[Template, Call, dict[str, Array]] | None:
     """A kernel of one op on sampled operands."""
     template = single(op)
-    call = sample(template, seed, dtype)
+    call = sample(template, seed, dtype, attempts=200)
     if call is None:
         return None
     root = output_terms(template, call)[0]
