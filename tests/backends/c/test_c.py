@@ -236,7 +236,7 @@ def body(seed: int) -> tuple[kir.Kernel, Call, dict[str, Array]] | None:
     kind = made.rng.choice(("float32", "float32", "float16", "bfloat16"))
     output = strided(t.cast(root, kind).type, made.rng)
     call = Call({str(n.attr("name")): strided(n.type, made.rng) for n in leaves}, output, {})
-    buffers = {n: kir.Buffer(o.type.dtype, tuple(o.type.shape), o.strides) for n, o in call.places.items()}
+    buffers = {n: kir.Buffer(o.type.dtype, tuple(o.type.shape), o.strides) for n, o in call.buffers.items()}
     rng = np.random.default_rng(seed)
     values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
     for v in values.values():
@@ -337,7 +337,7 @@ def case(op: str, dtype: str, seed: int) -> tuple[Template, Call, dict[str, Arra
 
 
 def reads(call: Call, dtype: str) -> bool:
-    return any(o.type.dtype == dtype for o in call.places.values())
+    return any(o.type.dtype == dtype for o in call.buffers.values())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
