@@ -111,7 +111,9 @@ def main() -> None:
         return
     found: dict[str, Any] = {}
     warm = False
-    print("| module | imports | wall clock | CPU, process | CPU, workers | stages | load |\n|---|---|---|---|---|---|---|")
+    print(
+        "| module | imports | wall clock | CPU, process | CPU, workers | stages | load |\n|---|---|---|---|---|---|---|"
+    )
     for name in (options.names[0], *options.names):  # the first process compiles bytecode and does not count
         with tempfile.TemporaryDirectory(prefix="first-budget-") as home:
             command = [
