@@ -22,6 +22,7 @@ from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import search as searching
@@ -33,6 +34,7 @@ from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages import exclusions, verify_or_retry
+from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.match import generation_limit
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
@@ -332,6 +334,27 @@ def test_measuring_leaves_the_stages_after_it_their_time(
         assert seconds == pytest.approx(least) or share * budget + seconds + closing + after <= budget + 1e-9
         assert closing <= 0.1 * budget + 1e-9 and seconds <= 0.8 * left + 1e-9
     assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
+
+
+@pytest.mark.parametrize(
+    ("used", "kept", "most"), [(0.0, 0.0, 10.0), (0.0, 6.0, 7.0), (4.0, 14.0, 4.0), (30.0, 6.0, 0.0)]
+)
+def test_rewriting_leaves_the_stages_after_it_their_time(
+    used: float, kept: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what they leave of 20 s, but a quarter of what is left in any case."""
+    now, given = [0.0], []
+
+    def saturated(*values: Any, deadline: float, **more: Any) -> Any:
+        given.append(deadline)
+        raise Halted
+
+    monkeypatch.setattr(rewriting, "saturate_in_stages", saturated)
+    session = Session(Options(budget=20.0), now=lambda: now[0])
+    now[0] = used
+    with pytest.raises(Halted):
+        rewriting.rewrite(session, graph(), None, kept)
+    assert given == [most]
 
 
 def test_a_further_input_is_verified_only_if_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

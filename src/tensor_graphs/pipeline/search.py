@@ -28,7 +28,7 @@ from ..verification.reference import expected_run_seconds, expected_seconds, wei
 from ..verification.verify import planned_inputs
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .context.reserves import COMPILING_S, ending_s
+from .context.reserves import COMPILING_S, after_search_on_host_s, ending_s
 from .context.session import Session, open_store
 from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
@@ -93,7 +93,10 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
         tuning = start_tuning(session, task, blocks, store, measurer)
     try:
-        rewritten = rewrite(session, task.work, blocks)
+        if not task.on_gpu:
+            _expect(session, task, derived=True)
+        kept = 0.0 if task.on_gpu else after_search_on_host_s(session)
+        rewritten = rewrite(session, task.work, blocks, kept)
         graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
@@ -143,7 +146,8 @@ def _match(
     if short is None:
         graphs = match()
         session.lowerings.close()  # frees the worker processes' memory
-    _expect(session, task, derived=not weights.started)
+    if task.on_gpu:
+        _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("overlapped tuning"):
             tuning.end()
