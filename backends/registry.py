@@ -184,7 +184,7 @@ _SAME_CAST = LibraryKernel(
 
 
 def _one_float(call: Call) -> bool:
-    return len({o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)}) <= 1
+    return len({o.type.dtype for o in call.buffers.values() if dtypes.is_float(o.type.dtype)}) <= 1
 
 
 def backends_storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:

@@ -27,6 +27,7 @@ from ...egraph.types import dtypes
 from ...errors import ShapeError, UsageError
 from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
+from ...private import code_folder
 from ...writing.files import named_path
 from ...writing.folders import replacing_folder
 from ..device import HOST
@@ -193,6 +194,13 @@ class Program(ProgramCalls):
             return weights.preparing_s(missing, "" if pool is None else self.tensors)  # a pool computes on the device
         nbytes = sum(map(bytes_of, self.manifest.weights)) - (0 if pool is None else pool.held(weights))
         return nbytes / rates.HOST.reference_bytes_per_s
+
+    def compile(self) -> None:
+        """Compile the C kernels of a program that is not bound yet, so that binding finds them in the folder of
+        compiled code; does nothing without such a folder, or for a program without C kernels. Raises
+        DeviceUnavailableError as `bind` does."""
+        if self._run is None and "C_SOURCE" in self.source and code_folder("c") is not None:
+            executed(self.source, self.manifest.name, self._usable())
 
     def _bind(self) -> None:
         self.check_room()

@@ -44,8 +44,8 @@ class Variants:
         return name + "".join("-" if x.data_ptr() & 15 else "+" for x in given if isinstance(x, torch.Tensor))
 
     def note(self, name: str, given: Sequence[Any], compiled: Any, early: bool) -> None:
-        """Keep the kernel `compiled` that a launch of `name` on `given` compiled; `early`: programmatic dependent
-        launch."""
+        """Keep the binary of the kernel `compiled`, which Triton compiled for the launch of `name` with the arguments
+        `given`. `early`: whether it is launched by programmatic dependent launch."""
         key = self.key(name, given)
         if key in self.known:
             return
