@@ -135,6 +135,7 @@ class CallsBySize:
                     calls.ready, calls.flat_ready, calls.way = False, False, self.way
         if self.last is not None and self.last is not calls:  # they share the workspace
             calls.stream, calls.stream_object = self.last.stream, self.last.stream_object
+            calls.used_on(calls.stream, calls.stream_object)
         self.last = calls
         return calls
 
