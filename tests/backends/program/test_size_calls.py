@@ -156,6 +156,16 @@ def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
         made(torch.zeros(5, 3))
 
 
+def test_programs_of_an_older_version_have_functions_of_sizes(program: Any) -> None:
+    made = program(FIVEFOLD)
+    for template in made._run.known.templates.values():
+        del template.mapped
+        template.describe = lambda base, values: None
+    for n in (40, 41):
+        right(made, n)
+    assert made.met == [40] and len(made._new_sizes.made) == 1 and not made._new_sizes.why
+
+
 def test_the_function_reads_sizes_once_and_only_what_it_needs(program: Any) -> None:
     made = program(FIVEFOLD)
     right(made, 40)
