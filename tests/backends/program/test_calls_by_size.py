@@ -326,7 +326,7 @@ def test_saved_kernels_of_every_size_get_tensor_maps_of_their_descriptors(
         launched[(1,)](out, descriptor(x, [rows, 4], [4, 1], [2, 4]), 4 * rows, num_warps=4)
         torch.testing.assert_close(out, 2 * x)
     assert noted(elem_type=10).variants["described+"]["maps"] == [[3, 4, 9, [2, 4]]]  # the driver's number of bfloat16
-    assert noted(fp4_padded=True) is None  # cannot be stored: compiled again
+    assert noted(fp4_padded=True) is noted(is_im2col=True) is None  # cannot be stored: compiled again
 
 
 def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
