@@ -264,11 +264,16 @@ class Bench:
 
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
         """
+        import torch
+
         several = len(self.call.outputs) > 1
         answers = (result if several else [result]) if tried.text.fresh else self.sets[0].outputs
-        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*self.buffers, tried.scratch)):
+        kept = (self._sums(self.sets[0].operands.values()) == self.before).all()
+        guards = (gpu_operands.is_guard_intact(raw) for raw in (*self.buffers, tried.scratch))
+        unchanged, *intact = torch.stack([kept, *guards]).tolist()
+        if not all(intact):
             raise Wrong("it writes outside its output or scratch")
-        if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
+        if not unchanged:
             raise Wrong("it writes to its inputs")
         kinds = [o.type for o in self.call.outputs]
         leaves = {str(n.attr("name")): n.dtype for n in topological(self.roots) if n.op == "param"}
