@@ -189,11 +189,14 @@ class Bench:
             tried.prepared.clear()
 
     def _attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
-        with self._turn("check"):
-            accuracy, first, once = self._first_run(tried)
-        self.tried[index] = tried
-        longest = FIRST_US if once < QUICK_US else QUICK_US
-        turn = self._recorded(tried, self._call_count(_within(longest / once, 1, QUICK_CALLS)))
+        with self.alone():
+            with self._turn("check"):
+                accuracy, first, once = self._first_run(tried)
+            self.tried[index] = tried
+            longest = FIRST_US if once < QUICK_US else QUICK_US
+            calls = self._call_count(_within(longest / once, 1, QUICK_CALLS))
+            self._arguments(calls)
+        turn = self._recorded(tried, calls)
         if once < QUICK_US and turn.calls < QUICK_CALLS:  # this may be the host's launch time
             with self._turn("sample"):
                 (once,) = self._sampled(turn, 1)

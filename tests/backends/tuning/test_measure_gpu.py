@@ -664,6 +664,7 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     held, waits = threading.Event(), threading.Event()
     monkeypatch.setattr(gpu_worker, "waiting", lambda begins: waits.set() if begins else None)
     monkeypatch.setattr(gpu_worker, "_last", [0.0])
+    monkeypatch.setattr(gpu_worker, "QUIET_S", 0.01)
     with gpu_worker.with_gpu_lock():
         assert gpu_worker._last == [0.0]
     os.utime(tmp_path / "lock", (time.time() - 500.0,) * 2)  # as another process would have left it
