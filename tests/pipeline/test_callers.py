@@ -207,7 +207,7 @@ class Nested(torch.nn.Module):
 def test_modules_run_with_nested_arguments_and_other_weights() -> None:
     module, x, shift = Nested().eval(), torch.from_numpy(X.copy()), torch.ones(3)
     args = ({"x": x}, True)
-    made = tg.optimize(module, args, example_kwargs={"shift": shift}, budget=20.0, effort=0)
+    made = tg.optimize(module, args, example_kwargs={"shift": shift}, budget=20.0, effort=0, backend="torch")
     assert made.report.runs == "caller", made.report.compared
     with torch.no_grad():
         want = module(*args, shift=shift)
@@ -255,7 +255,7 @@ def test_programs_with_states_are_not_exchanged() -> None:
             self.total.add_(x.sum(0))
             return x + self.total
 
-    made = tg.optimize(Counting().eval(), (torch.from_numpy(X.copy()),), budget=20.0, effort=0)
+    made = tg.optimize(Counting().eval(), (torch.from_numpy(X.copy()),), budget=20.0, effort=0, backend="torch")
     assert type(made) is Program and "states" in made.report.compared
 
 

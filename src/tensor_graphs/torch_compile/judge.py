@@ -82,16 +82,19 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
 class TrialStep:
     """Repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
 
-    Tensors that the graph writes, and those that share memory with them, are copied; `reset` restores the copies.
+    Arguments that the graph writes, and those that share memory with them, are copied; `reset` restores the copies.
     Gradients go to detached leaves, so neither `.grad` nor hooks of the caller's tensors are touched. `written`:
-    positions of the arguments that the graph writes. `gradients`: whether the backward pass runs.
+    positions of the arguments that the graph writes. `gradients`: whether the backward pass runs. `held`: tensors of
+    the graph module that the graph writes (the parameters in the step of an optimizer); calls write them where they
+    are, and `reset`, which has to follow the last call, restores them.
     """
 
-    def __init__(self, args: Sequence[Any], written: Sequence[int], gradients: bool) -> None:
+    def __init__(self, args: Sequence[Any], written: Sequence[int], gradients: bool, held: Sequence[Any] = ()) -> None:
         import torch
 
-        self.args = list(args)
-        self._copies: list[tuple[Any, Any]] = []  # (what calls write, its first content): tensors or storages
+        self.args, self.held = list(args), held
+        # (what calls write, its first content): tensors or storages
+        self._copies: list[tuple[Any, Any]] = [(x, x.detach().clone()) for x in held]
         tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
         shared = _aliases(tensors, written)
         for i, x in tensors.items():
@@ -128,8 +131,19 @@ class TrialStep:
 
     def reset(self) -> None:
         """Restore the tensors that the graph writes."""
-        for copy, kept in self._copies:
-            copy.copy_(kept)
+        import torch
+
+        with torch.no_grad():
+            for copy, kept in self._copies:
+                copy.copy_(kept)
+
+    def reset_held(self) -> None:
+        """Restore the graph module's tensors only, not the copies of arguments."""
+        import torch
+
+        with torch.no_grad():
+            for tensor, kept in self._copies[: len(self.held)]:
+                tensor.copy_(kept)
 
     def run(self, function: Callable[..., Any]) -> Any:
         """Call a graph, forward and backward; returns the results of the forward pass."""
