@@ -13,7 +13,8 @@ the figures as JSON.
 plan cache; printed are wall-clock seconds by stage, the timeline of all processes, CPU seconds of each thread over
 time, the functions of each thread that take the most time (from samples of its stack), the kernels of the plan, and µs
 of a step. Stages are printed when they begin. `--limit S` ends a process after S seconds and prints the samples taken
-so far. `--processes N`: with N device processes. `--once` makes only the first; `--home FOLDER` keeps the cost store there.
+so far. `--processes N`: with N device processes. `--once` makes only the first; `--home FOLDER` keeps the cost store
+there.
 """
 
 from __future__ import annotations
