@@ -23,8 +23,8 @@ def begin_context() -> Thread:
 
 
 def begin_driver() -> Thread:
-    """Start a thread that initializes the driver, which the first question to it does otherwise; creates no context.
-    Returns the thread."""
+    """Start a thread that initializes the CUDA driver (otherwise the first call of the driver does); it creates no
+    CUDA context. Returns the thread."""
     thread = Thread(target=_initialized, name="cuda-driver", daemon=True)
     thread.start()
     return thread

@@ -98,7 +98,7 @@ class Parts:
 def described(candidate: Any) -> str:
     """Text of a candidate: kernel, operands, outputs and candidate schedules."""
     kernel, call = candidate.template, candidate.call
-    places = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.places.items())
+    places = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.buffers.items())
     schedules = [sorted(s.items()) for s in kernel.space(call)] if kernel.space is not None else []
     return (
         f"{kernel.backend} {kernel.name} {kernel.identity} ({places}) {candidate.inputs} {candidate.output} {schedules}"

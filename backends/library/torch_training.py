@@ -49,7 +49,7 @@ def all_float(call: Call) -> bool:
 
 def _kinds(call: Call, names: str) -> set[str]:
     """Dtypes of those of the operands and results `names` (separated by spaces) that a call has."""
-    return {call.places[n].type.dtype for n in names.split() if n in call.places}
+    return {call.buffers[n].type.dtype for n in names.split() if n in call.buffers}
 
 
 def _norm_gradient(function: str, wide: bool, shape: Callable[[Call], str] | None = None) -> Callable[[Call], str]:
@@ -120,13 +120,13 @@ def _images(call: Call) -> tuple[str, str]:
 def _images_alike(call: Call) -> bool:
     """Condition on calls: images have one float dtype. The weight, or its gradient, may have another one, as that of a
     1x1 convolution has, whose rows are one element long."""
-    return len({call.places[n].type.dtype for n in _images(call)}) == 1 and dtypes_of(call) <= set(FLOATS)
+    return len({call.buffers[n].type.dtype for n in _images(call)}) == 1 and dtypes_of(call) <= set(FLOATS)
 
 
 def _one_clear_layout(call: Call) -> bool:
     """Condition on calls: images have two spatial axes, and no axis has size 1, so that channels-last is unambiguous;
     cuDNN has no float64 in this layout."""
-    shapes = [extents(call.places[n]) for n in _images(call)]
+    shapes = [extents(call.buffers[n]) for n in _images(call)]
     return all(len(s) == 4 and min(s[1:]) > 1 for s in shapes) and "float64" not in dtypes_of(call)
 
 
@@ -286,7 +286,7 @@ def _softmaxes(row: Row) -> Iterator[LibraryKernel]:
 
 def _float_images(call: Call) -> bool:
     """Condition on calls: values of one float dtype, indices of int64."""
-    kinds = {n: o.type.dtype for n, o in call.places.items()}
+    kinds = {n: o.type.dtype for n, o in call.buffers.items()}
     floats = {d for d in kinds.values() if d != "int64"}
     return len(floats) == 1 and floats <= set(FLOATS) and kinds.get("i", "int64") == "int64"
 
@@ -313,7 +313,7 @@ def _gpu_pools() -> Iterator[LibraryKernel]:
 def _rows_of_table(call: Call) -> bool:
     """Condition on calls: gradients of one float dtype, or 16-bit ones of a float32 table, and indices that ATen
     takes."""
-    kinds = {n: o.type.dtype for n, o in call.places.items()}
+    kinds = {n: o.type.dtype for n, o in call.buffers.items()}
     alike = kinds["g"] == kinds["out"] or (kinds["g"] in dtypes.HALVES and kinds["out"] == "float32")
     return kinds["i"] in ("int32", "int64") and alike and kinds["g"] in FLOATS
 
@@ -404,7 +404,7 @@ def _fused(kernel: str) -> Applies:
     def condition(call: Call) -> bool:
         values = {
             o.type.dtype
-            for n, o in call.places.items()
+            for n, o in call.buffers.items()
             if n not in "sa" and not (n == "out1" and "s" not in call.operands)
         }
         statistics = call.operands["s"] if "s" in call.operands else call.more[0]

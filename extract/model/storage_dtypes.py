@@ -78,7 +78,7 @@ def _only_cast(view: EGraphView, dtype: str) -> set[int]:
     """The e-classes that the graph as written uses in casts to a dtype only."""
     users: dict[int, set[bool]] = {}
     for i in range(len(view)):
-        if view.own is None or view.own[i]:
+        if view.original_nodes is None or view.original_nodes[i]:
             cast = view.op[i] == "cast" and view.types[int(view.cls[i])].dtype == dtype
             for k in view.kids(i):
                 users.setdefault(int(k), set()).add(cast)

@@ -84,7 +84,7 @@ def heads(template: Template, seed: int) -> Call | None:
         call = sample(bare, 1000 * seed + attempt, "bfloat16", attempts=50)
         if call is None:
             continue
-        places = {n: kind(n, o) for n, o in call.places.items()}
+        places = {n: kind(n, o) for n, o in call.buffers.items()}
         more = tuple(places[n] for n in output_names(len(call.outputs))[1:])
         found = Call({n: places[n] for n in call.operands}, places["out"], call.attrs, more=more)
         if template.applies(found):
@@ -132,8 +132,8 @@ NORMS = (
 
 def lacks_wide_statistics(template: Template, call: Call) -> bool:
     """Whether the CPU has no kernel for a call: a norm of 16-bit values and lines with float32 statistics."""
-    kinds = {o.type.dtype for n, o in call.places.items() if n in ("x", "w")}
-    floats = {o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)}
+    kinds = {o.type.dtype for n, o in call.buffers.items() if n in ("x", "w")}
+    floats = {o.type.dtype for o in call.buffers.values() if dtypes.is_float(o.type.dtype)}
     return template.name.startswith(NORMS) and kinds <= {*dtypes.HALVES} and len(floats) > 1
 
 

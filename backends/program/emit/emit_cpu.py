@@ -116,7 +116,7 @@ class ProgramEmitter(EmittedValues):
         fixed addresses, arrays in scratch memory."""
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
-        operands = step.call.places
+        operands = step.call.buffers
         fixed = {
             name for o, name in names.items()
             if o != "scratch" and o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense
