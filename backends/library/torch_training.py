@@ -6,7 +6,7 @@ Kernels with several results return new tensors, so that nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from math import prod
@@ -14,7 +14,7 @@ from typing import Any
 
 from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
-from ...extract.model.library_kernel import LibraryKernel, identify
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from ..ir.source_text import literal
 from . import torch_cuda_rows, torch_rows
@@ -29,8 +29,10 @@ from .torch_calls import (
     extents,
     filled,
     half_pads,
+    is_channels_last,
     symmetric,
 )
+from .torch_cuda_attention import heads_inside
 from .torch_rows import one_float
 
 RANKS = (2, 3, 4, 5)  # of operands of norms
@@ -175,6 +177,16 @@ def _shape_of(result: int) -> Callable[[Call], str]:
     return lambda call: literal(extents(call.more[result]))
 
 
+@identified("torch.norm_with_statistics")
+def _norm_with_statistics(call: Call) -> str:
+    n, kinds = call.names, [o.type.dtype for o in call.outputs]
+    text = (
+        f"torch.ops.aten.native_layer_norm({n['x']}, {n['g']}.shape, {n['g']}, {n['b']}, {literal(call.attrs['eps'])})"
+    )
+    narrower = kinds[0] != call.operands["x"].type.dtype
+    return f"rounded({text}, {', '.join(f'torch.{kind}' for kind in kinds)})" if narrower else text
+
+
 def _norms(row: Row, forward: Applies, backward: Applies) -> Iterator[LibraryKernel]:
     """Layer norms; `forward`, `backward`: conditions on dtypes of norms with statistics, and of gradients."""
     more: dict[str, Any] = {"family": "reduction", "dense": ("*",)}
@@ -185,7 +197,7 @@ def _norms(row: Row, forward: Applies, backward: Applies) -> Iterator[LibraryKer
     )
     yield row(
         "norm_with_statistics", f"layer_norm(x, g, b, eps=eps); mean(x, axes={last}); {deviation}",
-        "torch.ops.aten.native_layer_norm({x}, {g}.shape, {g}, {b}, {eps})", applies=both(forward, filled), **more,
+        _norm_with_statistics, setup=("rounded",), applies=both(forward, filled), **more,
     )  # fmt: skip
     more |= {"setup": ("layer_norm_gradient", "rounded"), "applies": both(backward, filled)}
     gradient, function = "layer_norm_gradient(x, g, w, m, r)", "layer_norm_gradient"
@@ -227,12 +239,19 @@ def _gpu_batch_norms() -> Iterator[LibraryKernel]:
     pattern = (
         "batch_norm_training(x, g, b, eps=eps); channel_mean(x); channel_variance(x); channel_deviation(x, eps=eps)"
     )
-    for prefix, condition in (("", None), ("cudnn_", wide)):
+    for (prefix, condition), last in product({"": None, "cudnn_": wide}.items(), (False, True)):
         yield gpu_row(
-            f"{prefix}batch_norm_training", pattern, f"batch_norm_statistics({{x}}, {{g}}, {{b}}, {{eps}}, {bool(prefix)})",
-            setup=("batch_norm_statistics",), family="reduction", dense=("*",),
-            applies=both(alike, filled, _several_each, condition),
+            f"{prefix}batch_norm_training{'_last' * last}", pattern,
+            f"batch_norm_statistics({{x}}, {{g}}, {{b}}, {{eps}}, {bool(prefix)})", setup=("batch_norm_statistics",),
+            family="reduction", applies=both(alike, filled, _several_each, condition, _turned if last else None),
+            **({"layout": channels_last} if last else {"dense": ("*",)}),
         )  # fmt: skip
+
+
+def _turned(call: Call) -> bool:
+    """Condition on calls: the image is channels-last, without doubt."""
+    x = call.operands["x"]
+    return x.type.rank == 4 and is_channels_last(x) and min(extents(x)[1:]) > 1
 
 
 def _group_norms(row: Row) -> Iterator[LibraryKernel]:
@@ -338,28 +357,37 @@ _PLAIN, _ATTRS = "scale=scale, causal=causal", "scale=scale, causal=causal, wind
 _ORDERS = {"query": "q, k, v", "key": "k, q, v", "value": "v, q, k"}
 
 
-def _attention_patterns(masked: bool) -> tuple[str, str, str]:
-    """Patterns of attention with its statistics, and of its three gradients; source of the mask."""
-    prefix, m, value = ("masked_", ", a", "{a}") if masked else ("", "", "None")
-    forward = f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})"
-    terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
-    return forward, "; ".join(terms), value
+def _attention(
+    row: Row, kernel: str, helpers: tuple[str, str], masks: Sequence[bool], applies: Applies
+) -> Iterator[LibraryKernel]:
+    """Attention with its statistics, and its gradients, by helpers that get the name `kernel`, if any, first.
+
+    Libraries compute results in the layout [batch, T, heads, D]: the result may stay there, and gradients that are
+    permuted to it, as those of projections are, need no copy.
+    """
+    first, ending = (f"{kernel!r}, ", f"_{kernel}") if kernel else ("", "")
+    for masked, inside in product(masks, (False, True)):
+        prefix, m, value = ("masked_", ", a", "{a}") if masked else ("", "", "None")
+        rest = f"{value}, {{scale}}, {{causal}}, {inside})"
+        more: dict[str, Any] = {"family": "attention", "applies": applies, "layout": heads_inside if inside else None}
+        if kernel or not inside:  # on a CPU no other kernel writes this layout
+            yield row(
+                f"{prefix}attention_with_statistics{'_rows' * inside}{ending}",
+                f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
+                f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads"), **more,
+            )  # fmt: skip
+        terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
+        terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
+        yield row(
+            f"{prefix}attention_gradients{'_rows' * inside}{ending}", "; ".join(terms),
+            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}", setup=(helpers[1],),
+            **{**more, "layout": None},
+        )  # fmt: skip
 
 
 def _cpu_attentions() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "attention", "applies": both(all_float, filled, _heads, _wide_statistics)}
-    for masked in (False, True):
-        forward, backward, value = _attention_patterns(masked)
-        prefix = "masked_" if masked else ""
-        yield cpu_row(
-            f"{prefix}attention_with_statistics", forward,
-            f"attention_statistics({{q}}, {{k}}, {{v}}, {value}, {{scale}}, {{causal}})", setup=("attention_statistics",), **more,
-        )  # fmt: skip
-        yield cpu_row(
-            f"{prefix}attention_gradients", backward,
-            f"attention_gradients({{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {value}, {{scale}}, {{causal}})",
-            setup=("attention_gradients",), **more,
-        )  # fmt: skip
+    fits = both(all_float, filled, _heads, _wide_statistics)
+    return _attention(cpu_row, "", ("attention_statistics", "attention_gradients"), (False, True), fits)
 
 
 #: Fused attention of GPUs -> dtypes that it takes, and whether it takes a mask.
@@ -375,7 +403,9 @@ def _fused(kernel: str) -> Applies:
 
     def condition(call: Call) -> bool:
         values = {
-            o.type.dtype for n, o in call.buffers.items() if n != "s" and not (n == "out1" and "s" not in call.operands)
+            o.type.dtype
+            for n, o in call.buffers.items()
+            if n not in "sa" and not (n == "out1" and "s" not in call.operands)
         }
         statistics = call.operands["s"] if "s" in call.operands else call.more[0]
         width = extents(call.operands["q"])[-1]
@@ -387,21 +417,9 @@ def _fused(kernel: str) -> Applies:
 
 
 def _gpu_attentions() -> Iterator[LibraryKernel]:
-    for kernel, masked in product(_FUSED, (False, True)):
-        if masked and not _FUSED[kernel][1]:
-            continue
-        forward, backward, value = _attention_patterns(masked)
-        name = f"{'masked_' if masked else ''}attention"
-        more: dict[str, Any] = {"family": "attention", "applies": both(filled, _heads, _fused(kernel))}
-        yield gpu_row(
-            f"{name}_with_statistics_{kernel}", forward,
-            f"fused_attention({kernel!r}, {{q}}, {{k}}, {{v}}, {value}, {{scale}}, {{causal}})", setup=("fused_attention",), **more,
-        )  # fmt: skip
-        yield gpu_row(
-            f"{name}_gradients_{kernel}", backward,
-            f"fused_attention_gradients({kernel!r}, {{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {value}, {{scale}}, {{causal}})",
-            setup=("fused_attention_gradients",), **more,
-        )  # fmt: skip
+    for kernel, (_, masks) in _FUSED.items():
+        helpers, fits = ("fused_attention", "fused_attention_gradients"), both(filled, _heads, _fused(kernel))
+        yield from _attention(gpu_row, kernel, helpers, (False, True) if masks else (False,), fits)
 
 
 def training() -> list[LibraryKernel]:
@@ -414,7 +432,7 @@ def training() -> list[LibraryKernel]:
 
 def gpu_training() -> list[LibraryKernel]:
     """Library kernels of training steps that run Torch code on a GPU."""
-    norm = accumulated("x g b out", "x", "out1 out2")
+    norm = accumulated("x g b", "x", "out1 out2", "out")
     layer, channels = accumulated("x g w", "", "m r", "out out1 out2"), accumulated("x g", "w", "m r", "out out1 out2")
     return [
         *_gpu_convolutions(), *_norms(gpu_row, norm, layer),

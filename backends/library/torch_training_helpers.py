@@ -124,25 +124,31 @@ def max_pool_gradient(g: Any, indices: Any, shape: Any) -> Any:
     return made
 
 
-def attention_statistics(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
-    """(attention of [batch, heads, T, D], logsumexp of its scores, [batch, heads, T, 1])."""
+def with_heads(x: Any, inside: bool) -> Any:
+    """A tensor [batch, heads, T, D] whose memory is row-major, or with `inside` in the order [batch, T, heads, D]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if inside else x.contiguous()
+
+
+def attention_statistics(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, inside: bool) -> Any:
+    """(attention of [batch, heads, T, D] in the memory order of `with_heads`, logsumexp of its scores: [..., T, 1])."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     made, sums = flash(q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
-    return made.contiguous(), sums.unsqueeze(-1).contiguous()
+    return with_heads(made, inside), sums.unsqueeze(-1).contiguous()
 
 
 def attention_gradients(
-    g: Any, q: Any, k: Any, v: Any, y: Any, statistics: Any, mask: Any, scale: float, causal: bool
+    g: Any, q: Any, k: Any, v: Any, y: Any, statistics: Any, mask: Any, scale: float, causal: bool, inside: bool
 ) -> Any:
-    """Gradients of query, key and value of attention with the result y, from the logsumexp of its scores."""
+    """Gradients of query, key and value of attention with the result y, from the logsumexp of its scores: [batch,
+    heads, T, D], or with `inside` [batch, T, heads, D]."""
     backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     made = backward(g, q, k, v, y, statistics.squeeze(-1), 0.0, causal, attn_mask=mask, scale=scale)
-    return tuple([v.contiguous() for v in made])
+    return tuple([(v.transpose(1, 2) if inside else v).contiguous() for v in made])
 
 
-def fused_attention(kernel: str, q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> Any:
-    """(attention of [batch, heads, T, D], float32 logsumexp of its scores, [batch, heads, T, 1]) by a GPU's fused
-    attention `kernel`: "efficient", "flash" or "cudnn"."""
+def fused_attention(kernel: str, q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, inside: bool) -> Any:
+    """(attention of [batch, heads, T, D] in the memory order of `with_heads`, float32 logsumexp of its scores, [batch,
+    heads, T, 1]) by a GPU's fused attention `kernel`: "efficient", "flash" or "cudnn"."""
     rows = q.shape[2]
     if kernel == "efficient":  # its logsumexp has a multiple of 32 rows
         bias = None if mask is None else mask.to(q.dtype).expand(*q.shape[:3], k.shape[2])
@@ -151,14 +157,17 @@ def fused_attention(kernel: str, q: Any, k: Any, v: Any, mask: Any, scale: float
         made = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
     else:
         made = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
-    return made[0].contiguous(), made[1][:, :, :rows].reshape(*q.shape[:3], 1).contiguous()
+    return with_heads(made[0], inside), made[1][:, :, :rows].reshape(*q.shape[:3], 1).contiguous()
 
 
 def fused_attention_gradients(
-    kernel: str, g: Any, q: Any, k: Any, v: Any, y: Any, statistics: Any, mask: Any, scale: float, causal: bool
-) -> Any:
+    kernel: str, g: Any, q: Any, k: Any, v: Any, y: Any, statistics: Any, mask: Any, scale: float, causal: bool, inside: bool
+) -> Any:  # fmt: skip
     """Gradients of query, key and value of a GPU's fused attention `kernel` ("efficient", "flash", "cudnn") with the
-    result y, from the logsumexp of its scores. Without dropout the state of random numbers is not read."""
+    result y, from the logsumexp of its scores: [batch, heads, T, D], or with `inside` [batch, T, heads, D].
+
+    Without dropout the state of random numbers is not read.
+    """
     rows, columns, sums = q.shape[2], k.shape[2], statistics.squeeze(-1)
     if kernel == "efficient":
         seed = torch.empty((), dtype=torch.int64, device=q.device)
@@ -170,14 +179,14 @@ def fused_attention_gradients(
     elif kernel == "flash":
         seed = torch.empty(2, dtype=torch.uint64, device=q.device)
         made = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            g, q, k, v, y, sums, None, None, rows, columns, 0.0, causal, seed, seed[:1].view(()), scale=scale
+            g, q, k, v, y, sums, None, None, rows, columns, 0.0, causal, seed, seed[0], scale=scale
         )
     else:
         seed = torch.empty((), dtype=torch.int64, device=q.device)
         made = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             g, q, k, v, y, statistics, seed, seed, None, None, None, rows, columns, 0.0, causal, scale=scale
         )
-    return tuple([v.contiguous() for v in made[:3]])
+    return tuple([(v.transpose(1, 2) if inside else v).contiguous() for v in made[:3]])
 
 
 #: helper name -> source

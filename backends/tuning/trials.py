@@ -26,7 +26,7 @@ from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedu
 SCHEDULES = COUNT  # schedules measured per kernel
 REGIME = "cold"  # measurement regime (cold cache) that searches compare
 # stack bytes that are not spilled registers: frame alignment, a counter's address, and the words in which sines and
-# cosines reduce large arguments (32 or 48 bytes; kernels with rotary positions have them in every schedule)
+# cosines reduce far arguments (32 to 48 bytes; kernels with rotary positions have them in every schedule)
 FRAME = 64
 WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or could not run
 # limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not

@@ -74,6 +74,7 @@ class PlanSolver:
     start: float = field(default_factory=lambda: time.monotonic())
     closing: float = CLOSING_S  # seconds of the closing phase, at most those of the search
     closing_until: float = -math.inf
+    over_since: float | None = None  # when the time for measuring was first seen to be over
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
     started: float | None = None  # when they were first seen to have started
@@ -86,7 +87,15 @@ class PlanSolver:
     def ended(self) -> bool:
         """Whether the time for measuring is over; the closing phase (`start_closing`) has time of its own."""
         elapsed = time.monotonic() - self.start
-        return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
+        over = elapsed > self.seconds and (not self.least or self._measured_enough(elapsed))
+        if over and self.over_since is None:
+            self.over_since = self.start + elapsed
+        return self.stop() or over
+
+    @property
+    def overtime(self) -> float:
+        """Seconds since the time for measuring was over; 0 if it is not."""
+        return 0.0 if self.over_since is None else time.monotonic() - self.over_since
 
     def leaves_no_round(self, seconds: float) -> bool:
         """Whether a further round of solving and measuring is not worth starting: after `seconds` of solving, the time
@@ -104,9 +113,12 @@ class PlanSolver:
             return elapsed > MAX_STARTING_S
         return elapsed > min(self.started, MAX_STARTING_S) + self.least
 
-    def start_closing(self) -> None:
-        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most `closing`."""
-        self.closing_until = time.monotonic() + min(self.closing, self.seconds)
+    def start_closing(self, used: float = 0.0) -> None:
+        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most `closing`.
+
+        `used`: seconds of it that a kernel which ran at the end of measuring has taken already.
+        """
+        self.closing_until = time.monotonic() + min(self.closing, self.seconds) - used
 
     def closing_ended(self) -> bool:
         """Whether the closing phase is over, in which only unmeasured kernels of the final plan are measured."""

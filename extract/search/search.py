@@ -162,6 +162,7 @@ class _SearchRun:
     beaten: float = math.inf  # see `search`
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
+    overtime: float = 0.0  # seconds after the deadline when the last kernel measured before it ended
     is_beaten: bool = False  # whether `beaten` ended the search
     solve_s: float = 0.0  # seconds of the last round's optimistic solve
     curve: list[tuple[float, float, float]] = field(default_factory=list)
@@ -248,6 +249,7 @@ class _SearchRun:
             useful = [i for i in request.now if optimistic_us[i] <= cutoff(candidates[i])]
             now = [candidates[i] for i in useful or request.now]
             self.state.measure(now, cutoff, request.first_look, request.later, leave=not last)
+        self.overtime = self.overtime if last else self.plans.overtime
 
     def close(self, seconds: float) -> None:
         """Final phase: choose the pessimistic plan and, in its own time, measure its unmeasured kernels.
@@ -260,7 +262,7 @@ class _SearchRun:
             return
         answered = not (self.over and state.forget_unanswered(self.prices))
         if answered:
-            plans.start_closing()
+            plans.start_closing(self.overtime)
         for n, limit in enumerate((MIN_SOLVE_S, seconds)[not self.over :]):
             settled = answered and n > 0 and plans.closing_ended()
             self.found = plans.solve_final(self.prices, self.found, limit, settled=settled)

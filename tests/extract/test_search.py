@@ -755,6 +755,20 @@ def test_the_least_time_of_measuring_begins_when_its_processes_have_started(now:
     assert not ended(plan_solver.MAX_STARTING_S - 0.1) and ended(plan_solver.MAX_STARTING_S + 0.1)
 
 
+def test_a_kernel_that_ran_when_the_time_was_up_uses_the_time_of_the_closing_phase(now: list[float]) -> None:
+    plans = PlanSolver(variants(1), (), 2.0, (0.1,), False, lambda: False, Clock(), start=0.0, closing=0.5)
+    ends = []
+    for seen in (None, 2.1):
+        now[0] = seen or 2.0
+        assert plans.ended() == (seen is not None)
+        now[0] = 2.4
+        plans.start_closing(plans.overtime)
+        while not plans.closing_ended():
+            now[0] += 0.05
+        ends.append(round(now[0], 2))
+    assert ends == [2.95, 2.65], "half a second from then on, and from when the time was up"
+
+
 class Shipped(Prices):
     """Prices shipped with the package until measured; `slow` ones take ten times as long here."""
 

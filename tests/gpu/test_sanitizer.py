@@ -37,6 +37,7 @@ def test_every_class_has_programs_of_some_emitter() -> None:
 def test_emitted_programs_run_without_the_package(written: tuple[Path, dict[str, list[str]]]) -> None:
     folder, classes = written
     assert {*classes} == {f"{n} ({e})" for n in FEW for e in programs.EMITTERS}
+    assert [*programs.write(folder / "one", "pool (triton)")] == ["pool (triton)"]
     names = [p for name, found in classes.items() if "triton" in name for p in found]
     command = [sys.executable, run_program.__file__, "--device", "cpu", *(str(folder / n) for n in names)]
     done = subprocess.run(

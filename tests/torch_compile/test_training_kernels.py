@@ -62,8 +62,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
     "softmax": (lambda a: F.softmax(a, -1), (x(4, 5),), ("torch.softmax_gradient", "cuda.softmax_gradient")),
     "log softmax": (lambda a: F.log_softmax(a, -1), (x(4, 5),), ("torch.log_softmax_gradient", "cuda.log_softmax_gradient")),
     "attention": (
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (x(2, 2, 5, 8), x(2, 2, 5, 8), x(2, 2, 5, 8)),
-        ("torch.attention_with_statistics", "torch.attention_gradients", "cuda.attention_with_statistics_efficient",
+        lambda q, k, v: F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=True).transpose(1, 2),
+        (x(2, 5, 2, 8), x(2, 5, 2, 8), x(2, 5, 2, 8)),
+        ("torch.attention_with_statistics", "torch.attention_gradients", "torch.attention_gradients_rows", "cuda.attention_gradients_rows_efficient", "cuda.attention_with_statistics_efficient",
          "cuda.attention_gradients_efficient"),
     ),
     "max pool": (lambda a: F.max_pool2d(a, 3, 2, 1), (x(2, 3, 9, 8),), ("c.max_pool_with_indices", "c.max_pool_gradient", "cuda.max_pool_with_indices", "cuda.max_pool_gradient")),

@@ -25,11 +25,11 @@ from ..processes.switch_interval import threads_alternate
 from ..report.omissions import Omission, OmittedWork
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..verification.reference import expected_seconds, weight_bytes
+from ..verification.reference import expected_run_seconds, expected_seconds, weight_bytes
 from ..verification.verify import planned_inputs
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .context.reserves import ending_s
+from .context.reserves import COMPILING_S, after_search_on_host_s, ending_s
 from .context.session import Session, open_store
 from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
@@ -94,7 +94,10 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
         tuning = start_tuning(session, task, blocks, store, measurer)
     try:
-        rewritten = rewrite(session, task.work, blocks)
+        if not task.on_gpu:
+            _expect(session, task, derived=True)
+        kept = 0.0 if task.on_gpu else after_search_on_host_s(session)
+        rewritten = rewrite(session, task.work, blocks, kept)
         graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
@@ -144,7 +147,8 @@ def _match(
     if short is None:
         graphs = match()
         session.lowerings.close()  # frees the worker processes' memory
-    _expect(session, task, derived=not weights.started)
+    if task.on_gpu:
+        _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("overlapped tuning"):
             tuning.end()
@@ -158,13 +162,18 @@ def _match(
 
 
 def _expect(session: Session, task: Task, *, derived: bool) -> None:
-    """Estimate the seconds of binding and verifying a program, the time that measuring leaves. `derived`: whether that
-    includes computing derived weights."""
+    """Estimate the seconds of compiling, binding and verifying a program, the time that measuring leaves.
+
+    `derived`: whether that includes computing derived weights.
+    """
     graph, flops = task.model.graph, graph_flops(list(task.work.roots))
     if session.options.verify:
         session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
+        session.input_s = expected_run_seconds(graph, flops, task.on_gpu)
         session.verified_inputs = planned_inputs(graph, flops)
-    if task.on_gpu:
+    if not task.on_gpu:
+        session.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
+    else:
         session.ending_s = ending_s(session)
         session.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
 

@@ -1,13 +1,15 @@
-"""Computes how many seconds a search on a GPU leaves for the stages after it, so that `optimize` ends in its budget.
+"""Computes how many seconds a search leaves for the stages after it, so that `optimize` ends in its budget.
 
-After measuring come the last choices of kernels, the program, timing of the finalists (best few plans) and of launch
-overlaps, verification, timing, and storing the plan. Time is reserved for each of them: from a budget of `FULL_S` on
-the seconds below, with smaller budgets in proportion. Launch overlaps have none then; they are timed if time is left.
+After measuring come the last choices of kernels, the program, verification, timing, and storing the plan; on a GPU also
+timing of the finalists (best few plans) and of launch overlaps. Time is reserved for each of them: from a budget of
+`FULL_S` on the seconds below, with smaller budgets in proportion. Launch overlaps have none then; they are timed if
+time is left.
 """
 
 from __future__ import annotations
 
 from ...extract.search.plan_solver import CLOSING_S
+from ...options import CommonOptions
 from .session import Session
 
 FULL_S = 20.0  # budget from which all stages have their full time
@@ -17,6 +19,7 @@ WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its sh
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
+COMPILING_S, HOST_ENDING_S = 1.0, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it
 
 
 def scale(session: Session) -> float:
@@ -24,9 +27,10 @@ def scale(session: Session) -> float:
     return min(1.0, session.options.budget / FULL_S)
 
 
-def closing_s(session: Session) -> float:
-    """Seconds, at most, in which a search measures unmeasured kernels of the plan to return."""
-    return min(CLOSING_S, CLOSING * session.options.budget)
+def closing_s(options: CommonOptions) -> float:
+    """Seconds, at most, in which a search measures unmeasured kernels of the plan to return; on a CPU also those that a
+    kernel gets which runs when measuring ends."""
+    return min(CLOSING_S, CLOSING * options.budget)
 
 
 def whole_s(session: Session) -> float:
@@ -65,16 +69,23 @@ def building_s(session: Session) -> float:
     return scale(session) * (BUILD_S + FIRST_RUN_S)
 
 
+def after_search_on_host_s(session: Session) -> float:
+    """Seconds of the budget that measuring on a CPU leaves for the stages after it."""
+    return session.verification_s + session.compiling_s + closing_s(session.options) + scale(session) * HOST_ENDING_S
+
+
 def after_search_s(session: Session) -> float:
-    """Seconds of the budget reserved for the stages after kernel measurement."""
+    """Seconds of the budget that measuring on a GPU leaves for the stages after it."""
     solves = scale(session) * (LAST_SOLVES_S + FINALISTS_S)
     return solves + building_s(session) + launching_s(session) + after_finalists_s(session)
 
 
 __all__ = [
+    "COMPILING_S",
     "FULL_S",
     "after_finalists_s",
     "after_launching_s",
+    "after_search_on_host_s",
     "after_search_s",
     "building_s",
     "closing_s",

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,7 +49,7 @@ from ...verification.comparison import FACTORS, FAR, FailedAttempt, Tolerance, V
 from ...verification.diagnose import Diagnosis, diagnose
 from ...verification.reference import KEPT_BYTES
 from ...verification.verify import verify
-from ..execution.run_program import check_order, renamed, run_again, run_first
+from ..execution.run_program import check_order, compiled_beside, renamed, run_again, run_first
 from ..sizes.any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
 
@@ -106,7 +106,7 @@ class Acceptance:
     plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
     # verifies a size-polymorphic program at other sizes; returns the problem or ""
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
-    over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
+    over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
     late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
     patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
     now: Callable[[], float] = time.monotonic
@@ -291,8 +291,14 @@ class Acceptance:
         check_order(program)
         given, self.ahead = self.ahead(), dict
         self.references |= given
+        compiled = compiled_beside(program)
+
+        def run(values: Mapping[str, Any]) -> list[Any]:
+            compiled()
+            return run_first(program, values)
+
         verdict = verify(
-            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
+            self.graph, run, tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
             device=program.tensors, enough=self.over, poll=poll,
         )  # fmt: skip
