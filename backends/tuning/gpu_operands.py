@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -20,6 +20,7 @@ import numpy as np
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.laws_training import operands_of_gradient
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import torch_dtype
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 POISON = 0xFF  # byte pattern that is NaN in every float dtype
 ZONE = 4096  # bytes of guard zone before and after a tensor
+ALIGNED = 512  # bytes to which PyTorch's allocator aligns
 
 _HUGE = 1e30  # a factor this large marks a mask, as in attention
 #: Ops between the codes of a quantized weight and the operand that holds them.
@@ -69,6 +71,8 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     """
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): OperandRole() for n in order if n.op == "param"}
+    for leaf, keys in _statistics(roots):
+        found[leaf].near = 2.0 * (log(max(keys, 1)) + 1.0)
     tempered = set(_unscaled(order))
     for node in order:
         if (wanted := _positive_operand(node)) is not None:
@@ -104,6 +108,15 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
             found[name].free = role
     return found
+
+
+def _statistics(roots: Sequence[Tensor]) -> Iterator[tuple[str, int]]:
+    """Yields (name of a param that holds the logsumexp of attention's scores, number of keys): fused kernels take the
+    softmax to be normalized."""
+    for node in topological(list(roots)):
+        if node.op in ("attention_gradient", "masked_attention_gradient"):
+            keys = concrete(operands_of_gradient(node.args, node.attr("of"))[1].shape)[-2]
+            yield from ((str(leaf.attr("name")), keys) for leaf in topological([node.args[5]]) if leaf.op == "param")
 
 
 def _set_codes(roots: Sequence[Tensor], found: dict[str, OperandRole]) -> None:
@@ -269,6 +282,39 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
     raw = torch.full((size + 2 * ZONE,), POISON, dtype=torch.uint8, device=device)
     inner = raw[ZONE : ZONE + size].view(dtype)
     return raw, inner.as_strided(concrete(operand.type.shape), operand.strides)
+
+
+def rooms(operand: Operand, count: int, device: str) -> list[Any]:
+    """The tensors of `count` calls of `room`, in one allocation that is filled at once."""
+    import torch
+
+    dtype = torch_dtype(operand.type.dtype)
+    pitch = _pitch(span(operand) * dtype.itemsize + 2 * ZONE)
+    raw = torch.full((count * pitch,), POISON, dtype=torch.uint8, device=device).view(dtype)
+    return _laid_out(raw, operand, count, pitch, ZONE)
+
+
+def copies(values: Any, operand: Operand, count: int) -> list[Any]:
+    """`count` copies of a tensor that `place` has made, with its strides, in one allocation that is filled at once."""
+    import torch
+
+    size = max(span(operand), 1)
+    pitch = _pitch(size * values.itemsize)
+    raw = torch.empty((count, pitch // values.itemsize), dtype=values.dtype, device=values.device)
+    raw[:, :size] = values.as_strided((size,), (1,), values.storage_offset())
+    return _laid_out(raw, operand, count, pitch, 0)
+
+
+def _pitch(size: int) -> int:
+    """Bytes from one of several tensors to the next, aligned like allocations."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _laid_out(raw: Any, operand: Operand, count: int, pitch: int, start: int) -> list[Any]:
+    """`count` tensors of an operand's layout in `raw`, the first one behind `start` bytes, the others `pitch` bytes
+    apart."""
+    shape, item = concrete(operand.type.shape), raw.itemsize
+    return [raw.as_strided(shape, operand.strides, (start + i * pitch) // item) for i in range(count)]
 
 
 def is_guard_intact(raw: Any) -> Any:

@@ -197,7 +197,7 @@ def shape_value(node: Node) -> Array | None:
 
 
 def shape_dtype(node: Node) -> str:
-    """Return the dtype of a node's result that `shape_value` computed."""
+    """Return the ONNX dtype of a node's result whose value is one of shape arithmetic (`shape_value`)."""
     if node.op in _COMPARISONS:
         return "bool"
     if node.op == "Cast":

@@ -35,11 +35,11 @@ class Workspace:
     def take(self, size: int) -> dict[Any, Any]:
         """The memory as flat tensors by dtype, of at least `size` bytes."""
         if size > self.size:
-            self.size = (size + size // 4 + 4095) // 4096 * 4096
-            memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+            whole = (size + size // 4 + 4095) // 4096 * 4096
+            memory = torch.empty(whole, dtype=torch.uint8, device=self.device)
             kinds = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
                      torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
-            self.views, self.grown = {k: memory.view(k) for k in kinds}, self.grown + 1
+            self.views, self.size, self.grown = {k: memory.view(k) for k in kinds}, whole, self.grown + 1
         return self.views
 
 
@@ -81,6 +81,9 @@ class CallsBySize:
             self.warm(warm, states or {})
 
     def __call__(self, *given: Any) -> Any:
+        if self.gpu and torch._C._cuda_getDevice() != self.index:
+            with torch.cuda.device(self.index):
+                return self(*given)
         with self.lock:
             shapes = tuple([x.shape for x in given])
             calls = self.kept.get(shapes)
@@ -88,10 +91,19 @@ class CallsBySize:
             if capturing or calls is None or not calls.settled or calls is not self.last:
                 calls = self.prepared(shapes, calls, capturing)
             results = calls(*given)
-            self.streams.add(calls.stream)
+            if not capturing and calls.stream not in self.streams:
+                self.used_on(calls.stream, calls.stream_object)
             if not self.way and calls.settled:
                 self.chosen(calls)
             return results
+
+    def used_on(self, stream: int, stream_object: Any) -> None:
+        """Note that calls on a stream use the workspace: its memory is not used anew before they end, even if the
+        program is released before."""
+        self.streams.add(stream)
+        memory = None if self.workspace is None else self.workspace.views.get(torch.uint8)
+        if memory is not None and self.gpu:
+            memory.record_stream(stream_object)
 
     def chosen(self, calls: Any) -> None:
         """Launch in the way that recorded calls found to be the fastest."""
@@ -123,6 +135,7 @@ class CallsBySize:
                     calls.ready, calls.flat_ready, calls.way = False, False, self.way
         if self.last is not None and self.last is not calls:  # they share the workspace
             calls.stream, calls.stream_object = self.last.stream, self.last.stream_object
+            calls.used_on(calls.stream, calls.stream_object)
         self.last = calls
         return calls
 
@@ -145,7 +158,7 @@ class CallsBySize:
         calls.known, calls.wanted = self.known, False  # `prepared` says when launches are recorded
         if self.workspace is not None and self.workspace.grown != self.grown:
             self.drop(len(self.kept), capturing)  # their launches use the memory before
-            self.grown = self.workspace.grown
+            self.grown, self.streams = self.workspace.grown, set()
         if not capturing:
             self.drop(len(self.kept) - self.KEPT + 1, capturing)
             self.kept[shapes] = calls

@@ -2,9 +2,9 @@
 
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
-starts. If no time is left for that search, the hypergraph matched here is used. A deep model's rewritten short form
-(the model with few of its repeated layers, short_search.py) is there soon: until then only library kernels are matched
-and measured.
+starts. If no time is left for that search, the hypergraph matched here is used. Of a deep model only the short form
+(the model with few of its repeated layers, short_search.py) is matched with generated kernels, and only with small
+budgets: with others the rewritten short form is there soon, and both would take the interpreter's lock from each other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from ..extract.model.clock import Clock, Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer
 from ..extract.search.search import measure_ahead
+from .context.reserves import FULL_S
 from .context.session import Session
 from .costs.prices import CostPricer
-from .short_search import wants_short_form
+from .short_search import wanted_short_form
 from .stages.match import generation_limit, match_kernels, only_generated
 from .stages.prepare import Task
 from .stages.rewrite import as_written
@@ -37,7 +38,8 @@ T = TypeVar("T")
 
 @dataclass
 class OverlappedTuning:
-    """Background thread that matches and measures hypergraphs in order (`matching`, small ones first).
+    """Background thread that matches and measures hypergraphs in order: those of the whole model (`matching`, small
+    ones first), then that of its short form (`short`), if it has one.
 
     Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
     when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
@@ -46,11 +48,13 @@ class OverlappedTuning:
 
     matching: Sequence[Callable[[], Hypergraph]]
     search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
-    graph: Hypergraph | None = None  # the last hypergraph made
+    short: Callable[[], Hypergraph] | None = None
+    graph: Hypergraph | None = None  # the last hypergraph of the whole model
+    short_graph: Hypergraph | None = None  # that of the short form
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._over = False
+        self._over = self._quiet = False
         self._matched = Event()
         self._enough, self._begun, self._searching = Event(), Event(), Thread()
         self._matching = Thread(target=copy_context().run, args=(self._match,), name="matching", daemon=True)
@@ -60,12 +64,17 @@ class OverlappedTuning:
         """Wait until all hypergraphs are matched, because backends match for one caller at a time."""
         self._matched.wait()
 
+    def quiet(self) -> None:
+        """Begin no further round of measuring, without waiting for the present one: the host's work for it slows down
+        matching in the main thread, whose search measures what is left."""
+        self._quiet = True
+
     def end(self) -> None:
         """Stop, wait for running measurements, and release the hypergraph."""
         self._over = True
         self._matching.join()
         self._stop()
-        self.graph = None
+        self.graph = self.short_graph = None
 
     def _match(self) -> None:
         try:
@@ -74,10 +83,14 @@ class OverlappedTuning:
             self._matched.set()
 
     def _match_in_order(self) -> None:
-        for n, make in enumerate(self.matching, 1):
+        steps = [*self.matching, *([self.short] if self.short is not None else [])]
+        for n, make in enumerate(steps, 1):
             graph = None if self._over else self._tried(make)
-            self.graph = graph or self.graph
-            if n == len(self.matching):
+            if make is self.short:
+                self.short_graph = graph
+            else:
+                self.graph = graph or self.graph
+            if n == len(steps):
                 self._matched.set()  # not only when its search measures: the host would wait for a solve
             self._stop()
             if graph is None:
@@ -94,7 +107,7 @@ class OverlappedTuning:
             self._searching.join()
 
     def _search(self, graph: Hypergraph, enough: Event, begun: Event) -> None:
-        self._tried(lambda: self.search(graph, enough.is_set, begun.set))
+        self._tried(lambda: self.search(graph, lambda: self._quiet or enough.is_set(), begun.set))
         begun.set()
 
     def _tried(self, work: Callable[[], T]) -> T | None:
@@ -113,13 +126,13 @@ def start_tuning(
     session: Session, task: Task, blocks: Blocks, store: Store, measurer: Measurer
 ) -> OverlappedTuning:  # fmt: skip
     """Start overlapped tuning of the unrewritten graph, which consists of `blocks`: library kernels first, then
-    generated kernels."""
+    generated kernels; those of a deep model in its short form."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
-    def match(chosen: Sequence[Backend]) -> Hypergraph:
+    def match(chosen: Sequence[Backend], blocks: Blocks = blocks) -> Hypergraph:
         with clock.running("match"):
             enough = generation_limit(session, backends)
             view = as_written(blocks) if task.symbolic is None else view_of(task.work)
@@ -136,9 +149,11 @@ def start_tuning(
             measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
-    if len(steps) > 1 and wants_short_form(session, task, blocks):
-        del steps[1:]
-    return OverlappedTuning([partial(match, step) for step in steps], measure)
+    short = wanted_short_form(session, task, blocks) if len(steps) > 1 else None
+    if short is None:
+        return OverlappedTuning([partial(match, step) for step in steps], measure)
+    unrewritten = partial(match, backends, short) if options.budget < FULL_S else None
+    return OverlappedTuning([partial(match, libraries)], measure, unrewritten)
 
 
 __all__ = ["OverlappedTuning", "start_tuning"]

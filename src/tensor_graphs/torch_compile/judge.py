@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from ..pipeline.execution.timing import (
     FEW,
+    QUEUED,
     Run,
+    call_clock_of,
     is_surely_faster,
+    repeated,
     sampled,
-    wall_us,
     why_not_faster,
     why_pairs_lost,
     wins_pairs,
@@ -22,7 +24,6 @@ from ..pipeline.execution.timing import (
 MOST_S, SETTLED_S = 1.0, 0.1
 #: Relative margin by which the compiled graph must be faster.
 NOISE = 0.02
-QUEUED = 16  # calls in a row on a GPU without waiting for their results
 
 
 def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[float]]:
@@ -33,20 +34,14 @@ def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[flo
     """
     until = time.perf_counter() + 2 * MOST_S
     ended: Callable[[], bool] = lambda: time.perf_counter() > until
-    return sampled(calls, seconds=MOST_S, settled=SETTLED_S, clock=_clock(on_gpu), ended=ended, first=first)
-
-
-def _clock(on_gpu: bool) -> Callable[[Run], float]:
-    """Function that returns the wall-clock µs of a call, on a GPU until the device is idle."""
-    if not on_gpu:
-        return wall_us
-    import torch
-
-    def synchronized(call: Run) -> float:
-        torch.cuda.synchronize()
-        return wall_us(lambda: (call(), torch.cuda.synchronize()))
-
-    return synchronized
+    return sampled(
+        calls,
+        seconds=MOST_S,
+        settled=SETTLED_S,
+        clock=call_clock_of("cuda" if on_gpu else "cpu"),
+        ended=ended,
+        first=first,
+    )
 
 
 class Judgement(NamedTuple):
@@ -74,7 +69,7 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
     if len(eager_us) >= FEW and not wins_pairs(program_us, eager_us, NOISE):
         return Judgement(False, *times, why_pairs_lost(program_us, eager_us, NOISE))
     if on_gpu:
-        taken = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, on_gpu, first)
+        taken = timed({"eager": repeated(eager, QUEUED), "program": repeated(compiled, QUEUED)}, on_gpu, first)
         queued = median(taken["eager"]) / QUEUED, median(taken["program"]) / QUEUED
         if queued[1] > queued[0]:
             single = f"singly, {times[1]:.1f} µs and {times[0]:.1f} µs"
@@ -82,14 +77,6 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
                 False, *queued, f"these are times of {QUEUED} calls without waiting between them; {single}"
             )
     return Judgement(True, *times)
-
-
-def _repeated(call: Run) -> Run:
-    def calls() -> None:
-        for _ in range(QUEUED):
-            call()
-
-    return calls
 
 
 class TrialStep:

@@ -49,6 +49,8 @@ class Calls:
         if self.gpu and self.index is None:
             self.index = torch.cuda.current_device()
             self.device = torch.device("cuda", self.index)
+        elif not self.gpu:
+            self.index = -1  # as `Tensor.get_device` of the CPU
         self.types = [*((s, t, None) for s, t in inputs), *results]
         self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
         self.wanted, self.way, self.ready, self.flat_ready = graph and self.gpu, way, False, False
@@ -71,6 +73,7 @@ class Calls:
         self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
         self.recording_s = 0.0
         self.stream = -1
+        self.followed: set[int] = set()  # streams whose calls use the memory of this object
         #: Stream of the last call; at first the one on which the program's weights were made.
         self.stream_object: Any = torch.cuda.current_stream(self.index) if self.gpu else None
         self.lock = Lock()
@@ -96,13 +99,14 @@ class Calls:
             if not self.wanted:
                 return self.first(read, stream)
             found = self.plain(read)
-            self.record(read, stream)
+            self.record_with_room(read, stream)
             return found
 
     # ------------------------------------------------------------ arguments
     def fits(self, x: Any) -> bool:
         """Whether kernels can read a tensor in place: dense row-major memory on this device, 16-byte aligned, without
-        gradient, and not memory of the program itself."""
+        gradient, and not memory of the program itself. A direct call in C checks this of a call's tensors once, and of
+        later ones their type, shape, strides and device (a guard of Dynamo), alignment and memory."""
         return (
             x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
@@ -111,8 +115,7 @@ class Calls:
     def dense(self, x: Any) -> Any:
         """The tensor itself if it has the form that kernels require (`Calls.fits`), else a copy that has."""
         x = x.detach().to(self.device).resolve_neg().contiguous()
-        moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
-        return x.clone() if moved else x
+        return x if self.fits(x) else x.clone()
 
     def maker(self, number: int) -> Any:
         """A function without arguments that allocates memory for input or result `number`."""
@@ -134,6 +137,16 @@ class Calls:
         if self.stream_object is not None:
             current.wait_stream(self.stream_object)
         self.stream, self.stream_object = stream, current
+        self.used_on(stream, current)
+
+    def used_on(self, stream: int, stream_object: Any) -> None:
+        """Note that calls on a stream use the program's memory: it is not used anew before they end, even if the
+        program is released before."""
+        if stream in self.followed:
+            return
+        self.followed.add(stream)
+        for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
+            x.record_stream(stream_object)
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
@@ -234,7 +247,7 @@ class Calls:
         found = self.plain(given)
         self.steady = frozenset() if self.moved else self.steady - frozenset(moved)
         self.moved = True
-        self.record(given, stream)
+        self.record_with_room(given, stream)
         return found
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
@@ -253,6 +266,16 @@ class Calls:
         return tuple(found)
 
     # ------------------------------------------------------------ recording
+    def record_with_room(self, given: Sequence[Any], stream: int) -> None:
+        """Record the launches (`record`), for which inputs and results need memory once more. If memory runs out, later
+        calls launch kernel by kernel."""
+        try:
+            self.record(given, stream)
+        except torch.cuda.OutOfMemoryError as error:
+            self.wanted, self.ready, self.flat_ready, self.settled = False, False, False, True
+            self.places, self.pinned, self.recorded, self.executable = {}, {}, None, None
+            warnings.warn(f"calls of this program launch kernel by kernel: {error}", RuntimeWarning, stacklevel=4)
+
     def record(self, given: Sequence[Any], stream: int) -> None:
         """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
         pinned = self.steady & self.library
@@ -269,6 +292,7 @@ class Calls:
         if not direct:
             warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
         self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
+        self.followed = {stream}
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
@@ -317,12 +341,15 @@ class Calls:
         """The results of `launch`, run while a CUDA graph is captured.
 
         `torch.cuda.graph` waits for the device and empties the allocator's cache, so that later calls allocate anew;
-        not so with `quick`.
+        not so with `quick`. Its own stream would be on the device that it captured on first in this process.
         """
+        streams = vars(torch.cuda).setdefault("_programs_streams", {})
+        stream = streams.setdefault(self.index, None) or torch.cuda.Stream(self.index)
+        streams[self.index] = stream
         if not quick:
-            with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+            with torch.cuda.graph(recorded, stream=stream, capture_error_mode="thread_local"):
                 return self.launched(places)
-        with torch.cuda.stream(torch.cuda.Stream(self.index)):
+        with torch.cuda.stream(stream):
             recorded.capture_begin(capture_error_mode="thread_local")
             try:
                 return self.launched(places)
@@ -361,9 +388,21 @@ class Calls:
         States are restored afterwards."""
         saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
+        try:
+            self.time_ways(times, given, stream)
+        finally:
+            for name, x in self.states.items():
+                x.copy_(saved[name])
+        best = min(times.values())
+        self.times = times
+        return next(way for way in ways if times[way] <= 1.03 * best)
+
+    def time_ways(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
+        """Time whole calls in each way of launching that `times` names, and set its seconds there. The calls change the
+        states."""
         count = 1
         for turn in range(4):
-            for way in ways:
+            for way in times:
                 if way != "flat":  # which has written addresses of what libraries returned in its calls
                     self.kernels.restore()
                     self.last = []
@@ -377,11 +416,6 @@ class Calls:
                 times[way] = min(times[way], took) if turn else float("inf")
             if not turn:
                 count = max(1, min(20, int(1e-3 / took)))
-        for name, x in self.states.items():
-            x.copy_(saved[name])
-        best = min(times.values())
-        self.times = times
-        return next(way for way in ways if times[way] <= 1.03 * best)
 
 
 class DirectLaunch:

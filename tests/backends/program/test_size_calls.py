@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from tensor_graphs.backends.program.buckets import Bucket, Buckets
+from tensor_graphs.backends.program.helpers import any_size_binaries
 from tensor_graphs.backends.program.launch import direct_calls, size_calls, size_trace
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.egraph.types.dims import dim
-from tensor_graphs.errors import DeviceFaultError, ShapeError
+from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, ShapeError
 
 from .. import driver_host
 from .test_direct_launches import pytestmark  # noqa: F401
@@ -85,6 +86,26 @@ def launch(x, out, *, add=kernels.of(add), doubled=kernels.of(doubled)):
 spec = ((T, 2), torch.float32)
 return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[], strict=False)
 """
+#: The same by a Triton function that takes tensor descriptors.
+TILED = """
+T = x_shape[0]
+check_sizes((x_shape, ), ((T, 2),), ())
+spaces = workspace.take(16*T + 256)
+v0 = spaces[torch.float32].as_strided((T, 2), (2, 1), 64)
+kernels = Launches(variants)
+
+def launch(x, out, *, add=kernels.of(add), tiled=kernels.of(tiled)):
+    tiled[(1,)](v0, described(x, (T, 2), (2, 4)), 2*T, num_warps=4)
+    if T >= 65:
+        tiled[((T + 7) // 8,)](out, described(v0, (2*T, 1), (2, 4), 0, (1, 1)), 2*T, num_warps=4)
+    else:
+        add(v0, v0, out, sizes=(2*T,), grid=1)
+    add(x, out, out, sizes=(2*T,), grid=1)
+    return out,
+
+spec = ((T, 2), torch.float32)
+return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[], strict=False)
+"""
 
 
 @pytest.fixture
@@ -93,8 +114,11 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     if direct_calls.c_function("sized_launches") is None:
         pytest.skip("Python's headers or a C compiler are missing")
     monkeypatch.setattr(Program, "_tries", 1)
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
 
     def made(text: str, warm: Any = ((2,), (70,)), **names: Any) -> Program:
+        names["described"], names["tiled"] = driver_host.described, driver_host.Described(driver.library)
+        names["variants"] = any_size_binaries.Variants()
         run = driver_host.sized_program(driver.library, text, **names)
         run.warm([((n, 2),) for (n,) in warm], {})
         met: list[int] = []
@@ -115,7 +139,7 @@ def right(program: Any, n: int, factor: float = 5.0) -> None:
     torch.testing.assert_close(program(x), factor * x)
 
 
-@pytest.mark.parametrize("text", [FIVEFOLD, MIXED, MAPPED])
+@pytest.mark.parametrize("text", [FIVEFOLD, MIXED, MAPPED, TILED])
 def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
     made = program(text, warm=((2,), (3000,)))
     kept = []
@@ -130,6 +154,16 @@ def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
         made(torch.zeros(5000, 2))
     with pytest.raises(ShapeError):
         made(torch.zeros(5, 3))
+
+
+def test_programs_of_an_older_version_have_functions_of_sizes(program: Any) -> None:
+    made = program(FIVEFOLD)
+    for template in made._run.known.templates.values():
+        del template.mapped
+        template.describe = lambda base, values: None
+    for n in (40, 41):
+        right(made, n)
+    assert made.met == [40] and len(made._new_sizes.made) == 1 and not made._new_sizes.why
 
 
 def test_the_function_reads_sizes_once_and_only_what_it_needs(program: Any) -> None:
@@ -163,6 +197,27 @@ def test_a_larger_workspace_is_taken_by_the_emitted_code(program: Any) -> None:
     for n in (80, 4000, 81, 3999, 82):
         right(made, n)
     assert made.met == [80, 4000] and made._new_sizes.tries == 1
+
+
+def test_a_workspace_that_could_not_grow_is_not_taken_for_a_larger_one(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = program(FIVEFOLD)
+    for n in (80, 81):
+        right(made, n)
+    workspace, (one,) = made._run.workspace, made._new_sizes.made
+
+    def exhausted(*given: Any, **named: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as full:
+        full.setattr(torch, "empty", exhausted)
+        with pytest.raises(DeviceMemoryError):
+            made(torch.zeros(4000, 2))
+    assert workspace.size == workspace.views[torch.uint8].numel()
+    assert one.call([torch.zeros(3000, 2)]) is None  # its launches would write behind the workspace
+    for n in (82, 4000):
+        right(made, n)
 
 
 def test_what_the_function_cannot_take_is_left_to_the_emitted_code(program: Any, driver: Any) -> None:

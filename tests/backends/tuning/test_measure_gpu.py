@@ -172,6 +172,7 @@ def test_every_schedule_is_checked_and_the_best_are_timed_cold_and_hot(measurer:
     assert all(min(r.samples) > 0 for r in found if r.kind == "timing")
     errors = [r.rel_fro for r in found if r.kind == "accuracy"]
     assert len(errors) == 3 and max(errors) < 1e-6 and len(found) == len(timed) + 3
+    assert all(measurer.spent[f"{step}_s"] > 0 for step in ("draw", "load", "check", "record", "sample"))
 
 
 def test_library_kernels_need_no_schedule_and_may_return_fresh_tensors(measurer: GpuMeasurer) -> None:
@@ -663,6 +664,7 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     held, waits = threading.Event(), threading.Event()
     monkeypatch.setattr(gpu_worker, "waiting", lambda begins: waits.set() if begins else None)
     monkeypatch.setattr(gpu_worker, "_last", [0.0])
+    monkeypatch.setattr(gpu_worker, "QUIET_S", 0.01)
     with gpu_worker.with_gpu_lock():
         assert gpu_worker._last == [0.0]
     os.utime(tmp_path / "lock", (time.time() - 500.0,) * 2)  # as another process would have left it
@@ -707,13 +709,15 @@ def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(mon
     monkeypatch.setattr(gpu_worker, "_devices", {"cuda": device})
     monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
     monkeypatch.setattr(gpu_worker, "rehearse", lambda device: order.append("rehearsed"))
+    monkeypatch.setattr(gpu_worker, "load_kernels", lambda: order.append("its kernels"))
+    only_in(monkeypatch, gpu_worker, "gc", freeze=lambda: order.append("frozen"))
     begun = threading.Event()
     monkeypatch.setattr(gpu_context, "_load_compiler", lambda: (begun.wait(60.0), order.append("Triton")))
     gpu_worker.begin()
-    assert order == ["rehearsed"]
+    assert order == ["rehearsed", "frozen"]
     begun.set()
     gpu_context.compiler_loaded()
-    assert order == ["rehearsed", "Triton"]
+    assert order == ["rehearsed", "frozen", "Triton", "its kernels"]
 
 
 def test_the_device_is_calibrated_after_the_first_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
