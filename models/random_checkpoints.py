@@ -20,6 +20,7 @@ from .huggingface.checkpoint import Config, Weights
 from .huggingface.families import FAMILIES
 from .huggingface.load import architecture
 
+_LAYERS = {"gpt2": "n_layer", "distilbert": "n_layers"}  # config fields of the number of layers
 _RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight", "output.dense.weight")
 _NORMS = ("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight", "LayerNorm.weight")
 
@@ -44,7 +45,7 @@ def random_checkpoint(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, 
     entry = architecture(checked)
     wanted = Weights({}, invented=checked.dtype("float32"))
     entry.build(checked, wanted)
-    layers = checked.size("n_layer" if config["model_type"] == "gpt2" else "num_hidden_layers")
+    layers = checked.size(_LAYERS.get(str(config["model_type"]), "num_hidden_layers"))
     tied = checked.flag("tie_word_embeddings", entry.tied)
     arrays: dict[str, Data] = {}
     for name, shape in wanted.taken.items():

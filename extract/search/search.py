@@ -187,6 +187,7 @@ class _SearchRun:
             self.over = True
             return False
         self.rounds += 1
+        started = time.monotonic()
         prices = self.update_prices()
         optimistic_us, began = state.optimistic_us(prices), time.monotonic()
         if self.rounds == 1 and self.carried:
@@ -212,7 +213,10 @@ class _SearchRun:
             else:
                 request = self.policy.request(prices, request, first=self.rounds == 1)
             self.pricing.start_background()
+            solved = time.monotonic()
             self.measure(f"round {self.rounds}", request, optimistic_us)
+            if self.rounds > 1 and not plans.deterministic:
+                self.policy.fit_round(solved - started, time.monotonic() - solved)
             if not plans.ended():
                 return True
             self.collect_in_flight()

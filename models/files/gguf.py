@@ -51,10 +51,13 @@ class GgufEncoding:
 #: Type of a tensor in the file -> encoding.
 ENCODINGS = {
     0: GgufEncoding("F32", 1, 4, "float32"), 1: GgufEncoding("F16", 1, 2, "float16"), 30: GgufEncoding("BF16", 1, 2, "bfloat16"),
-    8: GgufEncoding("Q8_0", 32, 34), 12: GgufEncoding("Q4_K", 256, 144), 14: GgufEncoding("Q6_K", 256, 210),
+    2: GgufEncoding("Q4_0", 32, 18), 3: GgufEncoding("Q4_1", 32, 20), 6: GgufEncoding("Q5_0", 32, 22),
+    7: GgufEncoding("Q5_1", 32, 24), 8: GgufEncoding("Q8_0", 32, 34), 10: GgufEncoding("Q2_K", 256, 84),
+    11: GgufEncoding("Q3_K", 256, 110), 12: GgufEncoding("Q4_K", 256, 144), 13: GgufEncoding("Q5_K", 256, 176),
+    14: GgufEncoding("Q6_K", 256, 210),
 }  # fmt: skip
 #: Types that the format has and this package does not read.
-FOREIGN = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
+FOREIGN = {9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS",
            17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
            26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}  # fmt: skip
 

@@ -10,6 +10,7 @@ compute norms in float32 and cast back, as the reference eager code does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import sqrt
 
 from ...egraph.builders import builders as t
@@ -17,12 +18,11 @@ from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
 from .checkpoint import Config, Weights
 from .experts import routed
-from .families import FAMILIES, Family, Sizes, layer_windows, read_by, ropes_of, sizes_of, softcap
+from .families import FAMILIES, Family, Sizes, layer_windows, read_by, ropes_of, rotated_layers, sizes_of, softcap
 from .layers import ACTIVATIONS, MAX_LAYERS, conv1d, dense, layer_norm, rms_norm
 from .rotary import rotated, tables
 from .sequences import Scoring, TokenAccess, WholeSequence
 
-Norm = Callable[[str, Tensor], Tensor]
 Outputs = dict[str, Tensor]
 #: Suffix of the model class name -> whether the model has a language modelling head.
 HEADS: Mapping[str, bool] = {"ForCausalLM": True, "LMHeadModel": True, "Model": False}
@@ -84,38 +84,31 @@ def rotary(kind: str, config: Config, w: Weights, access: TokenAccess) -> Output
     tokens of cached ones); `kind` is a key of FAMILIES."""
     family = FAMILIES[kind]
     config = read_by(family, config)
-    config.refuse(use_bidirectional_attention=False, pretraining_tp=1)
+    config.refuse(use_bidirectional_attention=False, pretraining_tp=1, qk_layernorm=False)
     s = sizes_of(config, family, MAX_LAYERS)
     activation = ACTIVATIONS[config.choice(family.activation_field, family.activation, list(ACTIVATIONS))]
     dtype = config.dtype(w.dtype_of("embed_tokens.weight"))
     table = w.take("embed_tokens.weight", (s.vocab, s.hidden), dtype)
-    x = t.gather(table, access.ids)
-    if family.scaled_embedding:
-        x = x * sqrt(s.hidden)
+    x = scaled(t.gather(table, access.ids), s.embedding)
     full, local = (
         tuple(access.table(wave, s.each > 0) for wave in tables(access.positions(), rope, access.length, dtype))
         for rope in ropes_of(config, family, s)
     )
-    norm: Norm = lambda name, value: rms_norm(w, name, value, s.eps, family.gain)
-    for i, window in enumerate(layer_windows(config, kind, s.layers)):
-        at = f"layers.{i}"
-        after, before = ("post_attention_layernorm", "pre_feedforward_layernorm") if family.post_norms else (
-            "", "post_attention_layernorm")  # fmt: skip
-        waves = local if window else full
-        y = _self_attention(w, i, norm(f"{at}.input_layernorm", x), s, family, access, window, waves, norm)
-        x = x + (norm(f"{at}.{after}", y) if after else y)
-        y = norm(f"{at}.{before}", x)
-        if family.experts is not None and routes(config, family, i):
-            y = routed(config, w, at, y, s, family.experts, activation)
-        else:
-            y = _gated(w, f"{at}.mlp", y, s, activation, fused=family.fused)
-        x = x + (norm(f"{at}.post_feedforward_layernorm", y) if family.post_norms else y)
-    x = norm("norm", access.wanted(x))
+    layers = Layers(config, w, family, s, access, activation)
+    windows = layer_windows(config, kind, s.layers)
+    for i, (window, turned) in enumerate(zip(windows, rotated_layers(config, family, windows))):
+        x = layers.layer(i, x, window, (local if window else full) if turned else ())
+    x = layers.norm("norm", access.wanted(x))
     if not config.by_class(HEADS, "ForCausalLM"):
         return {"last_hidden_state": x}
-    logits = _head(config, w, x, table, tied=family.tied)
+    logits = scaled(_head(config, w, x, table, tied=family.tied), s.logits)
     cap = softcap(config, "final_logit_softcapping", family.softcaps[1])
     return {"logits": t.tanh(logits / cap) * cap if cap else logits}
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    """`x` times a constant; `x` itself for the factor 1."""
+    return x if factor == 1.0 else x * factor
 
 
 def routes(config: Config, family: Family, layer: int) -> bool:
@@ -131,45 +124,80 @@ def routes(config: Config, family: Family, layer: int) -> bool:
     )
 
 
-def _self_attention(
-    w: Weights, layer: int, x: Tensor, s: Sizes, family: Family, access: TokenAccess, window: int,
-    waves: tuple[Tensor, ...], norm: Norm,
-) -> Tensor:  # fmt: skip
-    """Causal self-attention with rotary positions.
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a rotary decoder: their options, and access to its weights and tokens."""
 
-    Grouped queries get an axis of their own beside the key-value heads.
-    """
-    at = f"layers.{layer}.self_attn"
-    widths = {"q": s.heads * s.head, "k": s.kv * s.head, "v": s.kv * s.head}
-    if family.fused:
-        merged = dense(w, f"{at}.qkv_proj", x, sum(widths.values()), bias=s.qkv_bias, dtype=x.dtype)
-        flat = dict(zip(widths, t.split(merged, tuple(widths.values()), -1)))
-    else:
-        flat = {n: dense(w, f"{at}.{n}_proj", x, k, bias=s.qkv_bias, dtype=x.dtype) for n, k in widths.items()}
+    config: Config
+    weights: Weights
+    family: Family
+    sizes: Sizes
+    access: TokenAccess
+    activation: Callable[[Tensor], Tensor]
 
-    def turned(name: str, per: int) -> Tensor:
-        split = access.split(flat[name], s.kv, per, s.head)
-        return rotated(norm(f"{at}.{name}_norm", split) if family.qk_norm else split, *waves)
+    def layer(self, i: int, x: Tensor, window: int, waves: tuple[Tensor, ...]) -> Tensor:
+        """The residual stream x after layer i; `window` and `waves` as for `attention`."""
+        s, names = self.sizes, self.family.norms
+        given = self.norm(names.attention_input, x, i)
+        x = x + scaled(self.norm(names.attention_output, self.attention(i, given, window, waves), i), s.residual)
+        given = given if s.parallel else self.norm(names.mlp_input, x, i)
+        return x + scaled(self.norm(names.mlp_output, self.mlp(i, given), i), s.residual)
 
-    q, k = turned("q", s.each), turned("k", min(s.each, 1))
-    v = access.split(flat["v"], s.kv, min(s.each, 1), s.head)
-    sinks = w.take(f"{at}.sinks", (s.heads,), x.dtype) if family.sinks else None
-    out = access.attend(layer, q, k, v, Scoring(s.scale, window, s.softcap, sinks))
-    return dense(w, f"{at}.o_proj", out, s.hidden, bias=s.out_bias, dtype=x.dtype)
+    def norm(self, name: str, x: Tensor, layer: int | None = None) -> Tensor:
+        """x normalized with the weights `name` of a layer (None: of no layer); x itself without a name."""
+        if not name:
+            return x
+        name = name if layer is None else f"layers.{layer}.{name}"
+        if self.family.norm == "rms":
+            return rms_norm(self.weights, name, x, self.sizes.eps, self.family.gain)
+        return layer_norm(self.weights, name, x, self.sizes.eps, bias=self.family.norm == "layer")
 
+    def attention(self, layer: int, x: Tensor, window: int, waves: tuple[Tensor, ...]) -> Tensor:
+        """Causal self-attention over the latest `window` positions (0: all), with rotary positions if there are tables
+        `waves` of them.
 
-def _gated(
-    w: Weights, at: str, x: Tensor, s: Sizes, activation: Callable[[Tensor], Tensor], *, fused: bool
-) -> Tensor:  # fmt: skip
-    """Gated MLP: down(activation(gate(x)) * up(x)); `fused`: one tensor holds gate and up."""
-    part: Callable[[str, Tensor, int], Tensor] = lambda name, value, n: dense(
-        w, f"{at}.{name}_proj", value, n, bias=s.mlp_bias, dtype=x.dtype
-    )
-    if fused:
-        gate, up = t.split(part("gate_up", x, 2 * s.inner), (s.inner, s.inner), -1)
-    else:
-        gate, up = part("gate", x, s.inner), part("up", x, s.inner)
-    return part("down", activation(gate) * up, s.hidden)
+        Grouped queries get an axis of their own beside the key-value heads.
+        """
+        s, family, access = self.sizes, self.family, self.access
+        widths = {"q": s.heads * s.head, "k": s.kv * s.head, "v": s.kv * s.head}
+        if family.fused:
+            merged = self._attention_part(layer, "qkv_proj", x, sum(widths.values()), bias=s.qkv_bias)
+            flat = dict(zip(widths, t.split(merged, tuple(widths.values()), -1)))
+        else:
+            flat = {n: self._attention_part(layer, f"{n}_proj", x, k, bias=s.qkv_bias) for n, k in widths.items()}
+
+        def turned(name: str, per: int) -> Tensor:
+            norm = f"self_attn.{name}_norm"
+            whole = self.norm(norm if family.qk_norm == "all" else "", flat[name], layer)
+            split = self.norm(norm if family.qk_norm == "head" else "", access.split(whole, s.kv, per, s.head), layer)
+            return rotated(split, *waves, interleaved=family.interleaved) if waves else split
+
+        q, k = turned("q", s.each), turned("k", min(s.each, 1))
+        v = access.split(flat["v"], s.kv, min(s.each, 1), s.head)
+        sinks = self.weights.take(f"layers.{layer}.self_attn.sinks", (s.heads,), x.dtype) if family.sinks else None
+        out = access.attend(layer, q, k, v, Scoring(s.scale, window, s.softcap, sinks))
+        return self._attention_part(layer, "o_proj", out, s.hidden, bias=s.out_bias)
+
+    def mlp(self, layer: int, x: Tensor) -> Tensor:
+        """The MLP of a layer: routed experts, down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a
+        gate."""
+        s, family = self.sizes, self.family
+        if family.experts is not None and routes(self.config, family, layer):
+            return routed(self.config, self.weights, f"layers.{layer}", x, s, family.experts, self.activation)
+        *first, down = family.mlp
+        if family.fused:
+            gate, up = t.split(self._mlp_part(layer, "gate_up_proj", x, 2 * s.inner), (s.inner, s.inner), -1)
+            return self._mlp_part(layer, down, self.activation(gate) * up, s.hidden)
+        inner = self.activation(self._mlp_part(layer, first[0], x, s.inner))
+        if len(first) > 1:
+            inner = inner * self._mlp_part(layer, first[1], x, s.inner)
+        return self._mlp_part(layer, down, inner, s.hidden)
+
+    def _attention_part(self, layer: int, name: str, x: Tensor, outputs: int, *, bias: bool) -> Tensor:
+        return dense(self.weights, f"layers.{layer}.self_attn.{name}", x, outputs, bias=bias, dtype=x.dtype)
+
+    def _mlp_part(self, layer: int, name: str, x: Tensor, outputs: int) -> Tensor:
+        return dense(self.weights, f"layers.{layer}.mlp.{name}", x, outputs, bias=self.sizes.mlp_bias, dtype=x.dtype)
 
 
 _COMPUTED = "as the program computes it"

@@ -39,10 +39,11 @@ def wide(dtype: str) -> str:
     return "float32" if dtype in HALVES else dtype
 
 
-def layer_norm(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
-    """Layer normalization over the last axis, computed in float32 for 16-bit dtypes."""
+def layer_norm(w: Weights, name: str, x: Tensor, eps: float, *, bias: bool = True) -> Tensor:
+    """Layer normalization over the last axis, computed in float32 for 16-bit dtypes. `bias`: it adds `name.bias`."""
     size, working = x.shape[-1], wide(x.dtype)
-    gain, shift = (t.cast(w.take(f"{name}.{part}", (size,), x.dtype), working) for part in ("weight", "bias"))
+    gain = t.cast(w.take(f"{name}.weight", (size,), x.dtype), working)
+    shift = t.cast(w.take(f"{name}.bias", (size,), x.dtype), working) if bias else t.zeros((size,), working)
     return t.cast(c.layer_norm(t.cast(x, working), gain, shift, eps=eps), x.dtype)
 
 

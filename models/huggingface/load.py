@@ -50,6 +50,7 @@ class Architecture:
         return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
 
 
+_POSITIONS, _COMPUTED = r"embeddings\.position_ids$", "as the program computes it"
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_UNUSED, tied=True),
     **{
@@ -57,14 +58,36 @@ ARCHITECTURES: dict[str, Architecture] = {
         for kind, family in FAMILIES.items()
     },
     "bert": Architecture(
-        encoder.build_bert,
+        partial(encoder.build_encoder, "bert"),
         ("bert.",),
-        encoder.BERT_UNUSED,
-        encoder.BERT_ALIASES,
+        {_POSITIONS: _COMPUTED, r"^cls\.predictions\.decoder\.bias$": "'cls.predictions.bias' stands for it"},
+        # layer norm suffixes: (current, that of checkpoints converted from the first release)
+        (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
         tied=True,
-        heads=encoder.BERT_HEADS,
-        parts=encoder.BERT_PARTS,
-        copy=encoder.BERT_COPY,
+        heads=("cls.", "classifier.", "qa_outputs."),
+        parts=r"^(cls|classifier|qa_outputs|(bert\.)?pooler)\.",
+        copy=r"^cls\.predictions\.decoder\.weight$",
+    ),
+    **{
+        kind: Architecture(
+            partial(encoder.build_encoder, kind),
+            ("roberta.",),
+            {_POSITIONS: _COMPUTED, r"^lm_head\.decoder\.bias$": "'lm_head.bias' stands for it"},
+            tied=True,
+            heads=("lm_head.", "classifier.", "qa_outputs."),
+            parts=r"^(lm_head|classifier|qa_outputs|(roberta\.)?pooler)\.",
+            copy=r"^lm_head\.decoder\.weight$",
+        )
+        for kind in ("roberta", "xlm-roberta")
+    },
+    "distilbert": Architecture(
+        partial(encoder.build_encoder, "distilbert"),
+        ("distilbert.",),
+        {_POSITIONS: _COMPUTED},
+        tied=True,
+        heads=("vocab_", "classifier.", "pre_classifier.", "qa_outputs."),
+        parts=r"^(vocab_\w+|classifier|pre_classifier|qa_outputs)\.",
+        copy=r"^vocab_projector\.weight$",
     ),
 }
 

@@ -53,9 +53,16 @@ def tables(positions: Tensor, rope: Rope, length: Dim, dtype: str) -> tuple[Tens
     return cos, sin
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
     """Apply rotary embeddings to heads x [..., head]: their first elements are rotated, as many as the tables are
-    wide."""
+    wide.
+
+    `interleaved`: pairs are neighbouring elements. In the result the first elements of all pairs come before the second
+    ones; products of queries and keys in this order are those of the heads as they were.
+    """
+    if interleaved:
+        apart = t.reshape(x, (*x.shape[:-1], x.shape[-1] // 2, 2))
+        x = t.reshape(t.transpose(apart), x.shape)
     pairs, size = cos.shape[-1], x.shape[-1]
     if pairs == size:
         return c.rope(x, cos, sin)

@@ -102,8 +102,8 @@ def _group_norm(n: Node) -> Result:
         raise ShapeError(f"{channels} channels do not make {groups} groups")
     values = []
     for i in (1, 2):
-        value = t.cast(n.x(i), x.dtype)
-        if value.shape == (groups,) and groups != channels:  # before opset 21: one per group
+        value = t.cast(n.shaped(i, (groups if n.opset < 21 else channels,)), x.dtype)
+        if n.opset < 21:  # one per group
             value = t.reshape(t.broadcast_to(t.reshape(value, (groups, 1)), (groups, channels // groups)), (channels,))
         values.append(value)
     return t.cast(c.group_norm(x, *values, groups=groups, eps=n.attr("epsilon", 1e-5)), n.x().dtype)
@@ -120,7 +120,7 @@ def _lp_norm(n: Node) -> Result:
 @operator("MeanVarianceNormalization")
 def _mean_variance(n: Node) -> Result:
     x = n.x()
-    axes = tuple(a % x.rank for a in n.attr("axes", [0, 2, 3]))
+    axes = n.axes(1, x.rank) or (0, 2, 3)
     centred = x - t.mean(x, axes, True)
     return centred / (t.sqrt(t.mean(t.square(centred), axes, True)) + 1e-9)
 
@@ -138,10 +138,14 @@ def _lrn(n: Node) -> Result:
 def _heads(x: Tensor, count: int | None) -> Tensor:
     """Split heads: [B, T, H*D] -> [B, H, T, D]. Rank-4 operands are returned unchanged."""
     if x.rank == 4:
+        if count not in (None, 0, x.shape[1]):
+            raise ShapeError(f"{x.type} does not have {count} heads")
         return x
     if not count:
         raise ShapeError("attention of rank-3 operands needs q_num_heads and kv_num_heads")
     batch, rows, width = x.shape
+    if isinstance(width, int) and width % count:
+        raise ShapeError(f"{width} elements do not make {count} heads")
     return t.permute(t.reshape(x, (batch, rows, count, width // count)), (0, 2, 1, 3))
 
 
@@ -207,10 +211,15 @@ def _unmasked(bias: Tensor, out: Tensor) -> Tensor:
 
 @operator("Attention", limits="softmax_precision is that of the operands")
 def _attention(n: Node) -> Result:
+    shapes = [n.x(i).shape for i in range(3)]
+    if len({len(s) for s in shapes}) > 1 or len({s[0] for s in shapes if isinstance(s[0], int)}) > 1:
+        raise ShapeError(f"attention of {n.x(0).type}, {n.x(1).type} and {n.x(2).type}")
     q = _heads(n.x(0), n.attr("q_num_heads"))
     k, v = (_heads(n.x(i), n.attr("kv_num_heads")) for i in (1, 2))
     past: Dim = 0
-    if n.has(4) and n.has(5):
+    if n.has(4) != n.has(5):
+        raise ShapeError("past keys without past values, or the other way round")
+    if n.has(4):
         past = n.x(4).shape[2]
         k, v = t.concat([n.x(4), k], 2), t.concat([n.x(5), v], 2)
     if isinstance(q.shape[3], DimExpr) or isinstance(q.shape[1], DimExpr) or isinstance(k.shape[1], DimExpr):
@@ -284,7 +293,7 @@ def _rotary(n: Node) -> Result:
     half = size // 2
     tables = []
     for i in (1, 2):
-        table = n.x(i)
+        table = n.shaped(i, n.x(1).shape)
         table = t.gather(table, n.x(3), 0) if n.has(3) else table
         table = t.expand_dims(table, 1)  # one table for all heads: [B, 1, T, D/2]
         if n.attr("interleaved", 0):
@@ -306,7 +315,8 @@ def _rotary(n: Node) -> Result:
 # ---------------------------------------------------------------- losses
 def _likelihood(n: Node, logs: Tensor) -> Tensor:
     """Return the weighted, reduced negative log-likelihood of targets [N, ...] under log-probabilities [N, C, ...]."""
-    target, weights = t.cast(n.x(1), "int64"), n.opt(2)
+    target = t.cast(n.shaped(1, (logs.shape[0], *logs.shape[2:])), "int64")
+    weights = n.shaped(2, (logs.shape[1],)) if n.has(2) else None
     ignored = n.attr("ignore_index")
     dead = None if ignored is None else t.eq(target, ignored)
     index = target if dead is None else t.where(dead, 0, target)

@@ -13,6 +13,7 @@ from ...egraph.builders import builders as t
 from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
+from ...errors import ShapeError
 from ..common import identities as of
 from .node import Node, Result, operator, resolve, simple
 
@@ -35,6 +36,12 @@ simple({"Where": t.where}, 3)
 def _relu(n: Node) -> Result:
     x = n.x()
     return c.relu(x) if dtypes.is_float(x.dtype) else t.maximum(x, 0)
+
+
+@operator("Erf")
+def _erf(n: Node) -> Result:
+    x = n.x()
+    return t.erf(x) if dtypes.is_float(x.dtype) else t.cast(t.erf(t.cast(x, "float64")), x.dtype)
 
 
 @operator("IsInf")
@@ -92,7 +99,7 @@ def _bit_shift(n: Node) -> Result:
     near = t.where(gone, width - 1, shift)
     # Two steps, because 2 ** (width - 1) overflows a signed integer.
     powers = [t.pow(2, part) for part in (t.floordiv(near, 2), t.sub(near, t.floordiv(near, 2)))]
-    if n.choice("direction", "", "LEFT", "RIGHT") == "LEFT":
+    if n.choice("direction", "LEFT", "RIGHT") == "LEFT":
         return t.where(gone, 0, t.mul(t.mul(x, powers[0]), powers[1]))
     down = t.floordiv(t.floordiv(x, powers[0]), powers[1])
     return down if signed else t.where(gone, 0, down)
@@ -158,7 +165,7 @@ def _leaky(n: Node) -> Result:
 @operator("PRelu")
 def _prelu(n: Node) -> Result:
     x = n.x()
-    return t.where(t.lt(x, 0), t.mul(x, n.x(1)), x)
+    return t.where(t.lt(x, 0), t.mul(x, n.fitting(1, x.shape)), x)
 
 
 @operator("ThresholdedRelu")
@@ -229,13 +236,20 @@ def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
 
     The block size is an attribute of the node.
     """
+    block = n.attr("block_size", 0)
+    if block and value.rank != x.rank:
+        raise ShapeError(f"scales or zero points {value.type} for blocks of {x.type}")
     if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
         return t.reshape(value, (1,) * x.rank)
     if value.rank == 1:
+        if value.shape[0] != x.shape[axis]:
+            raise ShapeError(f"{value.shape[0]} scales or zero points for axis {axis} of {x.type}")
         return t.reshape(value, [value.shape[0] if i == axis else 1 for i in range(x.rank)])
-    block = n.attr("block_size", 0)
-    if not block or value.rank != x.rank:
+    if not block:
         raise n.unsupported("scale of this rank")
+    blocks = [-(-d // block) if i == axis else d for i, d in enumerate(x.shape)]
+    if list(value.shape) != blocks:
+        raise ShapeError(f"scales or zero points {value.type} for blocks of {block} along axis {axis} of {x.type}")
     wide = t.expand_dims(value, axis + 1)
     wide = t.broadcast_to(wide, [*wide.shape[: axis + 1], block, *wide.shape[axis + 2 :]])
     wide = t.reshape(wide, [*value.shape[:axis], value.shape[axis] * block, *value.shape[axis + 1 :]])
@@ -252,7 +266,11 @@ def saturate(x: Tensor, dtype: str) -> Tensor:
 def _quantize(n: Node) -> Result:
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
-    kind = zero.dtype if zero is not None else n.dtype("output_dtype", 2) if n.attr("output_dtype", 0) else "uint8"
+    zero = None if zero is None else n.shaped(2, scale.shape)
+    asked = n.dtype("output_dtype") if n.attr("output_dtype", 0) else ""
+    kind = asked or ("uint8" if zero is None else zero.dtype)
+    if zero is not None and kind != zero.dtype:
+        raise ShapeError(f"output_dtype is {kind}, but the zero point is {zero.dtype}")
     if dtypes.category(kind) != "int":
         raise n.unsupported(f"to {kind}")
     precise = "float32"
@@ -266,6 +284,7 @@ def _quantize(n: Node) -> Result:
 def _dequantize(n: Node) -> Result:
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    zero = None if zero is None else n.shaped(2, scale.shape)
     kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
     centred = t.cast(x, "int32" if dtypes.category(x.dtype) == "int" else "float32")
     if zero is not None:

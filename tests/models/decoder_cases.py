@@ -56,6 +56,15 @@ def _config(kind: str, name: str, **more: Any) -> dict[str, Any]:
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": _config("llama", "Llama", rope_theta=500.0),
+    "granite": _config("granite", "Granite", embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.7,
+                       logits_scaling=0.5),
+    "smollm3": _config("smollm3", "SmolLM3", no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=9),
+    "olmo2": _config("olmo2", "Olmo2"),
+    "starcoder2": _config("starcoder2", "Starcoder2", sliding_window=9),
+    "stablelm": _config("stablelm", "StableLm", partial_rotary_factor=0.5, use_qkv_bias=True),
+    "stablelm-parallel": _config("stablelm", "StableLm", partial_rotary_factor=0.5, use_parallel_residual=True),
+    "cohere2": _config("cohere2", "Cohere2", sliding_window=9, sliding_window_pattern=2, logit_scale=1.5),
+    "gemma": _config("gemma", "Gemma", head_dim=8, tie_word_embeddings=True),
     "mistral": _config("mistral", "Mistral", sliding_window=9),
     "qwen2": _config("qwen2", "Qwen2"),
     "qwen3": _config("qwen3", "Qwen3", head_dim=8),

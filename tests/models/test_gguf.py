@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,19 @@ from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsErr
 from tensor_graphs.models.common.packed_weight import PackedWeight
 from tensor_graphs.models.files.gguf import ENCODINGS, FOREIGN, read_gguf
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
-from tensor_graphs.models.huggingface.gguf import _ENCODED, _LAYER, opened_gguf
+from tensor_graphs.models.huggingface.gguf import _LAYER, GGUF_FAMILIES, opened_gguf
+from tensor_graphs.models.huggingface.gguf_blocks import FORMATS
 from tensor_graphs.models.load import load
 
 from .decoder_cases import VOCAB, write
 from .gguf_files import file_of, text
 
 Array = np.ndarray[Any, Any]
-F32, F16, Q8_0, Q4_K, Q6_K, BF16 = 0, 1, 8, 12, 14, 30
-BLOCKS = {Q8_0: (32, 34), Q4_K: (256, 144), Q6_K: (256, 210)}
+F32, F16, BF16 = 0, 1, 30
+Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K = 2, 3, 6, 7, 8, 10, 11, 12, 13, 14
+#: Encoding -> bytes at which a block has float16 numbers.
+FLOATS = {Q4_0: (0,), Q4_1: (0, 2), Q5_0: (0,), Q5_1: (0, 2), Q8_0: (0,), Q2_K: (80, 82), Q3_K: (108,), Q4_K: (0, 2), Q5_K: (0, 2),
+          Q6_K: (208,)}  # fmt: skip
 RNG = np.random.default_rng(0)
 
 
@@ -33,43 +38,81 @@ def half(block: bytes, at: int) -> float:
     return float(np.frombuffer(block[at : at + 2], np.float16)[0])
 
 
-def expanded(block: bytes, kind: int) -> list[float]:
-    """The numbers of one block, one by one."""
-    if kind == Q8_0:
-        return [half(block, 0) * struct.unpack("b", block[2 + i : 3 + i])[0] for i in range(32)]
-    if kind == Q6_K:
-        low, high, scales = block[:128], block[128:192], struct.unpack("16b", block[192:208])
-        found = []
-        for i in range(256):
-            part, place = divmod(i, 128)
-            quarter, at = divmod(place, 32)
-            four = low[64 * part + 32 * (quarter % 2) + at] >> 4 * (quarter // 2) & 15
-            two = high[32 * part + at] >> 2 * quarter & 3
-            found.append(half(block, 208) * scales[i // 16] * ((four | two << 4) - 32))
-        return found
-    s, found = block[4:16], []
-    for i in range(256):
-        j, at = divmod(i, 32)
-        if j < 4:
-            scale, least = s[j] & 63, s[j + 4] & 63
-        else:
-            scale, least = s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4
-        number = block[16 + 32 * (j // 2) + at] >> 4 * (j % 2) & 15
-        found.append(half(block, 0) * scale * number - half(block, 2) * least)
-    return found
+def signed(block: bytes, at: int) -> int:
+    return int(struct.unpack("b", block[at : at + 1])[0])
+
+
+def bits_of(block: bytes, at: int, i: int) -> int:
+    """Bit i of the bytes from `at` on, the lowest bit of a byte first."""
+    return block[at + i // 8] >> i % 8 & 1
+
+
+def nibble(block: bytes, at: int, i: int) -> int:
+    """Number i of 32: the lower bits of 16 bytes, then the upper ones."""
+    return block[at + i % 16] >> 4 * (i // 16) & 15
+
+
+def two_bits(block: bytes, at: int, i: int) -> int:
+    part, place = divmod(i, 128)
+    return block[at + 32 * part + place % 32] >> 2 * (place // 32) & 3
+
+
+def six_bits(s: bytes, j: int) -> tuple[int, int]:
+    """Scale and minimum of group j of eight in 12 bytes."""
+    if j < 4:
+        return s[j] & 63, s[j + 4] & 63
+    return s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4
+
+
+def q3_scale(block: bytes, j: int) -> int:
+    return (block[96 + j % 8] >> 4 * (j // 8) & 15 | (block[104 + j % 4] >> 2 * (j // 4) & 3) << 4) - 32
+
+
+def q6_number(block: bytes, i: int) -> int:
+    part, place = divmod(i, 128)
+    four = block[64 * part + 32 * (place // 32 % 2) + place % 32] >> 4 * (place // 64) & 15
+    return (four | two_bits(block, 128, i) << 4) - 32
+
+
+def k_number(block: bytes, kind: int, i: int) -> float:
+    """Number i of a Q4_K or Q5_K block."""
+    (scale, least), (j, at) = six_bits(block[4:16], i // 32), divmod(i, 32)
+    number = block[(16 if kind == Q4_K else 48) + 32 * (j // 2) + at] >> 4 * (j % 2) & 15
+    fifth = 0 if kind == Q4_K else block[16 + at] >> j & 1
+    return half(block, 0) * scale * (number + 16 * fifth) - half(block, 2) * least
+
+
+#: Encoding -> number i of a block.
+NUMBER: dict[int, Callable[[bytes, int], float]] = {
+    Q4_0: lambda b, i: half(b, 0) * (nibble(b, 2, i) - 8),
+    Q4_1: lambda b, i: half(b, 0) * nibble(b, 4, i) + half(b, 2),
+    Q5_0: lambda b, i: half(b, 0) * ((nibble(b, 6, i) | bits_of(b, 2, i) << 4) - 16),
+    Q5_1: lambda b, i: half(b, 0) * (nibble(b, 8, i) | bits_of(b, 4, i) << 4) + half(b, 2),
+    Q8_0: lambda b, i: half(b, 0) * signed(b, 2 + i),
+    Q2_K: lambda b, i: half(b, 80) * (b[i // 16] & 15) * two_bits(b, 16, i) - half(b, 82) * (b[i // 16] >> 4),
+    Q3_K: lambda b, i: (
+        half(b, 108) * q3_scale(b, i // 16) * ((two_bits(b, 32, i) | (b[i % 32] >> i // 32 & 1) << 2) - 4)
+    ),
+    Q4_K: lambda b, i: k_number(b, Q4_K, i),
+    Q5_K: lambda b, i: k_number(b, Q5_K, i),
+    Q6_K: lambda b, i: half(b, 208) * signed(b, 192 + i // 16) * q6_number(b, i),
+}
 
 
 def blocks(kind: int, rows: int, columns: int) -> tuple[bytes, Array]:
     """Random blocks of a matrix, and its numbers."""
-    count, size = BLOCKS[kind]
+    count, size = ENCODINGS[kind].numbers, ENCODINGS[kind].nbytes
     raw = RNG.integers(0, 256, (rows * columns // count, size)).astype(np.uint8)
-    for at in {Q8_0: (0,), Q4_K: (0, 2), Q6_K: (208,)}[kind]:
+    for at in FLOATS[kind]:
         raw[:, at : at + 2] = RNG.uniform(1e-5, 1e-4, (len(raw), 1)).astype(np.float16).view(np.uint8)
-    if kind == Q4_K:
+    if kind in (Q4_K, Q5_K):
         raw[0, 4:8] = 0  # scales of 0 with minima that are not
         raw[0, 8:16] |= 5
+    if kind == Q2_K:
+        raw[0, :16] &= 0xF0
     content = raw.tobytes()
-    values = [v for i in range(len(raw)) for v in expanded(content[i * size : (i + 1) * size], kind)]
+    parts = [content[i * size : (i + 1) * size] for i in range(len(raw))]
+    values = [NUMBER[kind](block, i) for block in parts for i in range(count)]
     return content, np.array(values, np.float32).reshape(rows, columns)
 
 
@@ -81,7 +124,7 @@ META: dict[str, Any] = {
 }  # fmt: skip
 SHAPES = {"attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256), "ffn_gate": (256, 256),
           "ffn_up": (256, 256), "ffn_down": (256, 256)}  # fmt: skip
-KINDS = (Q8_0, Q4_K, Q6_K, F16, Q4_K, Q8_0, Q6_K)
+KINDS = (Q8_0, Q4_K, Q6_K, F16, Q5_0, Q4_0, Q3_K)
 
 
 def model() -> tuple[dict[str, tuple[tuple[int, ...], int, bytes]], dict[str, Array]]:
@@ -134,15 +177,56 @@ def test_a_model_computes_what_its_checkpoint_does(tmp_path: Path) -> None:
     assert len(packed) == 6 and config_.fields["eos_token_id"] == 2 and not config_.flag("tie_word_embeddings", True)
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", FLOATS)
 def test_packed_weights_keep_every_number(tmp_path: Path, kind: int) -> None:
     stored, _ = model()
-    content, values = blocks(kind, 256, 256)
-    (tmp_path / "m.gguf").write_bytes(file_of(META, stored | {"blk.0.ffn_up.weight": ((256, 256), kind, content)}))
+    content, values = blocks(kind, 16, 256)
+    (tmp_path / "m.gguf").write_bytes(file_of(META, stored | {"blk.0.ffn_up.weight": ((16, 256), kind, content)}))
     found = opened_gguf(tmp_path / "m.gguf")[1]["layers.0.mlp.up_proj.weight"]
     assert isinstance(found, PackedWeight)
     exact = evaluate([found.tensor("w")], {}, params=found.params("w"), float64=True)[0]
     np.testing.assert_allclose(exact, values, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "case", "meta"),
+    [
+        ("gemma", "gemma", {}),
+        (
+            "gemma2",
+            "gemma2",
+            {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5, "attention.sliding_window": 9},
+        ),
+        (
+            "gemma3",
+            "gemma3",
+            {"attention.sliding_window": 9, "rope.scaling.type": "linear", "rope.scaling.factor": 4.0},
+        ),
+    ],
+)
+def test_files_of_a_family_compute_what_checkpoints_do(
+    tmp_path: Path, kind: str, case: str, meta: dict[str, Any]
+) -> None:
+    scaling = {"rope_type": "linear", "factor": 4.0} if "rope.scaling.factor" in meta else None
+    changes = {"layer_types": None, "query_pre_attn_scalar": 8, "rope_scaling": scaling}
+    folder = write(tmp_path / "plain", case, num_hidden_layers=7, **changes)
+    family = GGUF_FAMILIES[kind]
+    names = {f"layers.{i}.{to}": f"blk.{i}.{name}" for i in range(7) for name, to in family.layer.items()}
+    names |= {"embed_tokens": "token_embd", "norm": "output_norm"}
+    stored = {}
+    for name, data in read_folder(folder).items():
+        stem, _, ending = name.removeprefix("model.").rpartition(".")
+        values = data.load().astype(np.float32) + (1 if stem.endswith("norm") else 0)
+        stored[f"{names[stem]}.{ending}"] = values.shape, F32, values.astype(np.float32).tobytes()
+    sizes = {"block_count": 7, "context_length": 128, "embedding_length": 32, "feed_forward_length": 48, "attention.head_count": 4,
+             "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-6, "attention.key_length": 8}  # fmt: skip
+    path = tmp_path / "m.gguf"
+    path.write_bytes(
+        file_of({"general.architecture": kind, **{f"{kind}.{n}": v for n, v in (sizes | meta).items()}}, stored)
+    )
+    ids = {"input_ids": np.arange(30).reshape(1, 30) % VOCAB}
+    found, wanted = (evaluate(load(p).bind({"batch": 1, "sequence": 30}), ids, float64=True)[0] for p in (path, folder))
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -167,7 +251,7 @@ TINY = {"blk.0.ffn_up.weight": ((1, 32), Q8_0, bytes(34))}
         (file_of({}, {"a": ((2, 32), Q8_0, bytes(34))}), BadWeightsError, "outside the file"),
         (file_of({}, {"a": ((1 << 40, 1 << 40), F32, b"")}), TooLargeError, "too large"),
         (file_of({}, {"a": ((1, 1, 1, 1, 1), F32, bytes(4))}), BadModelError, "5 axes"),
-        (file_of({}, {"a": ((1, 32), 2, bytes(18))}), UnsupportedError, "Q4_0"),
+        (file_of({}, {"a": ((1, 32), 23, bytes(18))}), UnsupportedError, "IQ4_XS"),
         (file_of({}, {"a": ((1, 32), 99, bytes(18))}), BadModelError, "unknown type 99"),
     ],
 )  # fmt: skip
@@ -181,7 +265,7 @@ def test_malformed_files_are_named(tmp_path: Path, content: bytes, kind: type[Ex
 @pytest.mark.parametrize(
     ("meta", "words"),
     [({"general.architecture": "falcon"}, "'falcon'"), ({"llama.rope.scaling.type": "yarn"}, "yarn"),
-     ({"llama.rope.scaling.factor": 4.0}, "rope.scaling.factor=4"), ({"llama.rope.scale_linear": 2.0}, "rope.scale_linear=2"),
+     ({"llama.rope.scaling.factor": float("nan")}, "rope.scaling.factor"),
      ({"llama.expert_count": 8}, "experts"), ({"llama.block_count": 0}, "block_count"), ({"llama.attention.head_count": "4"}, "head_count"),
      ({"llama.rope.dimension_count": 32}, "part of each head")],
 )  # fmt: skip
@@ -233,7 +317,7 @@ def test_files_of_many_values_are_refused_before_they_are_read(tmp_path: Path, h
 
 def test_every_quantized_encoding_has_a_decoder() -> None:
     quantized = {one.name for one in ENCODINGS.values() if one.numbers > 1}
-    assert quantized == set(_ENCODED) and not {*ENCODINGS} & {*FOREIGN}
+    assert quantized == set(FORMATS) and not {*ENCODINGS} & {*FOREIGN}
 
 
 def test_of_long_arrays_only_the_length_is_kept(tmp_path: Path) -> None:

@@ -38,11 +38,13 @@ from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.match import generation_limit
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
-from tensor_graphs.pipeline.stages.time_program import UNTIMED
 from tensor_graphs.progress import Progress
+from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.verification import reference
 
 from ..only_in import only_in
+
+UNTIMED = str(Omission(OmittedWork.TIMING))
 
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}

@@ -40,9 +40,10 @@ from tensor_graphs.pipeline.short_search import match_short_form
 from tensor_graphs.pipeline.stages import time_program
 from tensor_graphs.pipeline.stages import verify_or_retry as accept
 from tensor_graphs.pipeline.stages.choose import choose
-from tensor_graphs.pipeline.stages.match import SOME_LEFT_OUT, match_all
+from tensor_graphs.pipeline.stages.match import match_all
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.pipeline.stages.rewrite import Rewritten, rewrite
+from tensor_graphs.report.omissions import UNREWRITTEN, Omission, OmittedWork
 
 WAIT_S = 60.0  # for what must happen
 
@@ -211,7 +212,7 @@ def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_c
     own, blocks = object(), find_blocks(task.work)
     rewritten = Rewritten(view_of(task.work), blocks, [], [])
     assert match_all(session, task, rewritten, own) == [own]  # type: ignore[arg-type]
-    assert session.omitted == ["kernels of the rewritten graph"]
+    assert session.omitted == [UNREWRITTEN]
 
 
 def test_generated_kernels_have_their_least_time_from_when_libraries_were_matched(
@@ -298,7 +299,7 @@ def test_kernels_left_out_of_a_short_form_are_reported(
     form = replace(form, graph=replace(form.graph, stats={**form.graph.stats, "left_out": left_out}))
     monkeypatch.setattr(search_stage, "choose", lambda s, g, pricer, _, **more: choose(s, g, pricer, None, **more))
     found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
-    assert found is not None and session.omitted == [SOME_LEFT_OUT] * left_out
+    assert found is not None and session.omitted == [Omission(OmittedWork.GENERATING)] * left_out
 
 
 def test_without_time_for_a_rewritten_short_form_the_unrewritten_one_is_searched() -> None:
@@ -311,13 +312,13 @@ def test_without_time_for_a_rewritten_short_form_the_unrewritten_one_is_searched
     assert match_short_form(session, task, rewritten) is None and session.omitted == []
     form = match_short_form(session, task, rewritten, own.graph)
     assert form is not None and form.graph is own.graph and form.whole is not rewritten.view
-    assert session.omitted == ["kernels of the rewritten graph"]
+    assert session.omitted == [UNREWRITTEN]
     session.omitted.clear()
     for clock.time in (3.0, 5.0):  # later than at 4.0 no new kernels would be generated for it
         form = match_short_form(session, task, rewritten, own.graph)
         assert form is not None and (form.graph is own.graph) == (clock.time > 4.0)
         assert form.unrewritten is None or form.unrewritten.graph is own.graph
-    assert session.omitted == ["kernels of the rewritten graph"]
+    assert session.omitted == [UNREWRITTEN]
 
 
 @pytest.mark.parametrize(("dearer", "stopped"), [(10.0, "budget"), (10.0, "measured"), (0.1, "budget")])
@@ -340,7 +341,7 @@ def test_the_plan_of_an_unrewritten_short_form_is_taken_if_it_is_cheaper(
     found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
     taken = dearer > 1.0 and stopped == "budget"
     assert found is not None and (found.short is plain.graph) == taken
-    assert session.omitted == ["kernels of the rewritten graph"] * taken
+    assert session.omitted == [UNREWRITTEN] * taken
 
 
 def test_a_deep_model_is_matched_with_generated_kernels_in_its_short_form_only(

@@ -22,6 +22,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
 from ..processes.switch_interval import threads_alternate
+from ..report.omissions import Omission, OmittedWork
 from ..report.report import Report
 from ..verification.comparison import Verification
 from ..verification.reference import expected_run_seconds, expected_seconds, weight_bytes
@@ -38,7 +39,7 @@ from .short_search import ShortForm, match_short_form, search_short_form
 from .stages.accept import acceptance
 from .stages.choose import Carried, choose_cheapest, nothing_carried
 from .stages.make_report import describe_plan, make_report
-from .stages.match import match_all, unmatched_part
+from .stages.match import match_all
 from .stages.prepare import Task, for_every_size
 from .stages.provenance import attach
 from .stages.rewrite import Rewritten, found_blocks, rewrite
@@ -189,10 +190,10 @@ def _finished(
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":
-        session.omitted.append("measuring")
+        session.omitted.append(Omission(OmittedWork.MEASURING))
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
-    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(session.omitted))
+    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
     _note_unsearched(session, report)
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
@@ -206,7 +207,7 @@ def _finished(
 
 def _note_unsearched(session: Session, report: Report) -> None:
     """Record for user kernels without matches that part of the e-graph was left out, and why."""
-    left_out = next((part for part in map(unmatched_part, report.omitted) if part), "")
+    left_out = next((o.unsearched for o in session.omitted if o.unsearched), "")
     if left_out:
         for row in report.user_kernels:
             row.unsearched = f"{left_out}: {'the search was stopped' if session.progress.stopped else 'out of time'}"

@@ -25,11 +25,12 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.search.carried_plan import carried_plan, kernels_to_carry
 from ..extract.search.search import Choice, search
+from ..report.omissions import UNREWRITTEN, Omission, OmittedWork
 from .context.reserves import whole_s
 from .context.session import Session, open_store
 from .costs.prices import CostPricer
 from .stages.choose import choose
-from .stages.match import SOME_LEFT_OUT, UNREWRITTEN, begins_in_time, generation_limit, hypergraph, matching_limit
+from .stages.match import begins_in_time, generation_limit, hypergraph, matching_limit
 from .stages.prepare import Task
 from .stages.rewrite import Rewritten, as_written
 
@@ -120,7 +121,7 @@ def search_short_form(
     if not covered:
         return None
     if short.stats.get("left_out") or whole.stats.get("left_out"):
-        session.omitted.append(SOME_LEFT_OUT)
+        session.omitted.append(Omission(OmittedWork.GENERATING))
     return ShortSearch(short, choice, whole)
 
 

@@ -22,6 +22,7 @@ from ...extract.model.clock import Clock, Halted
 from ...extract.model.pricing import Measurer
 from ...options import Options, with_builtin
 from ...progress import Progress
+from ...report.omissions import Omission
 from ...report.records import FinalistReport
 from ...report.timeline import Rows, timeline
 from ...verification.comparison import rounding_allowance
@@ -47,7 +48,7 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
-    omitted: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
+    omitted: list[Omission] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
     verification_s: float = 0.0  # expected seconds of verification, which the search leaves
     verified_inputs: int = 3  # inputs that verification wants
     input_s: float = 0.0  # expected seconds of verification on a further input

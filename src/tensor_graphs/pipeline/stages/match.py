@@ -15,6 +15,7 @@ from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.clock import Halted
 from ...extract.model.kernel import Backend
 from ...extract.model.storage_dtypes import narrow_types
+from ...report.omissions import UNREWRITTEN, Omission, OmittedWork
 from ...verification.comparison import rounding_allowance
 from ...wording import counted
 from ..context.reserves import building_s, ending_s
@@ -29,9 +30,6 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
-UNMATCHED = "kernels of "  # begin of the names of graphs without kernels, among the omitted work of a report
-UNREWRITTEN = f"{UNMATCHED}the rewritten graph"
-SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
 
 def hypergraph(
@@ -84,24 +82,19 @@ def match_all(
         if task.symbolic is None and (narrow := stored_narrow(session, rewritten.view, backends, stop)) is not None:
             graphs.append(narrow)
     except Halted:
-        session.omitted.append(UNREWRITTEN if not graphs else f"{UNMATCHED}the e-graph at the highest effort")
+        session.omitted.append(
+            UNREWRITTEN if not graphs else Omission(OmittedWork.MATCHING, "the e-graph at the highest effort")
+        )
     if any(g.stats.get("left_out") for g in graphs):
-        session.omitted.append(SOME_LEFT_OUT)
+        session.omitted.append(Omission(OmittedWork.GENERATING))
     if graphs:
         return graphs
     if unrewritten is None:  # library kernels always cover the unrewritten graph
         ended = lambda bound: enough(bound) or (session.over and not only_generated(backends))
         unrewritten = hypergraph(session, view_of(task.work), backends, enough=ended, symbolic=task.symbolic)
         if unrewritten.stats.get("left_out"):
-            session.omitted.append(SOME_LEFT_OUT)
+            session.omitted.append(Omission(OmittedWork.GENERATING))
     return [unrewritten]
-
-
-def unmatched_part(omitted: str) -> str:
-    """The part of the e-graph whose kernels were not matched, by an entry of a report's omitted work; "" for others."""
-    if omitted.startswith(UNMATCHED):
-        return omitted.removeprefix(UNMATCHED)
-    return "the fully rewritten graph" if omitted.startswith("rewriting of ") else ""
 
 
 def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
@@ -170,5 +163,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["SOME_LEFT_OUT", "UNREWRITTEN", "begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+__all__ = ["begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
            "only_generated", "stored_narrow"]  # fmt: skip

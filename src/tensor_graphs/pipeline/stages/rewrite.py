@@ -13,6 +13,7 @@ from ...egraph.saturate.union import saturate_in_stages
 from ...egraph.view.joined_view import join_blocks
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
+from ...report.omissions import Omission, OmittedWork
 from ...wording import counted
 from ..context.session import Session
 
@@ -73,7 +74,7 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         session.progress.stopped = True
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
     if halted:
-        session.omitted.append(f"rewriting of {halted} of {counted(len(views), 'block')}")
+        session.omitted.append(Omission(OmittedWork.REWRITING, f"{halted} of {counted(len(views), 'block')}"))
     if options.deterministic and limits.seconds and {"seconds", "bytes"} & set(ended):
         session.warnings.append("the clock or memory ended rewriting: the next call may find another plan")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})
