@@ -275,7 +275,8 @@ def _space_to_depth(n: Node) -> Result:
 def _constant_of_shape(n: Node) -> Result:
     value = n.attrs.get("value")
     found = np.zeros((), np.float32) if value is None else n.context.known(value)
-    assert found is not None
+    if found is None:
+        raise n.unsupported("value of 4-bit integers")
     return t.full(n.dims(0), found.reshape(-1)[0].item(), dtypes.name_of(found.dtype))
 
 
