@@ -12,7 +12,6 @@ from ...egraph.types.dims import Dim
 from ...errors import BadModelError, ShapeError, UsageError
 from .names import short
 
-
 #: Names that exporters of decoders give to sums of other sizes, by convention -> the sum.
 SUMS = {"total_sequence_length": "past_sequence_length + sequence_length"}
 

@@ -1,4 +1,4 @@
-"""A small decoder as onnxruntime-genai exports it: 4-bit weights, GroupQueryAttention with rotary embedding and caches."""
+"""A small decoder as onnxruntime-genai exports it: weights of 4 bits, GroupQueryAttention with caches."""
 
 from __future__ import annotations
 
@@ -41,13 +41,18 @@ class Writer:
         if zeros:
             stored = self.rng.integers(0, 256, (outputs, -(-blocks // 2))).astype(np.uint8)
             operands.append(self.store(f"{name}.weight_zp", stored))
-        return self.node("MatMulNBits", operands, [f"{name}/out"], MICROSOFT, K=inputs, N=outputs, bits=4, block_size=BLOCK)
+        return self.node(
+            "MatMulNBits", operands, [f"{name}/out"], MICROSOFT, K=inputs, N=outputs, bits=4, block_size=BLOCK
+        )
 
 
 def decoder(layers: int = 2, seed: int = 0) -> ModelProto:
-    """Inputs: input_ids [batch_size, sequence_length], attention_mask [batch_size, total_sequence_length],
-    past_key_values.N.key and .value [batch_size, SHARED, past_sequence_length, SIZE]. Outputs: logits, present.N.key and
-    .value."""
+    """The decoder, with random weights.
+
+    Inputs: input_ids [batch_size, sequence_length], attention_mask [batch_size, total_sequence_length],
+    past_key_values.N.key and .value [batch_size, SHARED, past_sequence_length, SIZE]. Outputs: logits, present.N.key
+    and .value.
+    """
     w = Writer(seed)
     angle = np.arange(LONGEST)[:, None] / 100.0 ** (np.arange(SIZE // 2) / (SIZE // 2))
     cos, sin = (w.store(n, f(angle).astype(np.float32)) for n, f in (("cos_cache", np.cos), ("sin_cache", np.sin)))
@@ -76,7 +81,9 @@ def decoder(layers: int = 2, seed: int = 0) -> ModelProto:
         caches = [f"past_key_values.{n}.{part}" for part in ("key", "value")]
         presents = [f"present.{n}.{part}" for part in ("key", "value")]
         for names, kept, length in ((caches, inputs, "past"), (presents, outputs, "total")):
-            kept += [info(c, TensorProto.FLOAT, ["batch_size", SHARED, f"{length}_sequence_length", SIZE]) for c in names]
+            kept += [
+                info(c, TensorProto.FLOAT, ["batch_size", SHARED, f"{length}_sequence_length", SIZE]) for c in names
+            ]
         operands = [q, k, v, *caches, "seqlens_k", "total", cos, sin]
         a = w.node("GroupQueryAttention", operands, [f"{base}.attention", *presents], MICROSOFT, num_heads=HEADS, kv_num_heads=SHARED, do_rotary=1, scale=SIZE**-0.5)  # fmt: skip
         a = w.linear(f"{base}.o_proj", a, HEADS * SIZE, HIDDEN)

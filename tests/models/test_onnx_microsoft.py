@@ -14,12 +14,16 @@ pytest.importorskip("onnxruntime")
 
 from onnx import helper, numpy_helper  # noqa: E402
 
+import tensor_graphs as tg  # noqa: E402
+from tensor_graphs.egraph.builders import builders as t  # noqa: E402
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, UnsupportedError  # noqa: E402
+from tensor_graphs.models.common.quantization import dequantized  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 from tensor_graphs.models.onnx.ops import OPERATORS  # noqa: E402
 
 from ..fuzz.onnx_microsoft import NODES, tried  # noqa: E402
+from .genai_decoder import VOCABULARY, no_past, save  # noqa: E402
 
 #: Operators without a kernel for CPUs in ONNX Runtime, and those that are another operator's function.
 NOT_COMPARED = {"BiasAdd", "DequantizeLinear", "QuantizeLinear", "SimplifiedLayerNormalization", "Trilu"}
@@ -162,3 +166,61 @@ def test_four_bit_integers_of_too_few_bytes_are_a_bad_model(tmp_path: Path) -> N
     four = onnx.TensorProto(name="i0", data_type=onnx.TensorProto.INT4, dims=[4, 4], raw_data=bytes(7))
     with pytest.raises(BadModelError, match="needs 8 bytes, there are 7"):
         load_onnx(saved(tmp_path, "DequantizeLinear", [four, np.float32([1])], domain="", known=(0, 1)))
+
+
+class TestDecoder:
+    """A decoder as onnxruntime-genai exports it, stepped through its own caches, against ONNX Runtime."""
+
+    @staticmethod
+    def steps(file: Path, run: Any, batch: int, count: int, layers: int = 1) -> None:
+        """Compare `run` (input values -> outputs) with ONNX Runtime: `count` steps of a token after a prompt of 3; the
+        caches of each step are its own results. Rows of the batch have different lengths."""
+        import onnxruntime as ort
+
+        session = ort.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+        names = [o.name for o in session.get_outputs()]
+        rng = np.random.default_rng(1)
+        mask = np.ones((batch, 3), np.int64)
+        mask[1:, 2:] = 0  # padded on the right
+        prompt = {
+            "input_ids": rng.integers(0, VOCABULARY, (batch, 3)),
+            "attention_mask": mask,
+            **no_past(batch, layers),
+        }
+        wanted = session.run(None, prompt)
+        found = wanted
+        for _ in range(count):
+            mask = np.concatenate([mask, np.ones((batch, 1), np.int64)], 1)
+            given = {"input_ids": rng.integers(0, VOCABULARY, (batch, 1)), "attention_mask": mask}
+            past = [{f"past_key_values.{n[8:]}": v for n, v in zip(names, x) if n != "logits"} for x in (found, wanted)]
+            found, wanted = run({**given, **past[0]}), session.run(None, {**given, **past[1]})
+            np.testing.assert_allclose(found[0], wanted[0], rtol=1e-4, atol=1e-4)
+            for mine, other in zip(found[1:], wanted[1:], strict=True):
+                for row, length in enumerate(mask.sum(1)):  # further positions are not defined
+                    np.testing.assert_allclose(mine[row, :, :length], other[row, :, :length], rtol=1e-4, atol=1e-4)
+
+    def test_steps_of_rows_of_different_lengths(self, tmp_path: Path) -> None:
+        file = save(tmp_path / "m.onnx")
+        graph = load_onnx(file)
+        assert set(graph.free_dims) == {"batch_size", "sequence_length", "past_sequence_length"}
+
+        def run(given: dict[str, Any]) -> list[Any]:
+            past = given["past_key_values.0.key"].shape[2]
+            sizes = {"batch_size": 2, "sequence_length": 1, "past_sequence_length": past}
+            return evaluate(graph.bind(sizes), given)
+
+        self.steps(file, run, 2, 10, layers=2)
+
+    def test_steps_of_a_program_of_any_past_length(self, tmp_path: Path) -> None:
+        file = save(tmp_path / "m.onnx", layers=1)
+        graph = load_onnx(file, dims={"batch_size": 1, "sequence_length": 1})
+        program = tg.optimize(graph, backend="numpy", budget=1, measure=False, costdb=tmp_path / "costs")
+        self.steps(file, lambda given: list(program(given).values()), 1, 10)
+
+
+def test_products_are_those_of_quantized_checkpoints(tmp_path: Path) -> None:
+    """The kernels of packed weights match the expression that loaders of checkpoints write."""
+    graph = load_onnx(saved(tmp_path, "MatMulNBits", [X, codes(4, 1, 16), floats(4, 1)], known=(1, 2), **NBITS))
+    packed, scale = t.param("i1.q", (4, 16), "uint8"), t.param("i1.scale", (4, 1), "float32")
+    expected = t.matmul(t.input("i0", X.shape, "float32"), t.transpose(dequantized("int4", packed, scale)))
+    assert graph.roots[0] is expected
