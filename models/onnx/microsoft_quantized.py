@@ -6,16 +6,14 @@ from __future__ import annotations
 from functools import partial
 
 from ...egraph.builders import builders as t
-from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
-from ...egraph.types import dtypes
 from ...egraph.types.dims import DimExpr, concrete
 from ...errors import ShapeError
 from .contract import centred, line, requantize
 from .names import MICROSOFT
 from .node import FourBits, Node, Result, operator, resolve
 from .packed import BlockLayout, dequantized, leaves
-from .quantize import dynamic_quantize, saturate
+from .quantize import dynamic_quantize
 
 microsoft = partial(operator, domain=MICROSOFT)
 
@@ -122,56 +120,3 @@ def _qgemm(n: Node) -> Result:
     if not n.has(7):
         return t.cast(total, "float32") * scale
     return requantize(total, scale / line(n.x(7), 2, -1), n.x(8))
-
-
-# ---------------------------------------------------------------- elementwise, on numbers with scale and zero point
-def _plain(n: Node, position: int) -> Tensor:
-    """The float32 value of the quantized operand at `position`, whose scale and zero point follow."""
-    x = n.x(position)
-    zero = n.opt(position + 2)
-    number = t.cast(x, "float32") if zero is None else t.cast(x, "float32") - _scalar(zero, x.rank)
-    return number * _scalar(n.x(position + 1), x.rank)
-
-
-def _scalar(x: Tensor, rank: int) -> Tensor:
-    return t.reshape(t.cast(x, "float32"), (1,) * rank)
-
-
-def _quantized(n: Node, x: Tensor, position: int, kind: str) -> Tensor:
-    """x quantized by the scale at `position` and the zero point after it."""
-    zero = n.opt(position + 1)
-    scaled = t.round(x / _scalar(n.x(position), x.rank))
-    return saturate(scaled if zero is None else scaled + _scalar(zero, x.rank), kind)
-
-
-@microsoft("QLinearAdd", "QLinearMul")
-def _qlinear_two(n: Node) -> Result:
-    a, b = _plain(n, 0), _plain(n, 3)
-    return _quantized(n, t.mul(a, b) if n.op.endswith("Mul") else t.add(a, b), 6, n.x(0).dtype)
-
-
-@microsoft("QLinearSigmoid", "QLinearLeakyRelu")
-def _qlinear_one(n: Node) -> Result:
-    x = _plain(n, 0)
-    y = c.sigmoid(x) if n.op.endswith("Sigmoid") else c.leaky_relu(x, alpha=n.attr("alpha", 0.01))
-    return _quantized(n, y, 3, n.x(0).dtype)
-
-
-@microsoft("QLinearGlobalAveragePool")
-def _qlinear_pool(n: Node) -> Result:
-    x = _plain(n, 0)
-    last = x.rank - 1
-    axes = tuple(range(1, last) if n.attr("channels_last", 0) else range(2, x.rank))
-    return _quantized(n, t.mean(x, axes, True), 3, n.x(0).dtype)
-
-
-@microsoft("QLinearConcat")
-def _qlinear_concat(n: Node) -> Result:
-    kind = n.x(1).dtype
-    parts = []
-    for i in range(2, len(n.inputs), 3):
-        x = t.cast(n.x(i), "float32")
-        parts.append((x - _scalar(n.x(i + 2), x.rank)) * _scalar(n.x(i + 1), x.rank))
-    if any(dtypes.is_float(n.x(i).dtype) for i in range(2, len(n.inputs), 3)):
-        raise n.unsupported("float operands")
-    return _quantized(n, t.concat(parts, resolve(n.attr("axis"), parts[0].rank)), 0, kind)

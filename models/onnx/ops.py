@@ -13,6 +13,7 @@ from . import index as onnx_index
 from . import layout as onnx_layout
 from . import microsoft_attention as onnx_microsoft_attention
 from . import microsoft_fused as onnx_microsoft_fused
+from . import microsoft_qlinear as onnx_microsoft_qlinear
 from . import microsoft_quantized as onnx_microsoft_quantized
 from . import norm as onnx_norm
 from . import pointwise as onnx_pointwise
@@ -27,7 +28,8 @@ from .node import OPERATORS, simple
 
 assert composite_ops  # registers the composite ops
 assert onnx_contract and onnx_control and onnx_index and onnx_layout and onnx_norm and onnx_pointwise
-assert onnx_attention and onnx_microsoft_attention and onnx_microsoft_fused and onnx_microsoft_quantized
+assert onnx_attention and onnx_microsoft_attention and onnx_microsoft_fused and onnx_microsoft_qlinear
+assert onnx_microsoft_quantized
 assert onnx_pool and onnx_quantize and onnx_reduce and onnx_resize and onnx_rnn and onnx_sample and onnx_sequence
 
 

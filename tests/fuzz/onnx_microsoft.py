@@ -583,6 +583,64 @@ def _qlinear_pool(d: NodeDraw) -> None:
         _code(d, kind, known=True)
 
 
+def _qlinear_softmax(d: NodeDraw) -> None:
+    kind, shape = d.pick(np.uint8, np.int8), d.shape(2, 3)
+    _code(d, kind, *shape)
+    _factor(d)
+    _code(d, kind, known=True)
+    d.know(np.float32(1 / 256), np.float32)
+    d.know(0 if kind is np.uint8 else -128, kind)
+    d.attrs |= {"axis": d.axis(len(shape)), "opset": d.pick(11, 13)}
+
+
+def _windows(d: NodeDraw) -> bool:
+    """Attributes of a window of 3 x 2; whether channels are last."""
+    d.attrs["kernel_shape"] = [3, 2]
+    d.maybe("strides", [1, 1], [2, 1], [2, 2])
+    d.maybe("pads", [1, 0, 1, 1], [0, 1, 0, 1])
+    return bool(d.pick(0, 1))
+
+
+def _image(d: NodeDraw, kind: Any, channels: int, last: bool) -> None:
+    batch, height, width = d.pick(1, 2), d.pick(5, 6), d.pick(4, 7)
+    _code(d, kind, *([batch, height, width, channels] if last else [batch, channels, height, width]))
+
+
+def _qlinear_average(d: NodeDraw) -> None:
+    kind, last = d.pick(np.uint8, np.int8), _windows(d)
+    d.attrs["channels_last"] = int(last)
+    _image(d, kind, 3, last)
+    for _ in range(2):
+        _factor(d)
+        _code(d, kind, known=True)
+    d.maybe("count_include_pad", 1)
+    d.maybe("ceil_mode", 1)
+
+
+def _nhwc_max(d: NodeDraw) -> None:
+    _windows(d)
+    _image(d, d.pick(np.uint8, np.int8), 3, True)
+    d.maybe("dilations", [2, 1])
+    d.maybe("ceil_mode", 1)
+
+
+def _qlinear_conv(d: NodeDraw) -> None:
+    kind, weight, last = d.pick((np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)) + (_windows(d),)
+    groups = d.pick(1, 1, 2)
+    d.attrs |= {"group": groups, "channels_last": int(last)}
+    _image(d, kind, 2 * groups, last)
+    _factor(d)
+    _code(d, kind, known=True)
+    _code(d, weight, 4, 2, 3, 2, known=True)
+    _factor(d, *[4] * d.pick(0, 1))
+    d.know(d.pick(0, 3), weight)
+    _factor(d)
+    d.operands[-1] *= 40  # type: ignore[operator]
+    _code(d, kind, known=True)
+    if d.pick(0, 1):
+        d.know(d.ints((4,), -500, 500), np.int32)
+
+
 def _qlinear_concat(d: NodeDraw) -> None:
     kind = d.pick(np.uint8, np.int8)
     _factor(d)
@@ -622,6 +680,10 @@ NODES: dict[str, Callable[[NodeDraw], None]] = {
     "QLinearLeakyRelu": _qlinear_leaky,
     "QLinearGlobalAveragePool": _qlinear_pool,
     "QLinearConcat": _qlinear_concat,
+    "QLinearSoftmax": _qlinear_softmax,
+    "QLinearAveragePool": _qlinear_average,
+    "NhwcMaxPool": _nhwc_max,
+    "QLinearConv": _qlinear_conv,
 }
 
 
