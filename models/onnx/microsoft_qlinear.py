@@ -1,5 +1,5 @@
-"""Functions that translate operators of ONNX Runtime (domain com.microsoft) from quantized to quantized values, which are
-integers with scales and zero points."""
+"""Functions that translate operators of ONNX Runtime (domain com.microsoft) whose operands and results are integers with
+scales and zero points."""
 
 from __future__ import annotations
 

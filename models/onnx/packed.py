@@ -20,7 +20,7 @@ from ...errors import ShapeError
 from ..common.packed_weight import LazyPart
 from ..common.quantization import block_of, packed
 from .input_sizes import unique
-from .node import Node
+from .node import FourBits, Node
 
 Array = np.ndarray[Any, Any]
 Leaves = Mapping[str, Tensor]
@@ -28,11 +28,12 @@ Leaves = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How operands hold a weight [rows, inputs] of numbers of `bits` bits, unsigned or (4 bits) `signed`.
+    """How operands hold a weight [rows, inputs] of numbers of `bits` bits, unsigned or `signed`.
 
     Every `block` inputs of a row share a scale and a zero point, which is `zero` (of unsigned numbers) if there is no
     operand for it. `padded`: rows are stored in whole blocks. `apart`: each row of packed numbers begins at a byte,
-    otherwise only the first. `by_inputs`: the operands are [inputs, rows] and [blocks, rows].
+    otherwise only the first. `by_inputs`: the operands are [inputs, rows] and [blocks, rows]. `single`: there is one
+    scale and one zero point.
     """
 
     bits: int
@@ -44,6 +45,7 @@ class BlockLayout:
     padded: bool = False
     apart: bool = True
     by_inputs: bool = False
+    single: bool = False
 
     @property
     def blocks(self) -> int:
@@ -70,18 +72,29 @@ def unpacked(stored: Array, bits: int) -> Array:
 
 
 def _matrix(w: BlockLayout, columns: int, stored: Array) -> Array:
-    """Unsigned numbers [rows, columns] (uint8) from the bytes of an operand; signed ones get an offset of 8."""
+    """Unsigned numbers [rows, columns] (uint8) from an operand; half of the range is added to signed ones."""
+    stored = stored.view(np.uint8)
     if w.apart:
         found = unpacked(stored.reshape(w.rows, -1), w.bits)[:, :columns]
     else:
         shape = (columns, w.rows) if w.by_inputs else (w.rows, columns)
         found = unpacked(stored.reshape(-1), w.bits)[: prod(shape)].reshape(shape)
         found = found.T if w.by_inputs else found
-    return found ^ 8 if w.signed else found
+    return found ^ (1 << w.bits - 1) if w.signed else found
+
+
+def _zeros(w: BlockLayout, stored: Array) -> Array:
+    """Zero points [rows, blocks] (uint8) of an operand."""
+    if w.single:
+        one = replace(w, rows=1, inputs=w.block, apart=False)
+        return np.broadcast_to(_matrix(one, 1, stored), (w.rows, w.blocks))
+    return _matrix(w, w.blocks, stored)
 
 
 def _floats(w: BlockLayout, stored: Array) -> Array:
     """Scales or float zero points [rows, blocks] of an operand."""
+    if w.single:
+        return np.broadcast_to(stored.reshape(1, 1), (w.rows, w.blocks))
     return stored.reshape(w.blocks, w.rows).T if w.by_inputs else stored.reshape(w.rows, w.blocks)
 
 
@@ -97,17 +110,20 @@ def _centred(w: BlockLayout, stored: Array) -> Array:
     return (_codes(w, stored) ^ 128).view(np.int8)
 
 
-def leaves(n: Node, w: BlockLayout, codes: int, scale: int, zero: int) -> Leaves | None:
+def leaves(n: Node, w: BlockLayout, codes: int, scale: int, zero: int | None) -> Leaves | None:
     """The params `q`, `scale` and, if there is an operand for it, `zero` of a weight; None if an operand is no
     initializer.
 
-    `codes`, `scale`, `zero`: positions of the operands. Nodes with the same operands share params. Raises ShapeError
-    for operands that do not fit the layout.
+    `codes`, `scale`, `zero`: positions of the operands (None: no zero points). Nodes with the same operands share
+    params. Raises ShapeError for operands that do not fit the layout.
     """
     found = dict[str, tuple[str, Data]]()
-    for part, position in (("q", codes), ("scale", scale), ("zero", zero)):
+    for part, position in (("q", codes), ("scale", scale), ("zero", -1 if zero is None else zero)):
+        if position < 0:
+            continue
         stored = n.stored(position) if n.has(position) else None
         if stored is not None:
+            _require_rows(n, w, part, position)
             found[part] = stored
         elif n.has(position) or part != "zero":
             return None
@@ -129,12 +145,14 @@ def _part(w: BlockLayout, part: str, data: Data, with_zeros: bool) -> LazyPart:
     """A part of a weight, computed from the data of its operand."""
     kind = dtypes.name_of(data.dtype)
     if part == "scale" or dtypes.is_float(kind):
-        _require(w, part, dtypes.is_float(kind) and prod(data.shape) == w.rows * w.blocks, data)
+        size = 1 if w.single else w.rows * w.blocks
+        _require(w, part, dtypes.is_float(kind) and prod(data.shape) == size, data)
         return LazyPart((w.rows, w.blocks), kind, (data,), partial(_floats, w))
     columns = w.blocks if part == "zero" else w.width if w.padded else w.inputs
-    _require(w, part, kind == "uint8" and prod(data.shape) == w.bytes(columns), data)
+    size = 1 if w.single and part == "zero" else w.bytes(columns)
+    _require(w, part, kind == ("int8" if w.signed and w.bits == 8 else "uint8") and prod(data.shape) == size, data)
     if part == "zero":
-        return LazyPart((w.rows, w.blocks), "uint8", (data,), partial(_matrix, w, w.blocks))
+        return LazyPart((w.rows, w.blocks), "uint8", (data,), partial(_zeros, w))
     centred = w.bits == 8 and w.zero == 128 and not with_zeros
     return LazyPart(
         (w.rows, w.width * w.bits // 8),
@@ -142,6 +160,14 @@ def _part(w: BlockLayout, part: str, data: Data, with_zeros: bool) -> LazyPart:
         (data,),
         partial(_centred if centred else _codes, w),
     )
+
+
+def _require_rows(n: Node, w: BlockLayout, part: str, position: int) -> None:
+    """Raise ShapeError if an operand of several axes has its rows along another axis than the layout says."""
+    value = n.value(position)
+    shape = value.shape if isinstance(value, FourBits) else n.x(position).shape
+    if len(shape) > 1 and shape[1 if w.by_inputs else 0] != w.rows:
+        raise ShapeError(f"{part} of shape {list(shape)} for a weight of {w.rows} rows and {w.inputs} inputs")
 
 
 def _require(w: BlockLayout, part: str, fits: bool, data: Data) -> None:

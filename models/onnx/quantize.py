@@ -9,6 +9,7 @@ import numpy as np
 from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
 from .node import FourBits, Node, Result, operator, resolve
 from .packed import BlockLayout, dequantized, leaves
 
@@ -54,8 +55,16 @@ def _quantize(n: Node) -> Result:
 
 @operator("DequantizeLinear", limits="8- and 4-bit floats, 2-bit ints; 4-bit ints that are no initializers")
 def _dequantize(n: Node) -> Result:
-    if isinstance(n.value(0), FourBits):
-        return _dequantize_four_bits(n)
+    stored = n.value(0)
+    if isinstance(stored, FourBits):
+        whole = _packed_weight(n, stored.shape, stored.kind)
+        if whole is None:
+            raise n.unsupported(f"{stored.kind}{list(stored.shape)} with these scales and zero points")
+        return whole
+    if n.x(0).op == "param" and n.x(0).rank == 2 and n.x(0).dtype in PACKED:
+        whole = _packed_weight(n, concrete(n.x(0).shape), n.x(0).dtype)
+        if whole is not None:
+            return whole
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
     kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
@@ -65,31 +74,45 @@ def _dequantize(n: Node) -> Result:
     return t.cast(t.cast(centred, "float32") * per_axis(n, x, t.cast(scale, "float32"), axis), kind)
 
 
-def _dequantize_four_bits(n: Node) -> Tensor:
-    """A dequantized initializer of 4-bit integers: one scale, one per index of an axis, or one per block of it."""
-    x, scale, kind = n.value(0), n.x(1), n.x(1).dtype
-    assert isinstance(x, FourBits)
-    rank = len(x.shape)
+#: dtype of initializers that stay packed -> bits, value of a zero point 0 as an unsigned number.
+PACKED = {"int4": (4, 8), "uint4": (4, 0), "int8": (8, 128), "uint8": (8, 0)}
+
+
+def _layout(n: Node, shape: tuple[int, ...], kind: str) -> BlockLayout | None:
+    """The layout of a dequantized initializer: one scale, one per index of an axis, or one per block of it.
+
+    None for tensors of other ranks than 2 with several scales, and for numbers that do not fill bytes.
+    """
+    rank, scale, (bits, zero) = len(shape), n.x(1), PACKED[kind]
     block, axis = n.attr("block_size", 0), resolve(n.attr("axis", 1), max(rank, 2))
-    if not block and scale.shape in ((), (1,)):  # one row
-        rows, inputs, turned = 1, prod(x.shape), False
-    elif rank != 2:
-        raise n.unsupported(f"{x.kind} of rank {rank}")
-    else:  # without blocks, all of the other axis shares a scale
-        along = axis if block else 1 - axis
-        rows, inputs, turned = x.shape[1 - along], x.shape[along], along == 0
-    signed = x.kind == "int4"
-    layout = BlockLayout(
-        4, rows, inputs, block or inputs, 8 if signed else 0, signed=signed, apart=False, by_inputs=turned
-    )
-    if layout.width % 2:
-        raise n.unsupported(f"{x.kind} with an odd number of elements that share a scale")
-    found = leaves(n, layout, 0, 1, 2)
+    single = not block and scale.shape in ((), (1,))
+    along = axis if block else 0 if single else 1 - axis  # the axis whose numbers share scales
+    if rank != 2 and not single:
+        return None
+    rows, inputs = (shape[1 - along], shape[along]) if rank == 2 else (1, prod(shape))
+    found = BlockLayout(
+        bits, rows, inputs, block or inputs, zero, signed=not kind.startswith("u"), apart=False,
+        by_inputs=rank == 2 and along == 0, single=single,
+    )  # fmt: skip
+    return found if inputs and found.width * bits % 8 == 0 else None
+
+
+def _packed_weight(n: Node, shape: tuple[int, ...], kind: str) -> Tensor | None:
+    """A dequantized initializer whose numbers stay packed.
+
+    None if a scale or zero point is no initializer, or the shape has no layout.
+    """
+    layout = _layout(n, shape, kind)
+    if layout is None:
+        return None
+    zeros = n.known(2)  # symmetric weights often have zero points, all of them 0
+    centred = zeros is not None and layout.bits == 8 and layout.signed and not zeros.any()
+    found = leaves(n, layout, 0, 1, None if centred else 2)
     if found is None:
-        raise n.unsupported(f"{x.kind} with a scale or zero point that is no initializer")
+        return None
     whole = dequantized(layout, found)
-    out = t.transpose(whole) if turned else t.reshape(whole, x.shape)
-    return t.cast(out, n.dtype("output_dtype") if n.attr("output_dtype", 0) else kind)
+    out = t.transpose(whole) if layout.by_inputs else t.reshape(whole, shape)
+    return t.cast(out, n.dtype("output_dtype") if n.attr("output_dtype", 0) else n.x(1).dtype)
 
 
 @operator("DynamicQuantizeLinear")

@@ -325,13 +325,15 @@ def _gather_blocks(d: NodeDraw) -> None:
 
 def _dequantize_blocks(d: NodeDraw) -> None:
     d.domain, d.opset = "", 21
-    kind = d.pick("int4", "uint4")
-    made = getattr(ml_dtypes, kind)
-    make = lambda shape: d.np.integers(*((-8, 8) if kind == "int4" else (0, 16)), shape).astype(made)
+    kind = d.pick("int4", "uint4", "int8", "uint8")
+    made = getattr(ml_dtypes, kind, None) or np.dtype(kind)
+    low, high = {"int4": (-8, 8), "uint4": (0, 16), "int8": (-128, 128), "uint8": (0, 256)}[kind]
+    make = lambda shape: d.np.integers(low, high, shape).astype(made)
     axis, block = d.pick(0, 1), d.pick(0, 2, 4, 16)
-    shape = [d.pick(2, 4, 6), d.pick(2, 6)]
+    large = 1 if "4" in kind else d.pick(1, 1, 75)  # smaller ones of 8 bits are constants
+    shape = [d.pick(2, 4, 6) * large, d.pick(2, 6) * large * (3 if large > 1 else 1)]
     if block:
-        shape[axis] = block * d.pick(1, 2, 3)
+        shape[axis] = block * d.pick(1, 2, 3) * large
         scales = [-(-s // block) if i == axis else s for i, s in enumerate(shape)]
         d.attrs |= {"axis": d.pick(axis, axis - 2), "block_size": block}
     else:
@@ -340,7 +342,7 @@ def _dequantize_blocks(d: NodeDraw) -> None:
     d.know(make(shape), made)
     d.weigh(scales, d.pick(np.float32, np.float16))
     if d.pick(0, 1):
-        d.know(make(scales), made)
+        d.know(d.pick(0, 1, 1) * make(scales), made)
 
 
 def _lengths(d: NodeDraw, batch: int, tokens: int, past: int) -> Array:
