@@ -45,7 +45,8 @@ def named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dict
             raise UsageError(f"dimension {short(text)} cannot be {asked}", where=str(file))
         sizes[text] = _dims.dim(name) if asked is None else int(asked)
     free = {text for text, name in names.items() if text not in given and name not in given}
-    sizes |= {text: total for text in free if (total := _expression(text, sizes)) is not None}
+    for some in (free & SUMS.keys(), free - SUMS.keys()):  # sums first: other names may spell them
+        sizes |= {text: total for text in some if (total := _expression(text, sizes)) is not None}
     unknown = sorted(set(given) - set(names) - set(names.values()))
     if unknown:
         raise UsageError(
@@ -58,12 +59,13 @@ def named_sizes(graph: Any, given: Mapping[str, int] | None, file: Path) -> dict
 
 def _expression(text: str, sizes: Mapping[str, Dim]) -> Dim | None:
     """The size that a name spells as an expression of other names; None if it does not."""
-    spelled = SUMS.get(text, text)
+    spelled, others = SUMS.get(text, text), {name: size for name, size in sizes.items() if name != text}
+    if not others.keys() & {*re.findall(r"\w+", spelled)}:
+        return None
     try:
-        found = _dims.parse(spelled, {name: size for name, size in sizes.items() if name != text})
+        return _dims.parse(spelled, others)
     except ShapeError:
         return None
-    return found if any(name in spelled for name in sizes if name != text) else None
 
 
 def _identifier(raw: str, taken: Iterable[str]) -> str:

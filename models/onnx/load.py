@@ -52,6 +52,7 @@ from .shapes import shape_value
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
+BLOCKED = "ONNX Runtime optimized this file for one processor (level all): save it with level extended"
 #: Float initializers of at most this many elements become constants, larger ones params.
 CONSTANT_ELEMENTS = 8
 #: Integer initializers of at most this many elements become constants, so that shapes and indices are known at load
@@ -75,8 +76,9 @@ def load_onnx(
     model = inlined(model, file)
     missing = unsupported(model)
     if missing:
+        blocked = any(name.startswith(f"{MICROSOFT}.nchwc") for name in missing)
         raise UnsupportedError("the model needs unsupported features", missing=missing, where=str(file),
-                               hint="python -m tensor_graphs.models.onnx.load lists the supported operators")  # fmt: skip
+                               hint=BLOCKED if blocked else "python -m tensor_graphs.models.onnx.load lists the supported operators")  # fmt: skip
     check_structure(model.graph, set(), str(file))
     check_with_onnx(model, file)
     loader = _Loader(file, Context(opset(model), max_bytes or machine_memory()), named_sizes(model.graph, dims, file))

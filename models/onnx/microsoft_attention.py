@@ -15,6 +15,7 @@ from ...egraph.types.dims import Dim, DimExpr
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
 from .attention import attend, heads, hide, joined, repeated, rotated
+from .contract import centred, line
 from .names import MICROSOFT
 from .node import Node, Result, operator
 
@@ -232,11 +233,11 @@ def _group_query(n: Node) -> Result:
 
 
 # ---------------------------------------------------------------- masks of Attention and MultiHeadAttention
-def _padding_mask(n: Node, position: int, batch: Dim, rows: Dim, length: Dim) -> Tensor | None:
-    """The additive mask of the operand at `position`, which ONNX Runtime calls mask_index or key_padding_mask; None if
-    there is none.
+def _padding_mask(n: Node, position: int, batch: Dim, rows: Dim, length: Dim, kind: str) -> Tensor | None:
+    """The additive mask, of the dtype `kind`, of the operand at `position` (mask_index or key_padding_mask).
 
-    Forms: [B] lengths; [2 B] ends and starts (Attention only); [B, S], [B, T, S] 0 or 1 for each key.
+    None if there is none. Forms: [B] lengths; [2 B] ends and starts (not of MultiHeadAttention); [B, S], [B, T, S] 0 or
+    1 for each key.
     """
     mask = n.opt(position)
     if mask is None:
@@ -245,7 +246,7 @@ def _padding_mask(n: Node, position: int, batch: Dim, rows: Dim, length: Dim) ->
         place = t.iota((1, 1, 1, length), 3)
         if mask.shape[0] == batch:
             seen = t.lt(place, _rank4(mask, batch))
-        elif mask.shape[0] == 2 * batch and n.op.endswith(".Attention"):
+        elif mask.shape[0] == 2 * batch and not n.op.endswith("MultiHeadAttention"):
             ends, starts = (t.slice_axis(mask, 0, i * batch, (i + 1) * batch) for i in (0, 1))
             seen = t.logical_and(t.lt(place, _rank4(ends, batch)), t.le(_rank4(starts, batch), place))
         else:
@@ -257,14 +258,14 @@ def _padding_mask(n: Node, position: int, batch: Dim, rows: Dim, length: Dim) ->
         seen = t.gt(t.reshape(mask, shape), 0)
     else:
         raise n.unsupported(f"mask of rank {mask.rank}")
-    kind, one = n.x(0).dtype, (1,) * 4
+    one = (1,) * 4
     return t.where(seen, t.zeros(one, kind), t.full(one, n.attr("mask_filter_value", MASKED), kind))
 
 
 def _masked(n: Node, q: Tensor, k: Tensor, v: Tensor, past: Dim, mask: int, bias: int) -> Tensor:
     """Attention with the mask and the additive bias of the operands at these positions; [B, T, H * D]."""
     batch, rows, length = q.shape[0], q.shape[2], k.shape[2]
-    padding = _padding_mask(n, mask, batch, rows, length)
+    padding = _padding_mask(n, mask, batch, rows, length, q.dtype)
     parts = [] if padding is None else [padding]
     parts += [n.x(bias)] if n.has(bias) else []
     causal = bool(n.attr("unidirectional", 0))
@@ -319,6 +320,25 @@ def _multi_head(n: Node) -> Result:
     return [_masked(n, q, k, v, past, 4, 5), k, v]
 
 
+def _self_attention(n: Node, product: Tensor, mask: int, past: int, bias: int) -> Result:
+    """Attention of queries, keys and values [B, T, columns] that one product gives together, and the keys and values
+    [2, B, H, S, D] of past and new tokens. `mask`, `past`, `bias`: positions of the operands."""
+    count, width = _count(n, "num_heads"), _size(n, product.shape[2])
+    sizes = list(n.attr("qkv_hidden_sizes", [width // 3] * 3))
+    if len(sizes) != 3 or sum(sizes) != width or any(s < 1 or s % count for s in sizes) or sizes[0] != sizes[1]:
+        raise ShapeError(f"qkv_hidden_sizes {sizes} of {width} columns and {count} heads")
+    q, k, v = (heads(part, count) for part in t.split(product, sizes, 2))
+    length: Dim = 0
+    if n.has(past):
+        length = n.x(past).shape[3]
+        before = [t.squeeze(part, (0,)) for part in t.split(n.x(past), [1, 1], 0)]
+        k, v = t.concat([before[0], k], 2), t.concat([before[1], v], 2)
+    if n.wanted(1) and sizes[0] != sizes[2]:
+        raise n.unsupported("output present of keys and values of different sizes")
+    present = t.stack([k, v], 0) if n.wanted(1) else None
+    return [_masked(n, q, k, v, length, mask, bias), present]
+
+
 @microsoft(
     "Attention",
     limits="do_rotary, past_present_share_buffer, past_sequence_length, masks of rank 4 and of packed sequences [3 * batch + 2]",
@@ -326,20 +346,13 @@ def _multi_head(n: Node) -> Result:
 def _attention(n: Node) -> Result:
     _refuse(n, do_rotary=0, past_present_share_buffer=0)
     _refuse_operands(n, past_sequence_length=6)
-    count, weights = _count(n, "num_heads"), n.x(1)
-    width = _size(n, weights.shape[1])
-    sizes = list(n.attr("qkv_hidden_sizes", [width // 3] * 3))
-    if len(sizes) != 3 or sum(sizes) != width or any(s < 1 or s % count for s in sizes) or sizes[0] != sizes[1]:
-        raise ShapeError(f"qkv_hidden_sizes {sizes} of {width} columns and {count} heads")
-    product = t.matmul(n.x(0), weights)
-    product = t.add(product, n.x(2)) if n.has(2) else product
-    q, k, v = (heads(part, count) for part in t.split(product, sizes, 2))
-    past: Dim = 0
-    if n.has(4):
-        past = n.x(4).shape[3]
-        before = [t.squeeze(part, (0,)) for part in t.split(n.x(4), [1, 1], 0)]
-        k, v = t.concat([before[0], k], 2), t.concat([before[1], v], 2)
-    if n.wanted(1) and sizes[0] != sizes[2]:
-        raise n.unsupported("output present of keys and values of different sizes")
-    present = t.stack([k, v], 0) if n.wanted(1) else None
-    return [_masked(n, q, k, v, past, 3, 5), present]
+    product = t.matmul(n.x(0), n.x(1))
+    return _self_attention(n, t.add(product, n.x(2)) if n.has(2) else product, 3, 4, 5)
+
+
+@microsoft("QAttention", limits="do_rotary, past_present_share_buffer, masks as those of Attention")
+def _quantized_attention(n: Node) -> Result:
+    _refuse(n, do_rotary=0, past_present_share_buffer=0)
+    total = t.matmul(centred(n.x(0), n.opt(6), -2), centred(n.x(1), n.opt(7), -1))
+    product = t.cast(total, "float32") * (line(n.x(3), 3, -2) * line(n.x(4), 3, -1))
+    return _self_attention(n, t.cast(product + t.cast(n.x(2), "float32"), n.x(2).dtype), 5, 8, 9)

@@ -1,5 +1,5 @@
-"""Functions that translate operators of ONNX Runtime (domain com.microsoft) whose operands and results are integers with
-scales and zero points."""
+"""Functions that translate operators of ONNX Runtime (domain com.microsoft) on quantized values, whose results are
+quantized, too: integers with scales and zero points."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ def _qlinear_concat(n: Node) -> Result:
     if any(dtypes.is_float(n.x(i).dtype) for i in range(2, len(n.inputs), 3)):
         raise n.unsupported("float operands")
     return _quantized(n, t.concat(parts, resolve(n.attr("axis"), parts[0].rank)), 0, kind)
+
+
+@microsoft("QLinearWhere")
+def _qlinear_where(n: Node) -> Result:
+    return _quantized(n, t.where(n.x(0), _plain(n, 1), _plain(n, 4)), 7, n.x(1).dtype)
 
 
 # ---------------------------------------------------------------- windows

@@ -24,8 +24,9 @@ MAX_FILE_BYTES = 2**31 - 1
 MAX_NODES = 1_000_000
 #: The only version of the operators that ONNX Runtime adds.
 MICROSOFT_OPSET = 1
-#: Operators of ONNX Runtime that its files have in the default domain. The ONNX checker does not know them.
-UNKNOWN_TO_ONNX = frozenset({"SimplifiedLayerNormalization"})
+#: Operators of ONNX Runtime that its files have in the default domain. The ONNX checker does not know them, or only in
+#: later versions of the operator set.
+OF_RUNTIME = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 
 
 def parse_model(file: Path) -> Any:
@@ -172,7 +173,7 @@ def check_with_onnx(model: Any, file: Path) -> None:
     unshaped = any(
         o.type.HasField("tensor_type") and not o.type.tensor_type.HasField("shape") for o in model.graph.output
     )
-    unknown = any(operator_key(node) in UNKNOWN_TO_ONNX for node in all_nodes(model.graph.node))
+    unknown = any(_unknown(node, opset(model)) for node in all_nodes(model.graph.node))
     try:
         onnx.checker.check_model(checkable(model) if unshaped or unknown else str(file))
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
@@ -181,11 +182,20 @@ def check_with_onnx(model: Any, file: Path) -> None:
         ) from error
 
 
+def _unknown(node: Any, version: int) -> bool:
+    """Whether a node is one of `OF_RUNTIME` and the ONNX checker does not know it at this version of the operator
+    set."""
+    import onnx.defs
+
+    key = operator_key(node)
+    return key in OF_RUNTIME and not onnx.defs.has(key, max_inclusive_version=version)
+
+
 def checkable(model: Any) -> Any:
     """Return a copy of the model for the ONNX checker, which rejects outputs without a shape and operators of the
     default domain that it does not know.
 
-    Those outputs get an empty shape, those operators (`UNKNOWN_TO_ONNX`) another domain. References to external data,
+    Those outputs get an empty shape, those operators (`OF_RUNTIME`) another domain. References to external data,
     checked before, are removed.
     """
     import onnx
@@ -196,7 +206,7 @@ def checkable(model: Any) -> Any:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     for node in all_nodes(copy.graph.node):
-        if operator_key(node) in UNKNOWN_TO_ONNX:
+        if _unknown(node, opset(model)):
             node.domain = MICROSOFT
     if all(imported.domain != MICROSOFT for imported in copy.opset_import):
         copy.opset_import.add(domain=MICROSOFT, version=MICROSOFT_OPSET)

@@ -238,6 +238,14 @@ def _simplified(d: NodeDraw) -> None:
     d.outputs = d.pick(1, 2)
 
 
+def _older_norm(d: NodeDraw) -> None:
+    """As ONNX Runtime writes it into files of a version of ONNX that does not have the operator."""
+    _simplified(d)
+    d.opset, d.outputs = d.pick(13, 16), 1
+    if d.pick(0, 1):
+        d.weigh(d.operands[1].shape)  # type: ignore[union-attr]
+
+
 def _embed(d: NodeDraw) -> None:
     batch, tokens, width = d.pick(1, 2, 3), d.pick(1, 4), 8
     ids = lambda high: d.ints((batch, tokens), 0, high)
@@ -376,7 +384,7 @@ def _group_query(d: NodeDraw) -> None:
     if buffer:  # past and present are one buffer with room
         held = past - tokens - d.pick(0, 1) if tokens + 1 < past else past - tokens
         last = np.full((batch,), held + tokens - 1)
-        total, d.free = held + tokens, False
+        total, d.free = d.pick(held + tokens, past), False
     else:
         last, total = _lengths(d, batch, tokens, past), past + tokens
     d.put_ints(last, [BATCH])
@@ -433,7 +441,7 @@ def _mask_and_bias(d: NodeDraw, batch: int, count: int, tokens: int, length: int
         d.free = False
     else:
         d.skip()
-    if d.pick(0, 0, 1):
+    if bias < 9 and d.pick(0, 0, 1):
         while len(d.operands) < bias:
             d.skip()
         added = (d.pick(1, batch), d.pick(1, count), tokens, length)
@@ -503,6 +511,27 @@ def _attention(d: NodeDraw) -> None:
     d.maybe("unidirectional", 0, 1)
     d.maybe("scale", 0.3)
     d.outputs = 2 if past else d.pick(1, 2) if value == size else 1
+
+
+def _quantized_attention(d: NodeDraw) -> None:
+    batch, count, size, tokens, past = d.pick(1, 2, 3), d.pick(1, 2, 3), 8, d.pick(1, 4), d.pick(0, 0, 2)
+    kind, weight, wide = np.uint8, d.pick(np.int8, np.uint8), 3 * count * size
+    _code(d, kind, batch, tokens, 12)
+    _code(d, weight, 12, wide, known=True)
+    d.weigh([wide])
+    by_column = d.pick(0, 1)
+    for columns in ([], [wide] * by_column):
+        _factor(d, *columns)
+        d.operands[-1] *= 0.2  # type: ignore[operator]
+    _mask_and_bias(d, batch, count, tokens, past + tokens, ("lengths", "keys", "pairs"), bool(past), 5, 99)
+    _code(d, kind, known=True)
+    _code(d, weight, *[wide] * by_column, known=True)
+    if past:
+        d.put((2, batch, count, past, size), ["", BATCH, "", PAST])
+    d.attrs["num_heads"] = count
+    d.free = False
+    d.maybe("unidirectional", 0, 1)
+    d.outputs = 2
 
 
 def _code(d: NodeDraw, dtype: Any, *shape: int, known: bool = False) -> None:
@@ -595,6 +624,18 @@ def _qlinear_softmax(d: NodeDraw) -> None:
     d.attrs |= {"axis": d.axis(len(shape)), "opset": d.pick(11, 13)}
 
 
+def _qlinear_where(d: NodeDraw) -> None:
+    kind, shape = d.pick(np.uint8, np.int8), d.shape(1, 3)
+    d.give(d.ints(shape, 0, 2).astype(bool))
+    for _ in range(2):
+        _code(d, kind, *shape)
+        _factor(d)
+        d.known |= {len(d.operands) - 2, len(d.operands)} if d.pick(0, 1) else {len(d.operands)}
+        _code(d, kind, known=True)
+    _factor(d)
+    _code(d, kind, known=True)
+
+
 def _windows(d: NodeDraw) -> bool:
     """Attributes of a window of 3 x 2; whether channels are last."""
     d.attrs["kernel_shape"] = [3, 2]
@@ -673,6 +714,8 @@ NODES: dict[str, Callable[[NodeDraw], None]] = {
     "GroupQueryAttention": _group_query,
     "MultiHeadAttention": _multi_head,
     "Attention": _attention,
+    "QAttention": _quantized_attention,
+    "LayerNormalization": _older_norm,
     "MatMulIntegerToFloat": _to_float,
     "DynamicQuantizeMatMul": _dynamic,
     "QGemm": _qgemm,
@@ -684,6 +727,7 @@ NODES: dict[str, Callable[[NodeDraw], None]] = {
     "QLinearConcat": _qlinear_concat,
     "QLinearSoftmax": _qlinear_softmax,
     "QLinearAveragePool": _qlinear_average,
+    "QLinearWhere": _qlinear_where,
     "NhwcMaxPool": _nhwc_max,
     "QLinearConv": _qlinear_conv,
 }

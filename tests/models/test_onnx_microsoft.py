@@ -107,6 +107,11 @@ def test_operators_of_other_domains_are_refused_by_name(tmp_path: Path) -> None:
     assert "ai.onnx.ml.Normalizer" in refused.value.missing
 
 
+def test_layouts_of_one_processor_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="save it with level extended"):
+        load_onnx(saved(tmp_path, "ReorderInput", [X], domain="com.microsoft.nchwc"))
+
+
 def test_a_weight_of_another_size_is_a_bad_model(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="4 rows and 32 inputs of 4 bits"):
         load_onnx(saved(tmp_path, "MatMulNBits", [X, codes(4, 1, 8), floats(4, 1)], known=(1, 2), **NBITS))
