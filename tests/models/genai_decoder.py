@@ -10,6 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 HIDDEN, HEADS, SHARED, SIZE, INNER, VOCABULARY, LONGEST, BLOCK = 64, 4, 2, 16, 96, 40, 32, 32
 MICROSOFT = "com.microsoft"
+FLOAT: Any = np.float32  # dtype of activations and scales
 
 
 class Writer:
@@ -25,7 +26,7 @@ class Writer:
         return name
 
     def floats(self, name: str, *shape: int, scale: float = 1.0) -> str:
-        return self.store(name, (self.rng.standard_normal(shape) * scale).astype(np.float32))
+        return self.store(name, (self.rng.standard_normal(shape) * scale).astype(FLOAT))
 
     def node(self, op: str, inputs: list[str], outputs: list[str], domain: str = "", **attrs: Any) -> str:
         self.nodes.append(helper.make_node(op, inputs, outputs, f"/{outputs[0]}", domain=domain, **attrs))
@@ -36,7 +37,7 @@ class Writer:
         blocks = inputs // BLOCK
         codes = self.rng.integers(0, 256, (outputs, blocks, BLOCK // 2)).astype(np.uint8)
         operands = [x, self.store(f"{name}.weight_Q4", codes)]
-        scale = (self.rng.random((outputs, blocks)) * 0.04 + 0.02).astype(np.float32)
+        scale = (self.rng.random((outputs, blocks)) * 0.04 + 0.02).astype(FLOAT)
         operands.append(self.store(f"{name}.weight_scales", scale))
         if zeros:
             stored = self.rng.integers(0, 256, (outputs, -(-blocks // 2))).astype(np.uint8)
@@ -55,7 +56,7 @@ def decoder(layers: int = 2, seed: int = 0) -> ModelProto:
     """
     w = Writer(seed)
     angle = np.arange(LONGEST)[:, None] / 100.0 ** (np.arange(SIZE // 2) / (SIZE // 2))
-    cos, sin = (w.store(n, f(angle).astype(np.float32)) for n, f in (("cos_cache", np.cos), ("sin_cache", np.sin)))
+    cos, sin = (w.store(n, f(angle).astype(FLOAT)) for n, f in (("cos_cache", np.cos), ("sin_cache", np.sin)))
     one, axes = w.store("one", np.array([1], np.int64)), w.store("axes", np.array([1], np.int64))
     w.node("ReduceSum", ["attention_mask", axes], ["sums"], keepdims=0)
     w.node("Sub", ["sums", one], ["last"])
@@ -66,11 +67,12 @@ def decoder(layers: int = 2, seed: int = 0) -> ModelProto:
     table = w.floats("model.embed_tokens.weight", VOCABULARY, HIDDEN)
     x = skip = w.node("Gather", [table, "input_ids"], ["embedded"])
     info = lambda name, kind, shape: helper.make_tensor_value_info(name, kind, shape)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(FLOAT))
     inputs = [
         info("input_ids", TensorProto.INT64, ["batch_size", "sequence_length"]),
         info("attention_mask", TensorProto.INT64, ["batch_size", "total_sequence_length"]),
     ]
-    outputs = [info("logits", TensorProto.FLOAT, ["batch_size", "sequence_length", VOCABULARY])]
+    outputs = [info("logits", kind, ["batch_size", "sequence_length", VOCABULARY])]
     x = w.node("SimplifiedLayerNormalization", [x, w.floats("norm.weight", HIDDEN)], ["normed"], axis=-1, epsilon=1e-5)
     for n in range(layers):
         base = f"layers.{n}"
@@ -81,9 +83,7 @@ def decoder(layers: int = 2, seed: int = 0) -> ModelProto:
         caches = [f"past_key_values.{n}.{part}" for part in ("key", "value")]
         presents = [f"present.{n}.{part}" for part in ("key", "value")]
         for names, kept, length in ((caches, inputs, "past"), (presents, outputs, "total")):
-            kept += [
-                info(c, TensorProto.FLOAT, ["batch_size", SHARED, f"{length}_sequence_length", SIZE]) for c in names
-            ]
+            kept += [info(c, kind, ["batch_size", SHARED, f"{length}_sequence_length", SIZE]) for c in names]
         operands = [q, k, v, *caches, "seqlens_k", "total", cos, sin]
         a = w.node("GroupQueryAttention", operands, [f"{base}.attention", *presents], MICROSOFT, num_heads=HEADS, kv_num_heads=SHARED, do_rotary=1, scale=SIZE**-0.5)  # fmt: skip
         a = w.linear(f"{base}.o_proj", a, HEADS * SIZE, HIDDEN)
@@ -111,7 +111,7 @@ def _added(w: Writer, name: str, skip: str, x: str, last: bool = False) -> tuple
 def no_past(batch: int, layers: int = 2, length: int = 0) -> dict[str, Any]:
     """Empty caches."""
     shape = (batch, SHARED, length, SIZE)
-    return {f"past_key_values.{n}.{p}": np.zeros(shape, np.float32) for n in range(layers) for p in ("key", "value")}
+    return {f"past_key_values.{n}.{p}": np.zeros(shape, FLOAT) for n in range(layers) for p in ("key", "value")}
 
 
 def save(file: Path, layers: int = 2) -> Path:
