@@ -15,6 +15,7 @@ from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,7 @@ class _Loader:
             else:
                 results = self.node(proto, operands, [bool(n) and reads[n] > 0 for n in proto.output], env)  # type: ignore[arg-type]
             self.paths.add(results, operands, path_of_onnx(proto.name, proto.metadata_props))
-            for name, value in zip(proto.output, results):
+            for name, value in zip_longest(proto.output, results):
                 if name and value is not None:
                     env[name] = value
                 elif name and reads[name]:
@@ -324,6 +325,7 @@ def support_table() -> str:
         "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
         "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
         "4-bit integers are supported as initializers that are dequantized (DequantizeLinear, GatherBlockQuantized).",
+        "A free size is 1 at least: a decoder's prompt is a graph of its own, without past (`dims={'past_sequence_length': 0}`).",
         "",
         "This page is generated: `python -m tensor_graphs.models.onnx.load > docs/onnx-support.md`.",
         "",

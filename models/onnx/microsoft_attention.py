@@ -209,6 +209,8 @@ def _group_query(n: Node) -> Result:
     )
     _refuse_operands(n, k_scale=12, v_scale=13, q_norm_weight=14, k_norm_weight=15, query_seqlens=16)
     _refuse_results(n, output_qk=3)
+    if (n.attr("local_window_size", -1) < 1 and n.attr("local_window_size", -1) != -1) or n.attr("softcap", 0.0) < 0:
+        raise n.unsupported("local_window_size or softcap below its range")
     count, shared = _count(n, "num_heads"), _count(n, "kv_num_heads")
     if count % shared:
         raise ShapeError(f"{count} query heads do not share {shared} heads of keys")
@@ -269,6 +271,8 @@ def _masked(n: Node, q: Tensor, k: Tensor, v: Tensor, past: Dim, mask: int, bias
     parts = [] if padding is None else [padding]
     parts += [n.x(bias)] if n.has(bias) else []
     causal = bool(n.attr("unidirectional", 0))
+    if n.attr("unidirectional", 0) not in (0, 1):
+        raise ShapeError(f"unidirectional={n.attr('unidirectional')!s:.40}")
     if causal and length - rows != past:
         raise n.unsupported("unidirectional with keys of other tokens than those of the queries")
     return joined(attend(q, k, v, _sum(parts), _scale(n, _size(n, q.shape[3])), causal=causal))

@@ -76,7 +76,7 @@ def _gather_blocks(n: Node) -> Result:
     inputs = width * (1 if typed else 8 // bits)
     signed = isinstance(table, FourBits) and table.kind == "int4"
     zero = (8 if signed else 0) if typed else 1 << (bits - 1)
-    layout = BlockLayout(bits, rows, inputs, _block(n, 128), zero, signed, apart=not typed)
+    layout = BlockLayout(bits, rows, inputs, min(_block(n, 128), inputs), zero, signed, apart=not typed)
     found = leaves(n, layout, 0, 2, 3)
     if found is None:
         raise n.unsupported("operand data, scales or zero_points is no initializer")
@@ -89,17 +89,25 @@ def _gather_blocks(n: Node) -> Result:
 
 
 # ---------------------------------------------------------------- products of integers
+def _line(n: Node, position: int, rank: int, axis: int) -> Tensor:
+    """The scale at `position`, one number or one per index of an axis, so that it broadcasts with `rank` axes. Raises
+    UnsupportedError for one of several axes."""
+    if n.x(position).rank > 1:
+        raise n.unsupported(f"operand {position} of rank {n.x(position).rank}")
+    return line(n.x(position), rank, axis)
+
+
 @microsoft("MatMulIntegerToFloat")
 def _matmul_to_float(n: Node) -> Result:
     total = t.matmul(centred(n.x(0), n.opt(4), -2), centred(n.x(1), n.opt(5), -1))
-    return _scaled(n, total, line(n.x(2), total.rank, -2) * line(n.x(3), total.rank, -1), 6, n.x(2).dtype)
+    return _scaled(n, total, _line(n, 2, total.rank, -2) * _line(n, 3, total.rank, -1), 6, n.x(2).dtype)
 
 
 @microsoft("DynamicQuantizeMatMul")
 def _dynamic_matmul(n: Node) -> Result:
     codes, scale, zero = dynamic_quantize(n.x(0))
     total = t.matmul(centred(codes, zero, -2), centred(n.x(1), n.opt(3), -1))
-    return _scaled(n, total, t.with_rank(scale, total.rank) * line(n.x(2), total.rank, -1), 4, n.x(0).dtype)
+    return _scaled(n, total, t.with_rank(scale, total.rank) * _line(n, 2, total.rank, -1), 4, n.x(0).dtype)
 
 
 def _scaled(n: Node, total: Tensor, scale: Tensor, bias: int, kind: str) -> Tensor:
@@ -116,7 +124,7 @@ def _qgemm(n: Node) -> Result:
     a, b = t.transpose(a) if turned_a else a, t.transpose(b) if turned_b else b
     total = t.matmul(a, b)
     total = t.add(total, n.x(6)) if n.has(6) else total
-    scale: Tensor = line(n.x(1), 2, -2) * line(n.x(4), 2, -1) * n.attr("alpha", 1.0)
+    scale: Tensor = _line(n, 1, 2, -2) * _line(n, 4, 2, -1) * n.attr("alpha", 1.0)
     if not n.has(7):
         return t.cast(total, "float32") * scale
-    return requantize(total, scale / line(n.x(7), 2, -1), n.x(8))
+    return requantize(total, scale / _line(n, 7, 2, -1), n.x(8))

@@ -28,7 +28,7 @@ def _trailing(x: Tensor, axis: int, value: Tensor) -> Tensor | None:
 @operator("LayerNormalization")
 def _layer_norm(n: Node) -> Result:
     x, axis, eps = _inner(n, n.x()), n.axis(-1, n.x().rank), n.attr("epsilon", 1e-5)
-    kind, gain, shift = n.x().dtype, t.cast(n.x(1), x.dtype), n.opt(2)
+    kind, gain, shift = n.x(1).dtype, t.cast(n.x(1), x.dtype), n.opt(2)
     flat = t.reshape(x, (*x.shape[:axis], volume(x.shape[axis:])))
     width = flat.shape[-1:]
     line = _trailing(x, axis, gain)

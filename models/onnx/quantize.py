@@ -91,7 +91,7 @@ def _layout(n: Node, shape: tuple[int, ...], kind: str) -> BlockLayout | None:
         return None
     rows, inputs = (shape[1 - along], shape[along]) if rank == 2 else (1, prod(shape))
     found = BlockLayout(
-        bits, rows, inputs, block or inputs, zero, signed=not kind.startswith("u"), apart=False,
+        bits, rows, inputs, min(block or inputs, inputs), zero, signed=not kind.startswith("u"), apart=False,
         by_inputs=rank == 2 and along == 0, single=single,
     )  # fmt: skip
     return found if inputs and found.width * bits % 8 == 0 else None

@@ -88,6 +88,9 @@ REFUSED: dict[str, tuple[str, list[Any], dict[str, Any], tuple[int, ...]]] = {
     "is_packed_batching": ("RotaryEmbedding", [HEADS, np.zeros(1, np.int64), floats(9, 8), floats(9, 8)], {"is_packed_batching": 1}, ()),
     "activation Gelu": ("FusedConv", [floats(1, 2, 4, 4), floats(2, 2, 3, 3)], {"activation": "Gelu"}, ()),
     "output mean": ("SkipLayerNormalization", [X, X, floats(32)], {"outputs": 2}, ()),
+    "local_window_size": ("GroupQueryAttention", [X, X, X, None, None, ONES, ONES], {**GROUPS, "local_window_size": 0}, ()),
+    "operand 2 of rank 2": ("DynamicQuantizeMatMul", [X, codes(32, 4), floats(1, 4)], {}, ()),
+    "unidirectional with keys": ("MultiHeadAttention", [X, floats(2, 5, 32), floats(2, 5, 32)], {"num_heads": 2, "unidirectional": 1}, ()),
     "FastGelu2": ("FastGelu2", [X], {}, ()),
 }  # fmt: skip
 
@@ -135,6 +138,12 @@ def test_packed_queries_keys_and_values_are_those_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
     np.testing.assert_allclose(found[0], found[2], rtol=1e-5)
     np.testing.assert_allclose(found[1], found[2], rtol=1e-5)
+
+
+def test_more_results_than_an_operator_has_are_a_bad_model(tmp_path: Path) -> None:
+    """The ONNX checker knows nothing of these operators."""
+    with pytest.raises(BadModelError, match="does not give its result 'o1'"):
+        load_onnx(saved(tmp_path, "Gelu", [X], outputs=2))
 
 
 def test_weights_keep_their_bits_and_are_shared(tmp_path: Path) -> None:
