@@ -78,7 +78,8 @@ def _squeeze(n: Node) -> Result:
 
 @operator("Unsqueeze")
 def _unsqueeze(n: Node) -> Result:
-    x, count = n.x(), len(n.ints(1))
+    x = n.x()
+    count = len(n.attr("axes") if "axes" in n.attrs else n.ints(1))
     axes = n.axes(1, x.rank + count)
     assert axes is not None
     if len(set(axes)) != count:
@@ -134,8 +135,8 @@ def _split(n: Node) -> Result:
     axis = n.axis(0, x.rank)
     size = x.shape[axis]
     sizes: list[Dim]
-    if n.has(1):
-        sizes = list(n.dims(1))
+    if n.has(1) or "split" in n.attrs:  # an attribute before opset 13
+        sizes = list(n.dims(1)) if n.has(1) else list(n.attr("split"))
     else:
         count = len(n.outputs)
         if n.attr("num_outputs", count) != count:

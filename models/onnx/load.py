@@ -53,7 +53,6 @@ from .shapes import shape_value
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
-BLOCKED = "ONNX Runtime optimized this file for one processor (level all): save it with level extended"
 #: Float initializers of at most this many elements become constants, larger ones params.
 CONSTANT_ELEMENTS = 8
 #: Integer initializers of at most this many elements become constants, so that shapes and indices are known at load
@@ -77,9 +76,9 @@ def load_onnx(
     model = inlined(model, file)
     missing = unsupported(model)
     if missing:
-        blocked = any(name.startswith(f"{MICROSOFT}.nchwc") for name in missing)
-        raise UnsupportedError("the model needs unsupported features", missing=missing, where=str(file),
-                               hint=BLOCKED if blocked else "python -m tensor_graphs.models.onnx.load lists the supported operators")  # fmt: skip
+        raise UnsupportedError(
+            "the model needs unsupported features", missing=missing, where=str(file), hint=_remedy(missing)
+        )
     check_structure(model.graph, set(), str(file))
     check_with_onnx(model, file)
     loader = _Loader(file, Context(opset(model), max_bytes or machine_memory()), named_sizes(model.graph, dims, file))
@@ -88,6 +87,15 @@ def load_onnx(
     except (BadModelError, UnsupportedError) as error:
         error.where = error.where or str(file)
         raise
+
+
+def _remedy(missing: Iterable[str]) -> str:
+    """Hint for a user whose model needs these unsupported features."""
+    if any(name.startswith(f"{MICROSOFT}.nchwc") for name in missing):
+        return "ONNX Runtime optimized this file for one processor (level all): save it with level extended"
+    if any(name.startswith("opset ") for name in missing):
+        return "onnx.version_converter.convert_version(model, 17) writes a model for another opset"
+    return "python -m tensor_graphs.models.onnx.load lists the supported operators"
 
 
 class _Poison:

@@ -13,6 +13,7 @@ from ...egraph.builders import builders as t
 from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
+from ...egraph.types.dims import volume
 from ..common import identities as of
 from .node import Node, Result, operator, simple
 
@@ -205,19 +206,31 @@ def _clip(n: Node) -> Result:
     return t.minimum(x, n.x(2)) if n.has(2) else x
 
 
+def _along_axis(n: Node, build: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """`build` of (operand, axis). Before opset 13, all axes from that of the node on count as one."""
+    x = n.x()
+    axis = n.axis(-1 if n.opset >= 13 else 1, x.rank)
+    if x.shape[axis] == 0 or (n.opset < 13 and volume(x.shape[axis:]) == 0):
+        return x
+    if n.opset >= 13:
+        return build(x, axis)
+    flat = t.reshape(x, (*x.shape[:axis], volume(x.shape[axis:])))
+    return t.reshape(build(flat, axis), x.shape)
+
+
 @operator("Softmax", "LogSoftmax")
 def _softmax(n: Node) -> Result:
-    build = c.softmax if n.op == "Softmax" else c.log_softmax
-    axis = n.axis(-1, n.x().rank)
-    return build(n.x(), axis=axis) if n.x().shape[axis] != 0 else n.x()
+    softmax = c.softmax if n.op == "Softmax" else c.log_softmax
+    return _along_axis(n, lambda x, axis: softmax(x, axis=axis))
 
 
 @operator("Hardmax")
 def _hardmax(n: Node) -> Result:
-    x = n.x()
-    axis = n.axis(-1, x.rank)
-    if x.shape[axis] == 0:
-        return x
+    return _along_axis(n, _largest)
+
+
+def _largest(x: Tensor, axis: int) -> Tensor:
+    """1 at the first largest element along the axis, 0 elsewhere."""
     shape = [x.shape[axis] if i == axis else 1 for i in range(x.rank)]
     return t.cast(t.eq(t.iota(shape, axis), t.argmax(x, axis, True)), x.dtype)
 

@@ -17,7 +17,7 @@ from .ops import OPERATORS
 from .stored_tensors import all_nodes, check_tensor, tensors
 
 #: Supported versions of the default operator set (first, last).
-OPSETS = (13, 28)
+OPSETS = (11, 28)
 #: Size limit of a protocol buffer; larger models keep their weights in external data files.
 MAX_FILE_BYTES = 2**31 - 1
 #: Limit on the number of nodes after the model's local functions are inlined.
