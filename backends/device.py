@@ -8,10 +8,12 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..costdb.keys.device import GPU_KIND
+
 if TYPE_CHECKING:
     from .program.launch.device_programs import DevicePrograms
 
-__all__ = ["HOST", "TargetDevice"]
+__all__ = ["GPU", "HOST", "TargetDevice"]
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,6 @@ class TargetDevice:
 
 #: The CPU, with NumPy arrays.
 HOST = TargetDevice("cpu", False, "tensor_graphs.backends.program.launch.host_programs")
+
+#: The NVIDIA GPU, with Torch tensors.
+GPU = TargetDevice(GPU_KIND, True, "tensor_graphs.backends.program.launch.gpu_programs")

@@ -11,10 +11,6 @@ from .. import cache_folder, settings
 from ..costdb.keys.device import GPU_KIND, gpu_machine
 from ..errors import DeviceFaultError, DeviceMemoryError, DeviceUnavailableError, warned
 from ..private import private_folder
-from .device import TargetDevice
-
-#: The NVIDIA GPU, with Torch tensors.
-GPU = TargetDevice(GPU_KIND, True, "tensor_graphs.backends.program.launch.gpu_programs")
 
 
 @cache
@@ -146,7 +142,6 @@ def keep_compiled() -> None:
 
 
 __all__ = [
-    "GPU",
     "check_hardware",
     "check_room",
     "device_error",

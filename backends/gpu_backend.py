@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..costdb.keys.device import MachineKey, gpu_machine
 from .contract import BackendBase
-from .gpu import GPU
+from .device import GPU
 
 __all__ = ["GpuBackend"]
 

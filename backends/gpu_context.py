@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Callable
 from threading import Thread
 
 
@@ -22,8 +23,8 @@ def begin_context() -> Thread:
 
 
 def begin_driver() -> Thread:
-    """Start a thread that initializes the driver, which the first question to it does otherwise; creates no context.
-    Returns the thread."""
+    """Start a thread that initializes the CUDA driver (otherwise the first call of the driver does); it creates no
+    CUDA context. Returns the thread."""
     thread = Thread(target=_initialized, name="cuda-driver", daemon=True)
     thread.start()
     return thread
@@ -46,10 +47,16 @@ def _initialized() -> ctypes.CDLL | None:
 _loading: list[Thread] = []
 
 
-def begin_compiler() -> None:
-    """Start a thread that loads Triton, which generated kernels need. Errors are ignored: the first launch reports
-    them."""
-    _loading.append(Thread(target=_load_compiler, daemon=True))
+def begin_compiler(then: Callable[[], object] = lambda: None) -> None:
+    """Start a thread that loads Triton, which generated kernels need, and calls `then`. Errors are ignored: the first
+    launch reports them."""
+
+    def load() -> None:
+        _load_compiler()
+        with contextlib.suppress(Exception):
+            then()
+
+    _loading.append(Thread(target=load, daemon=True))
     _loading[0].start()
 
 

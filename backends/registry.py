@@ -16,7 +16,7 @@ from ..errors import DeviceUnavailableError, UsageError
 from ..extract.model.kernel import Backend, Call, Template
 from ..extract.model.library_kernel import LibraryKernel
 from .contract import Target
-from .device import HOST, TargetDevice
+from .device import GPU, HOST, TargetDevice
 
 #: Backend name -> module of this package that defines its `BACKEND`.
 BUILT_IN = {
@@ -46,8 +46,8 @@ def backends() -> Mapping[str, Target]:
 
     Raises UsageError if two backends have the same name.
     """
-    there = {n: m for n, m in BUILT_IN.items() if find_spec(f".{m.split('.')[0]}", __package__)}
-    found: dict[str, Target] = {n: import_module(f".{m}", __package__).BACKEND for n, m in there.items()}
+    there = {name: built_in(name) for name in BUILT_IN}
+    found = {name: target for name, target in there.items() if target is not None}
     for entry in metadata.entry_points(group=GROUP):
         if entry.name in found:
             raise UsageError(f"two backends are called {entry.name!r}", where=f"entry point {entry.value}")
@@ -56,6 +56,15 @@ def backends() -> Mapping[str, Target]:
         if name in found:
             raise UsageError(f"two backends are called {name!r}", where="register")
         found[name] = added
+    return found
+
+
+@cache
+def built_in(name: str) -> Target | None:
+    """The built-in backend of a name, of which only the module is imported; None if its package is missing."""
+    if not find_spec(f".{BUILT_IN[name].split('.')[0]}", __package__):
+        return None
+    found: Target = import_module(f".{BUILT_IN[name]}", __package__).BACKEND
     return found
 
 
@@ -100,7 +109,10 @@ def devices() -> Mapping[str, TargetDevice]:
 
 
 def device(name: str) -> TargetDevice:
-    """The device of a name. Raises UsageError for an unknown name."""
+    """The device of a name. Raises UsageError for an unknown name. A CPU and a GPU are known without importing the
+    backends, because loading a saved program needs no more."""
+    if (known := next((d for d in (HOST, GPU) if d.name == name), None)) is not None:
+        return known
     if name not in devices():
         raise UsageError(f"no backend works on a device called {name!r}", hint=f"one of {', '.join(sorted(devices()))}")
     return devices()[name]
@@ -108,6 +120,8 @@ def device(name: str) -> TargetDevice:
 
 def backend(name: str) -> Target:
     """The backend of a name. Raises UsageError for an unknown name; its hint lists the known ones."""
+    if name in BUILT_IN and (found := built_in(name)) is not None:
+        return found
     known = backends()
     if name not in known:
         raise UsageError(
@@ -170,7 +184,7 @@ _SAME_CAST = LibraryKernel(
 
 
 def _one_float(call: Call) -> bool:
-    return len({o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)}) <= 1
+    return len({o.type.dtype for o in call.buffers.values() if dtypes.is_float(o.type.dtype)}) <= 1
 
 
 def backends_storing_narrow(chosen: Iterable[Backend]) -> list[Backend]:

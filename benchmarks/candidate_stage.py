@@ -59,6 +59,7 @@ def peer(title: str, narrow: bool) -> Graph:
 MODELS: dict[str, tuple[str, Callable[[], Graph]]] = {
     "gpt2": ("gpu", lambda: peer("GPT-2, 4 layers, T 128, with lm_head", True)),
     "llama-step": ("gpu", lambda: decode_graph(config_of("llama-1b", 3))),
+    "gemma-step": ("gpu", lambda: decode_graph(config_of("gemma-270m", 7))),
     "resnet50": ("auto", lambda: peer("ResNet-50", False)),
     "bert": ("auto", lambda: peer("BERT-base, 4 layers, T 128", False)),
 }
@@ -97,7 +98,7 @@ class Parts:
 def described(candidate: Any) -> str:
     """Text of a candidate: kernel, operands, outputs and candidate schedules."""
     kernel, call = candidate.template, candidate.call
-    places = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.places.items())
+    places = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.buffers.items())
     schedules = [sorted(s.items()) for s in kernel.space(call)] if kernel.space is not None else []
     return (
         f"{kernel.backend} {kernel.name} {kernel.identity} ({places}) {candidate.inputs} {candidate.output} {schedules}"

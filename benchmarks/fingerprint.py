@@ -171,7 +171,7 @@ def candidate_records(graph: Any, texts_folder: Path | None) -> Iterator[str]:
     text's file name."""
     for candidate in graph.candidates:
         template, call = candidate.template, candidate.call
-        operands = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.places.items())
+        operands = ", ".join(f"{n}:{o.type}{list(o.strides)}" for n, o in call.buffers.items())
         schedules = list(template.space(call))[:SCHEDULES] if template.space is not None else [{}]
         texts = "" if candidate.is_view else "".join(
             emitted_text(template, replace(call, schedule=s)) for s in schedules

@@ -81,6 +81,7 @@ class Whole(Case):
                 found.setdefault("measured", {})[label] = report.measured_now
                 found.setdefault("measuring", {})[label] = report.measuring
                 found.setdefault("cut", {})[label] = list(report.omitted)
+                found.setdefault("timeline", {})[label] = report.timeline
                 found["host"] = {stage: peak["total"] for stage, peak in watch.peak.items()}
                 self.write()
             found |= described(program)

@@ -9,7 +9,9 @@ Each model has random weights, drawn in memory. Parts of a row, each in a proces
   bandwidth, a table of kernels (calls, µs, share of the step, share of the bandwidth, roofline limit), seconds of the
   search and its stages.
 - `generate`: tokens per second of `generate`, greedy and drawn, and seconds until the first token of a prompt.
-- `prefill`: µs of a prefill of 512 tokens, and the peers of it.
+- `prefill`: µs of a prefill of 512 tokens, by programs with searches of `--budget` seconds; kernels as for a step.
+- `prefill_peers`: µs of it in PyTorch: eager, compiled (default and max-autotune), and captured in a CUDA graph. What
+  is not done in time is left out.
 
 `--limit` bounds the seconds of the whole run: each part gets what is left, and those that get nothing are named. A
 failure is an entry of the row. Results: standard output, and out/bench/llm.json (BENCH_WORK).
@@ -42,7 +44,7 @@ from .llm_peers import peers
 from .llm_time import timed
 
 LENGTH, PROMPT, NEW, PREFILL = 1024, 48, 64, 512
-PARTS = ("peers", "step", "generate", "prefill")
+PARTS = ("peers", "step", "generate", "prefill", "prefill_peers")
 LEAST = 10.0  # seconds below which a part is not begun
 STAGES = 80  # lines of a part's progress that are kept
 TERM = 400  # characters of a kernel's term in its row
@@ -204,26 +206,31 @@ def generate(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
 
 
 def prefill(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
-    """µs of a prefill of 512 tokens: by this library (several programs, if needed) and by each peer."""
+    """Figures of a prefill of 512 tokens; the kernels are those of the first program, if there are several."""
+    from tensor_graphs.generation.bandwidth import memory_bandwidth
+
     batch = BATCH.get(name, 1)
-    made = generator(name, 2 * budget, quantize)
+    made = generator(name, 2 * budget, quantize, progress=stages_shown())
     ids = np.random.default_rng(0).integers(0, CONFIGS[name]["vocab_size"], (batch, PREFILL))
     prompts = [[int(v) for v in row] for row in ids]
+    begun = time.perf_counter()
     made._model.ready(prompts)
-    us = timed(
-        lambda: made._model.prefill(prompts),
-        lambda: made._programs.sample("greedy").wait("a prefill"), calls=2,
-    )  # fmt: skip
-    return {"prefill_us": us, **{f"prefill_{k}": v for k, v in peers(CONFIGS[name], batch, LENGTH, PREFILL).items()}}
+    searched = time.perf_counter()
+    first = made._model._program(made._model.plan(prompts), 0)
+    us = timed(lambda: made._model.prefill(prompts), lambda: first.wait("a prefill"), calls=2)
+    row = program_row(first, memory_bandwidth(first.tensors))
+    return {"prefill_us": us, **{f"prefill_{k}": v for k, v in {"search_s": searched - begun, **row}.items()}}
 
 
 # ---------------------------------------------------------------- the table
 def one(name: str, part: str, budget: float, quantize: str) -> dict[str, Any]:
     """One part of a model's row; if it fails, the row has the error in place of figures."""
     try:
-        if part == "peers":
-            show = lambda row: print(json.dumps(row), flush=True)
-            return peers(CONFIGS[name], BATCH.get(name, 1), LENGTH, 1, show)
+        if part in ("peers", "prefill_peers"):
+            tokens, begin = (1, "") if part == "peers" else (PREFILL, "prefill_")
+            named = lambda row: {f"{begin}{k}": v for k, v in row.items()}
+            show = lambda row: print(json.dumps(named(row)), flush=True)
+            return named(peers(CONFIGS[name], BATCH.get(name, 1), LENGTH, tokens, show))
         return {"step": step, "generate": generate, "prefill": prefill}[part](name, budget, quantize)
     except Exception as error:
         return {f"{part}_error": f"{type(error).__name__}: {str(error)[:400]}", "trace": traceback.format_exc()[-1500:]}
@@ -299,11 +306,11 @@ def main() -> None:
             found = in_process(name, part, options.budget, until - begun, options.quantize)
             row |= found | {f"{part}_s": round(time.monotonic() - begun, 1)}
             print(
-                json.dumps({k: v for k, v in found.items() if k not in ("table", "curve", f"{part}_stages")}),
+                json.dumps({k: v for k, v in found.items() if not k.endswith(("table", "curve", f"{part}_stages"))}),
                 flush=True,
             )
-            if "table" in found:
-                print(text_table(found["table"]), flush=True)
+            for table in (v for k, v in found.items() if k.endswith("table")):
+                print(text_table(table), flush=True)
             WORK.mkdir(parents=True, exist_ok=True)
             (WORK / "llm.json").write_text(json.dumps(rows, indent=1))
 

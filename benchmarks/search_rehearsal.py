@@ -37,6 +37,7 @@ from tensor_graphs.backends.tuning.trials import Measured, Trial
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
+from tensor_graphs.extract.model.clock import Clock
 from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search.search import search
@@ -73,7 +74,7 @@ class Compilers:
     workers, starting = WORKERS, False
 
     def __init__(self, slow: float) -> None:
-        self.slow, self.busy = slow, 0
+        self.slow, self.busy, self.clock = slow, 0, Clock()
         self._threads, self._numbers, self._lock = ThreadPoolExecutor(WORKERS), itertools.count(), Lock()
 
     def start(self) -> None:

@@ -43,7 +43,7 @@ class Case:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{n}={v}" for n, v in self.known.items())
-        return f"{sizes} ({', '.join(f'{n}: {o.type}' for n, o in self.call.places.items())})"
+        return f"{sizes} ({', '.join(f'{n}: {o.type}' for n, o in self.call.buffers.items())})"
 
 
 def cases_of(template: UserKernel, count: int = CASES, *, interpreted: bool = False) -> list[Case]:

@@ -253,8 +253,8 @@ class Checker:
             for name, place in outputs.items():
                 if (again := memory.bytes_of(place)) != made[name]:
                     at = int(np.argmax(np.frombuffer(again, np.uint8) != np.frombuffer(made[name], np.uint8)))
-                    item = dtypes.itemsize(call.places[name].type.dtype)
-                    where = tuple(int(i) for i in np.unravel_index(at // item, concrete(call.places[name].type.shape)))
+                    item = dtypes.itemsize(call.buffers[name].type.dtype)
+                    where = tuple(int(i) for i in np.unravel_index(at // item, concrete(call.buffers[name].type.shape)))
                     raise Refused("nondeterministic", f"two runs differ in {name}, first at {list(where)}", None, where)
 
     def _harmless(self, memory: SharedMemory, places: Mapping[str, Any], before: Mapping[str, bytes]) -> None:
@@ -283,7 +283,7 @@ def _judge(template: UserKernel, call: Call, values: Mapping[str, Array], made: 
     terms = output_terms(template, call)
     with np.errstate(all="ignore"):
         exact = evaluate(terms, {}, params=dict(values), float64=True)
-        floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
+        floats = [o.type.dtype for o in call.buffers.values() if dtypes.is_float(o.type.dtype)]
         allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
         disturbed = RoundingSensitivity(Graph.of(terms, params=dict(values)), {})
         for k, (name, raw) in enumerate(made.items()):

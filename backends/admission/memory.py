@@ -40,7 +40,7 @@ class OperandSpot:
 def places_of(call: Call) -> tuple[dict[str, OperandSpot], int]:
     """(location of each operand and output of a call by name, size of the file in bytes)."""
     found, end = {}, 0
-    for name, operand in call.places.items():
+    for name, operand in call.buffers.items():
         start, size = -(-(end + ZONE) // ALIGNMENT) * ALIGNMENT, nbytes(operand)  # zones do not overlap
         found[name] = OperandSpot(start, size)
         end = start + size + ZONE

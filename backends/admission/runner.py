@@ -71,7 +71,7 @@ def _bind(job: Mapping[str, Any]) -> tuple[mmap.mmap, Runner]:
     with open(job["memory"], "r+b") as file:
         raw = mmap.mmap(file.fileno(), 0)
     if template.backend in ("numpy", "c"):
-        return raw, _on_host(template, call, {n: view_of(raw, places[n], o) for n, o in call.places.items()})
+        return raw, _on_host(template, call, {n: view_of(raw, places[n], o) for n, o in call.buffers.items()})
     return raw, _on_tensors(template, call, raw, places, job["device"])
 
 

@@ -153,7 +153,7 @@ def _worth(template: GeneratedKernel, call: Call, numbers: Numbers) -> str:
     """C condition on the size parameters under which a call has enough work for several threads."""
     found = template.lower(call)
     assert found is not None
-    largest = max((o.type for o in call.places.values()), key=lambda t: t.nbytes)
+    largest = max((o.type for o in call.buffers.values()), key=lambda t: t.nbytes)
     elements = prod(largest.shape)
     least = max(1, round(WORTH * elements / max(work(found.kernel), 1.0)))  # type: ignore[operator]
     return f"{_in_c(volume(numbers.type(largest).shape))} >= {least}"

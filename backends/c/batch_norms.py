@@ -153,7 +153,7 @@ def _images(*alike: str) -> Callable[[Call], bool]:
     bools."""
 
     def condition(call: Call) -> bool:
-        shape, places = call.operands["x"].type.shape, call.places
+        shape, places = call.operands["x"].type.shape, call.buffers
         floats = all(o.type.dtype == "float32" for n, o in places.items() if n != "y") and (
             "y" not in places or places["y"].type.dtype in ("float32", "bool")
         )

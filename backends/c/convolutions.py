@@ -188,7 +188,7 @@ def _pool(call: Call) -> bool:
 
 def few_elements(call: Call) -> bool:
     """Condition on calls: sizes fit into 32 bits."""
-    return all(prod(map(int, extents(o))) < LARGEST for o in call.places.values())
+    return all(prod(map(int, extents(o))) < LARGEST for o in call.buffers.values())
 
 
 # ---------------------------------------------------------------- code

@@ -33,7 +33,7 @@ ACTIVATIONS = {p: n for p, n in convolutions.ACTIVATIONS.items() if "=" not in p
 
 def known_sizes(call: Call) -> bool:
     """Condition on calls: all sizes are known numbers."""
-    return all(isinstance(d, int) for o in call.places.values() for d in extents(o))
+    return all(isinstance(d, int) for o in call.buffers.values() for d in extents(o))
 
 
 @identified("c.linear_packed")

@@ -115,7 +115,7 @@ class SizedKernel(KernelBase):
         text = form.statement.spelled(lambda v: python(v, names))
         for n, spelled_size in names.items():
             text = text.replace(SIZE.format(n), spelled_size)
-        for operand in (*call.places, "scratch"):
+        for operand in (*call.buffers, "scratch"):
             text = text.replace(PLACEHOLDER.format(operand), call.names.get(operand, operand))
         return text
 
@@ -158,7 +158,7 @@ class SizedKernel(KernelBase):
     def conditions_of(self, call: Call) -> list[str]:
         """Python expressions over the sizes that must be true for the kernel to serve `call`, because it computes
         addresses in 32 bits; empty if they always are."""
-        elements = [volume(o.type.shape) for o in call.places.values()]
+        elements = [volume(o.type.shape) for o in call.buffers.values()]
         return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
 
     def forms_of(self, call: Call) -> tuple[SizedForm, ...] | str:

@@ -216,7 +216,7 @@ class FormSearch:
     def volumes(self) -> tuple[Dim, ...]:
         """For each operand and result, its number of elements as an expression in free sizes; 32-bit addresses suffice
         where all are at most `LARGEST`."""
-        return tuple(volume(o.type.shape) for o in self.free_call.places.values())
+        return tuple(volume(o.type.shape) for o in self.free_call.buffers.values())
 
     def _bounds(
         self, schedule: Mapping[str, int], texts: Sequence[Text], shape: Sequence[str], points: Sequence[Sizes],
@@ -297,7 +297,7 @@ class FormSearch:
         origin = self.origin
         terms = bound_terms(self.free, sizes)
         template = template_of(emitter, terms, tuple(origin.prep), origin.last, origin.precision)
-        names = {o: PLACEHOLDER.format(o) for o in (*self.free_call.places, "scratch")}
+        names = {o: PLACEHOLDER.format(o) for o in (*self.free_call.buffers, "scratch")}
         return replace(bound_call(self.free_call, sizes), schedule=dict(schedule), attrs={}), names, template
 
     def _emit(self, schedule: Mapping[str, int], sizes: Sizes, emitter: Emitter) -> EmittedTexts:

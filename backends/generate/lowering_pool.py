@@ -44,15 +44,15 @@ PATIENCE_S = 30.0  # deadline for one job; then the workers are killed
 
 @dataclass(eq=False)
 class _Process:
-    """One worker: pending output, partial input, and messages in flight."""
+    """One worker: pending output, partial input, and messages in flight, at first the one that it has started."""
 
     process: subprocess.Popen[bytes]
     out: bytearray = field(default_factory=bytearray)
     into: bytearray = field(default_factory=bytearray)
     busy: dict[int, Batch] = field(default_factory=dict)  # number of each job in flight -> its batch
-    messages: int = 0
-    since: float = 0.0  # time from which the worker has been busy with its current message
-    heard: bool = False  # whether the worker has ever replied; it may still be starting
+    messages: int = 1
+    since: float = field(default_factory=time.monotonic)  # time from which it has been busy with its current message
+    heard: bool = False  # whether the worker has ever said something; it may still be starting
 
     def write(self) -> None:
         """Write as much as the pipe accepts."""
@@ -75,6 +75,7 @@ class _Process:
             found += pickle.loads(self.into[HEAD.size : size])
             del self.into[:size]
             self.messages -= 1
+            self.heard = True
         return found
 
     def end(self) -> None:
@@ -195,7 +196,7 @@ class LowerPool:
 
     def begin(self) -> None:
         """Start workers without waiting for them. Idle workers that have ended are replaced."""
-        for process in [p for p in self._processes if p.process.poll() is not None and not p.messages]:
+        for process in [p for p in self._processes if p.process.poll() is not None and not p.busy]:
             self._drop(process)
         while len(self._processes) < self.size and _room.acquire(blocking=False):
             count = len(self._processes)
@@ -262,7 +263,8 @@ class LowerPool:
         """
         self.pumped = time.monotonic()
         for p in [*self._processes]:
-            while p.messages < (AHEAD if p.heard or not batch.grows else 1) and (jobs := batch.next()):
+            most = AHEAD if p.heard else 2 if batch.grows else 1 + AHEAD
+            while p.messages < most and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
                 p.out += framed(jobs)
                 p.busy |= dict.fromkeys((n for n, _ in jobs), batch)
@@ -273,11 +275,11 @@ class LowerPool:
             self._safely(key.data, partial(self._received, key.data))
 
     def _received(self, process: _Process) -> None:
+        before = process.messages
         read = process.read()
-        if read:
-            process.heard = True
+        if process.messages < before:
             now = time.monotonic()
-            self.clock.spent("read", process.since, now)
+            self.clock.spent("read" if read else "start", process.since, now)
             process.since = now
         for number, found in read:
             if (batch := process.busy.pop(number, None)) is not None:

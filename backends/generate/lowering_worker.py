@@ -48,6 +48,14 @@ def answer(job: Job) -> Reply:
     return found
 
 
+def load() -> None:
+    """Import the generators, which takes as long as a hundred jobs, while there is no job yet."""
+    from ..registry import backends
+    from .lowerings import Lowerings  # noqa: F401
+
+    backends()
+
+
 def packed(lowered: Any) -> bytes:
     """A lowered kernel pickled as (kernel; roles of its axes, such as row, column, batch, reduction; candidate
     schedules)."""
@@ -55,8 +63,8 @@ def packed(lowered: Any) -> bytes:
 
 
 def main() -> None:
-    """Run a worker process: answer lists of jobs (terms to lower to kernels) until the input ends or `IDLE_S` seconds
-    pass without input.
+    """Run a worker process: say by an empty list of replies that it has started, then answer lists of jobs (terms to
+    lower to kernels) until the input ends or `IDLE_S` seconds pass without input.
 
     SIGINT is left to the parent.
     """
@@ -67,6 +75,9 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep prints out of the message stream
     gc.disable()  # short-lived process without garbage cycles
+    load()
+    out.write(framed([]))
+    out.flush()
     while True:
         signal.alarm(IDLE_S)
         try:

@@ -274,7 +274,7 @@ class Lowering:
             t.op in ("matmul", "linear", "conv", "attention", "masked_attention")
             for t in topological(asked.group.terms)
         )
-        rounded = all_float32(o.type.dtype for o in asked.call.places.values())
+        rounded = all_float32(o.type.dtype for o in asked.call.buffers.values())
         for precision in self.precisions if multiplies else (IEEE,):
             found = list(self._templates(asked, precision)) if rounded or not precision.loss else []
             yield from found or (self._templates(asked, IEEE) if precision.loss else ())

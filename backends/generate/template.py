@@ -224,7 +224,7 @@ class GeneratedKernel(KernelBase):
         s = found.shape
         batch, inner = prod(a.size for a in s.batch), tuple(a.size for a in s.inner)
         rights = len({d.right for d in s.dots.values()})
-        images = [o for o in call.places.values() if o.type.rank > 2]
+        images = [o for o in call.buffers.values() if o.type.rank > 2]
         lie = frozenset(
             (o.type.rank, min(range(o.type.rank), key=lambda i: (o.strides[i] == 0, o.strides[i]))) for o in images
         )
@@ -280,7 +280,7 @@ class GeneratedKernel(KernelBase):
 
     def _read(self, call: Call) -> tuple[Kernel, Shape, bool] | None:
         """The kernel of a call, its shape, and whether split reduction is legal; None if there is none."""
-        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.places.items()}
+        buffers = {n: Buffer(o.type.dtype, concrete(o.type.shape), o.strides) for n, o in call.buffers.items()}
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
         raise_recursion_limit(sum(len(t.args) > 0 for t in self.nodes))

@@ -137,7 +137,8 @@ static inline float scaled(float x, int32_t n)
 def needed(text: str) -> Iterator[str]:
     """Yields the C definitions of those elementary functions that `text` calls, directly or through others, each after
     the functions that it calls."""
-    return (DEFINITIONS[name] for name in DEFINITIONS if name in _called([text]))
+    called = _called([text])
+    return (definition for name, definition in DEFINITIONS.items() if name in called)
 
 
 def _called(texts: Iterable[str]) -> set[str]:

@@ -48,7 +48,7 @@ def extents(operand: Operand) -> tuple[int, ...]:
 
 def filled(call: Call) -> bool:
     """Condition on calls: no operand and no result is empty (MKL and oneDNN do not pack empty weights)."""
-    return all(size != 0 for o in call.places.values() for size in extents(o))
+    return all(size != 0 for o in call.buffers.values() for size in extents(o))
 
 
 def some_axes(call: Call) -> bool:

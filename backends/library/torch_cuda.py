@@ -30,7 +30,8 @@ from .torch_cuda_images import convolutions, pools
 from .torch_cuda_products import products
 from .torch_cuda_rows import FLOAT, floats, promotes, row, single, uniform
 from .torch_helpers import HELPERS as SHARED
-from .torch_training import training
+from .torch_training import gpu_training, training
+from .torch_training_helpers import HELPERS as TRAINING
 
 # ---------------------------------------------------------------- templates of torch.py
 #: Not taken over, with what has one of these names and a suffix after "_": packed for the CPU, or replaced here.
@@ -53,7 +54,7 @@ def _moved(t: LibraryKernel) -> LibraryKernel:
 
 
 def _from_cpu() -> list[LibraryKernel]:
-    left = {t.name for t in training()}  # a GPU runs the decompositions of these
+    left = {t.name for t in training()}  # `gpu_training` has those of GPUs
     return [_moved(t) for t in CPU.templates if t.name not in left and not _cpu_only(t.name.partition(".")[2])]
 
 
@@ -111,10 +112,10 @@ def _widenable(t: LibraryKernel) -> bool:
 #: Templates that accept mixed float dtypes, take no floats, or have another widened variant.
 _NOT_WIDENED = frozenset([
     "cast", "from_float8", "unpack", "dequantize", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
-    "argmax", "argmin", "norm_with_statistics", "variance_and_mean", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
+    "argmax", "argmin", "variance_and_mean", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
     "rope_wide",
 ])  # fmt: skip
-_VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn")
+_VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn", "_live")
 
 
 # ---------------------------------------------------------------- pointwise and reductions
@@ -177,27 +178,14 @@ def _all_single(call: Call) -> bool:
     return single(call) and all(o.type.dtype == "float32" for o in call.more)
 
 
-def _with_statistics() -> list[LibraryKernel]:
-    """Reductions of a training step with several results: a layer norm with the mean and the reciprocal deviation that
-    its gradient needs, and variance with mean, which batch norms need."""
-    last = "(rank(x) - 1,)"
-    deviation = f"rsqrt({_variance(last)} + full(value=eps, shape=ones(rank(x)), dtype=dtype(x)))"
-    return [
-        row("norm_with_statistics", f"layer_norm(x, g, b, eps=eps); mean(x, axes={last}); {deviation}",
-            "torch.ops.aten.native_layer_norm.out({x}, {g}.shape, {g}, {b}, {eps}, out0={out}, out1={out1}, out2={out2})",
-            dense=("*",), family="reduction", applies=_all_single),
-        row("variance_and_mean", f"{_variance('axes')}; mean(x, axes=axes)",
-            "torch.ops.aten.var_mean.correction_out({x}, {axes}, correction=0, keepdim=True, out0={out}, out1={out1})",
-            family="reduction", applies=both(_all_single, some_axes)),
-    ]  # fmt: skip
-
-
 def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     along = ", {axes}, True, out={out})"
     sums = both(lambda c: not _bool(c), some_axes, sums_wider)
     found = [
-        *_with_statistics(),
+        row("variance_and_mean", f"{_variance('axes')}; mean(x, axes=axes)",
+            "torch.ops.aten.var_mean.correction_out({x}, {axes}, correction=0, keepdim=True, out0={out}, out1={out1})",
+            applies=both(_all_single, some_axes), **more),
         row("sum", "sum(x, axes=axes)", "torch.sum({x}" + along, applies=sums, mixed=True, **more),
         row("mean", "mean(x, axes=axes)", "torch.mean({x}" + along, applies=both(FLOAT, sums), mixed=True, **more),
         *(row(f"{op}_cast", f"{op}(x, axes=axes)", f"{{out}}.copy_(torch.{op}({{x}}, {{axes}}, True))",
@@ -306,7 +294,7 @@ class TorchCudaBackend(GpuBackend):
     """Backend of Torch's GPU library kernels. `helpers`: source texts that kernels' code may need, by name."""
 
     name = "torch_cuda"
-    helpers: Mapping[str, str] = {**SHARED, **OWN}
+    helpers: Mapping[str, str] = {**SHARED, **TRAINING, **OWN}
 
     @cached_property
     def templates(self) -> Sequence[LibraryKernel]:
@@ -321,7 +309,7 @@ class TorchCudaBackend(GpuBackend):
             *attentions(),
             *_layout(),
         ]
-        return (*TENSOR_VIEWS, *native, *_twins(native))
+        return (*TENSOR_VIEWS, *native, *_twins(native), *gpu_training())
 
     def unavailable(self) -> str:
         """Reason why no GPU can be used (no Torch, driver or device); empty if one can."""

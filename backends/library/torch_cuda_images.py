@@ -10,7 +10,7 @@ from typing import Any
 
 from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
-from ...extract.model.library_kernel import LibraryKernel, identified, identify
+from ...extract.model.library_kernel import LibraryKernel, code_identity, identified, identify
 from ..ir.precision import LIBRARY_TF32, TF32
 from .numpy_rows import spell
 from .torch_calls import (
@@ -91,6 +91,18 @@ def _weight_as(text: str) -> Callable[[Call], str]:
     return code
 
 
+def _live(code: Callable[[Call], str], last: bool) -> Callable[[Call], str]:
+    """The code of a convolution whose weight changes between calls: each call converts it to the image's dtype, and
+    with `last` to channels-last."""
+
+    def written(call: Call) -> str:
+        w, dtype = call.names["w"], f"torch.{call.operands['x'].type.dtype}"
+        text = f"channels_innermost({w}, {dtype})" if last else f"{w}.to({dtype})"
+        return code(replace(call, names={**call.names, "w": text}))
+
+    return identify(written, f"torch_cuda_images.live[{code_identity(code)},{last}]")
+
+
 def convolutions() -> list[LibraryKernel]:
     """Library kernels for convolutions that run Torch code on the GPU."""
     base = both(FLOAT, symmetric, channel_bias)
@@ -111,6 +123,11 @@ def convolutions() -> list[LibraryKernel]:
             how = "_tuned" if tuned else ""
             found.append(row(f"conv{suffix}{how}", pattern, _conv_code(tuned, bias), **dense))
             narrowing = {**weights, "applies": both(weights["applies"], lambda c: not uniform(c))}
+            live, live_last = ({**style, "prep": {}, "when": ("active(w)",)} for style in (narrowing, last))
+            found.append(row(f"conv{suffix}_live{how}", pattern, _live(_conv_code(tuned, bias), last=False), **live))
+            found.append(
+                row(f"conv{suffix}_last_live{how}", pattern, _live(_conv_code(tuned, bias), last=True), **live_last)
+            )
             found.append(row(f"conv{suffix}_weights{how}", pattern, _conv_code(tuned, bias), **narrowing))
             found.append(row(f"conv{suffix}_last{how}", pattern, _conv_code(tuned, bias), **last))
             for order, style in (("", dense), ("_last", last)):

@@ -60,6 +60,8 @@ def products() -> list[LibraryKernel]:
             applies=both(FLOAT, lambda c: not flat(c) and not batches_merge(c)), **more),
         row("matmul_wide", "matmul(x, w)", "{out}.copy_(torch.matmul({x}.float(), {w}.float()))",
             applies=lambda c: not uniform(c), mixed=True, **more),
+        row("mm_wide", "matmul(x, w)", flat_code("torch.ops.aten.mm.dtype_out({x2}, {w}, torch.float32, out={out2})"),
+            applies=both(two_d, merges("x"), _widening), mixed=True, **more),
         row("matmul_int", "matmul(x, w)", "{out}.copy_(int_matmul({x}, {w}))", setup=("int_matmul",), applies=lambda c: not floats(c)),
         row("linear", "linear(x, w, b)", "torch.add(torch.matmul({x}, {w}), {b}, out={out})",
             applies=both(FLOAT, lambda c: not flat(c)), **more),
@@ -83,6 +85,12 @@ def products() -> list[LibraryKernel]:
             found.append(row(f"mm_residual{side}{order}", pattern, flat_code(text), applies=residual,
                              inplace=("r",), **style, **more))  # fmt: skip
     return [*found, *map(_in_tf32, filter(_multiplies, found)), *_even_products(both(flat, _uneven))]
+
+
+def _widening(call: Call) -> bool:
+    """Whether operands have one 16-bit dtype and the result is float32, as weights' gradients under autocast are."""
+    kinds = {call.operands[n].type.dtype for n in "xw"}
+    return len(kinds) == 1 and kinds <= {*dtypes.HALVES} and call.output.type.dtype == "float32"
 
 
 def _even_products(applies: Applies) -> list[LibraryKernel]:

@@ -1,17 +1,45 @@
-"""Declares Torch CPU kernels of training steps: ATen's functions of the gradients that eager PyTorch computes, and
-norms and attention with the statistics that their gradients read."""
+"""Declares Torch kernels of training steps, for the CPU and for GPUs side by side: ATen's functions of the gradients
+that eager PyTorch computes, and norms, pooling and attention with the statistics that their gradients read.
+
+Kernels with several results return new tensors, so that nothing is copied.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from math import prod
 from typing import Any
 
+from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
-from ...extract.model.library_kernel import LibraryKernel, identify
-from .torch_calls import GEOMETRY, extents, filled, half_pads, symmetric
-from .torch_rows import one_float, row, usable_if
+from ...extract.model.library_kernel import LibraryKernel, identified, identify
+from ..ir.precision import LIBRARY_TF32, TF32
+from ..ir.source_text import literal
+from . import torch_cuda_rows, torch_rows
+from .numpy_rows import spell
+from .torch_calls import (
+    FLOATS,
+    GEOMETRY,
+    Applies,
+    both,
+    channels_last,
+    dtypes_of,
+    extents,
+    filled,
+    half_pads,
+    is_channels_last,
+    symmetric,
+)
+from .torch_cuda_attention import heads_inside
+from .torch_rows import one_float
 
 RANKS = (2, 3, 4, 5)  # of operands of norms
+
+Row = Callable[..., LibraryKernel]
+cpu_row: Row = torch_rows.row
+gpu_row: Row = partial(torch_cuda_rows.row, mixed=True)  # the conditions below say which dtypes may differ
 
 
 def all_float(call: Call) -> bool:
@@ -19,7 +47,54 @@ def all_float(call: Call) -> bool:
     return one_float(call) and all(o.type.dtype == call.output.type.dtype for o in call.more)
 
 
+def _kinds(call: Call, names: str) -> set[str]:
+    """Dtypes of those of the operands and results `names` (separated by spaces) that a call has."""
+    return {call.buffers[n].type.dtype for n in names.split() if n in call.buffers}
+
+
+def _norm_gradient(function: str, wide: bool, shape: Callable[[Call], str] | None = None) -> Callable[[Call], str]:
+    """Make the code of a norm's gradient by the helper `function`. `shape`: source of the shape of the gradients of
+    gain and shift, where they are wanted. With `wide`, 16-bit operands beside float32 are widened; results are rounded
+    to their dtypes where these are others than ATen's."""
+
+    def code(call: Call) -> str:
+        kinds = {n: call.operands[n].type.dtype for n in "gxw"}
+        mixed = wide and len({*kinds.values()}) > 1
+        given = ", ".join(
+            f"{call.names[n]}.float()" if mixed and kinds.get(n) in dtypes.HALVES else call.names[n] for n in "gxwmr"
+        )
+        text = f"{function}({given}, {'None' if shape is None else shape(call)})"
+        natural = ["float32"] * 3 if mixed else [kinds["x"], kinds["w"], kinds["w"]]
+        wanted = [o.type.dtype for o in call.outputs]
+        if wanted == natural[: len(wanted)]:
+            return text
+        return f"rounded({text}, {', '.join(f'torch.{kind}' for kind in wanted)})"
+
+    return identify(code, f"torch.norm_gradient[{function},{wide},{shape is not None}]")
+
+
+def accumulated(values: str, lines: str, statistics: str, results: str = "") -> Applies:
+    """Make the condition on calls of a norm on a GPU, about dtypes of operands and results (names, separated by
+    spaces): `values` have one float dtype, or with `lines` being "" any of float32 and 16-bit floats; `lines` (gain,
+    shift) have this dtype or float32; `statistics` are float32, or float64 if the values are; `results` are no
+    wider."""
+
+    def condition(call: Call) -> bool:
+        kinds, beside = _kinds(call, values), _kinds(call, lines)
+        if kinds == {"float64"}:
+            return beside | _kinds(call, statistics) | _kinds(call, results) <= kinds
+        narrow = {"float32", *dtypes.HALVES}
+        alike = len(kinds) == 1 and beside <= {*kinds, "float32"} if lines else kinds <= narrow
+        return alike and kinds <= narrow and _kinds(call, results) <= narrow and _kinds(call, statistics) <= {"float32"}
+
+    return condition
+
+
 # ---------------------------------------------------------------- convolutions
+#: op -> (its two operands, index of its result among those of ATen's function)
+_CONVOLUTIONS: dict[str, tuple[str, int]] = {"conv_input_gradient": ("gw", 0), "conv_weight_gradient": ("xg", 1)}
+
+
 def _conv_gradient(helper: str, operands: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         names, a = ", ".join(call.names[o] for o in operands), call.attrs
@@ -29,11 +104,66 @@ def _conv_gradient(helper: str, operands: str) -> Callable[[Call], str]:
     return code
 
 
-def _convolutions() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": usable_if(one_float, symmetric, filled)}
-    for name, operands in (("conv_input_gradient", "gw"), ("conv_weight_gradient", "xg")):
+def _cpu_convolutions() -> Iterator[LibraryKernel]:
+    more: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": both(one_float, symmetric, filled)}
+    for name, (operands, _) in _CONVOLUTIONS.items():
         pattern = f"{name}({', '.join(operands)}, shape=shape, {GEOMETRY})"
-        yield row(name, pattern, _conv_gradient(name, operands), setup=(name, "never_read"), **more)
+        yield cpu_row(name, pattern, _conv_gradient(name, operands), setup=(name, "never_read"), **more)
+
+
+def _images(call: Call) -> tuple[str, str]:
+    """Names of the images of a convolution's gradient; the third of its values is the weight or the weight's
+    gradient."""
+    return ("g", "out") if "w" in call.operands else ("x", "g")
+
+
+def _images_alike(call: Call) -> bool:
+    """Condition on calls: images have one float dtype. The weight, or its gradient, may have another one, as that of a
+    1x1 convolution has, whose rows are one element long."""
+    return len({call.buffers[n].type.dtype for n in _images(call)}) == 1 and dtypes_of(call) <= set(FLOATS)
+
+
+def _one_clear_layout(call: Call) -> bool:
+    """Condition on calls: images have two spatial axes, and no axis has size 1, so that channels-last is unambiguous;
+    cuDNN has no float64 in this layout."""
+    shapes = [extents(call.buffers[n]) for n in _images(call)]
+    return all(len(s) == 4 and min(s[1:]) > 1 for s in shapes) and "float64" not in dtypes_of(call)
+
+
+def _gpu_conv_gradient(name: str, last: bool, tuned: bool, tf32: bool) -> Callable[[Call], str]:
+    operands, index = _CONVOLUTIONS[name]
+
+    def code(call: Call) -> str:
+        g, other = call.names["g"], call.names[operands.replace("g", "")]
+        a, kind = call.attrs, call.output.type.dtype
+        geometry = f"{a['shape']}, {a['strides']}, {half_pads(call)}, {a['dilations']}, {a['groups']}"
+        made = f"cudnn_conv_gradient({index}, {g}, {other}, {geometry}, {last}, {tuned}, {tf32})"
+        return made if kind == call.operands["g"].type.dtype else f"{made}.to(torch.{kind})"
+
+    identify(code, f"torch_cuda.conv_gradient[{name},{last},{tuned},{tf32}]")
+    return code
+
+
+def _gpu_convolutions() -> Iterator[LibraryKernel]:
+    for (name, (operands, index)), (last, tuned, tf32) in product(
+        _CONVOLUTIONS.items(), product((False, True), repeat=3)
+    ):
+        style: dict[str, Any] = {"dense": ("*",)}
+        if last:
+            style = {"dense": ("w",), "layout": channels_last} if index == 0 else {}
+        if tf32:
+            style |= {"loss": LIBRARY_TF32, "rate": TF32.rate}
+        fits = both(_images_alike, symmetric, filled, _one_clear_layout if last else None, _single if tf32 else None)
+        yield gpu_row(
+            f"{name}{'_last' * last}{'_tuned' * tuned}{'_tf32' * tf32}",
+            f"{name}({', '.join(operands)}, shape=shape, {GEOMETRY})", _gpu_conv_gradient(name, last, tuned, tf32),
+            setup=("cudnn_conv_gradient",), family="conv", applies=fits, **style,
+        )  # fmt: skip
+
+
+def _single(call: Call) -> bool:
+    """Condition on calls: all values are float32."""
+    return dtypes_of(call) == {"float32"}
 
 
 # ---------------------------------------------------------------- norms
@@ -42,8 +172,24 @@ def _vector(name: str, rank: int) -> str:
     return f"reshape({name}, shape=(1, size(x, 1), {', '.join('1' * (rank - 2))}))".replace(", )", ",)")
 
 
-def _layer_norms() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "reduction", "dense": ("*",), "applies": usable_if(all_float, filled)}
+def _shape_of(result: int) -> Callable[[Call], str]:
+    """Make the function that gives the shape of a call's further result number `result` as source."""
+    return lambda call: literal(extents(call.more[result]))
+
+
+@identified("torch.norm_with_statistics")
+def _norm_with_statistics(call: Call) -> str:
+    n, kinds = call.names, [o.type.dtype for o in call.outputs]
+    text = (
+        f"torch.ops.aten.native_layer_norm({n['x']}, {n['g']}.shape, {n['g']}, {n['b']}, {literal(call.attrs['eps'])})"
+    )
+    narrower = kinds[0] != call.operands["x"].type.dtype
+    return f"rounded({text}, {', '.join(f'torch.{kind}' for kind in kinds)})" if narrower else text
+
+
+def _norms(row: Row, forward: Applies, backward: Applies) -> Iterator[LibraryKernel]:
+    """Layer norms; `forward`, `backward`: conditions on dtypes of norms with statistics, and of gradients."""
+    more: dict[str, Any] = {"family": "reduction", "dense": ("*",)}
     last = "(rank(x) - 1,)"
     centred = f"(x - mean(x, axes={last}))"
     deviation = (
@@ -51,101 +197,248 @@ def _layer_norms() -> Iterator[LibraryKernel]:
     )
     yield row(
         "norm_with_statistics", f"layer_norm(x, g, b, eps=eps); mean(x, axes={last}); {deviation}",
-        "torch.ops.aten.native_layer_norm.out({x}, {g}.shape, {g}, {b}, {eps}, out0={out}, out1={out1}, out2={out2})", **more,
+        _norm_with_statistics, setup=("rounded",), applies=both(forward, filled), **more,
     )  # fmt: skip
-    gradient = "layer_norm_gradient(x, g, w, m, r)"
-    yield row("layer_norm_gradient", gradient, "layer_norm_gradient({g}, {x}, {w}, {m}, {r}, {out})",
-              setup=("copied", "layer_norm_gradient"), **more)  # fmt: skip
+    more |= {"setup": ("layer_norm_gradient", "rounded"), "applies": both(backward, filled)}
+    gradient, function = "layer_norm_gradient(x, g, w, m, r)", "layer_norm_gradient"
+    yield row("layer_norm_gradient", gradient, _norm_gradient(function, True), **more)
     for rank in RANKS:
         axes = repr(tuple(range(rank - 1)))
         yield row(
             f"layer_norm_gradients{rank}", f"{gradient}; sum(g * ((x - m) * r), axes={axes}); sum(g, axes={axes})",
-            "layer_norm_gradient({g}, {x}, {w}, {m}, {r}, {out}, {out1}, {out2})",
-            when=(f"rank(x) == {rank}",), setup=("copied", "layer_norm_gradient"), **more,
+            _norm_gradient(function, True, _shape_of(0)), when=(f"rank(x) == {rank}",), **more,
         )  # fmt: skip
 
 
-def _batch_norms() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "reduction", "dense": ("*",), "applies": usable_if(all_float, filled)}
-    gradient = "batch_norm_gradient(x, g, w, m, r)"
-    yield row("batch_norm_gradient", gradient, "batch_norm_gradient({g}, {x}, {w}, {m}, {r}, {out})",
-              setup=("copied", "batch_norm_gradient"), **more)  # fmt: skip
+def _batch_norms(row: Row, backward: Applies) -> Iterator[LibraryKernel]:
+    """Gradients of batch norms; `backward`: condition on dtypes."""
+    more: dict[str, Any] = {"family": "reduction", "dense": ("*",), "applies": both(backward, filled)}
+    more |= {"setup": ("batch_norm_gradient", "rounded")}
+    gradient, function = "batch_norm_gradient(x, g, w, m, r)", "batch_norm_gradient"
+    yield row("batch_norm_gradient", gradient, _norm_gradient(function, False), **more)
     for rank in RANKS:
         axes, (m, r) = repr((0, *range(2, rank))), (_vector(v, rank) for v in "mr")
         yield row(
             f"batch_norm_gradients{rank}", f"{gradient}; sum(g * ((x - {m}) * {r}), axes={axes}); sum(g, axes={axes})",
-            "batch_norm_gradient({g}, {x}, {w}, {m}, {r}, {out}, {out1}, {out2})",
-            when=(f"rank(x) == {rank}",), setup=("copied", "batch_norm_gradient"), **more,
+            _norm_gradient(function, False, _shape_of(0)), when=(f"rank(x) == {rank}",), **more,
         )  # fmt: skip
 
 
-def _group_norms() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "reduction", "dense": ("*",), "applies": usable_if(all_float, filled)}
+def _several_each(call: Call) -> bool:
+    """Condition on calls: channels have more than one element, and cuDNN's limits hold."""
+    shape = extents(call.operands["x"])
+    return len(shape) >= 2 and prod(shape) > shape[1]
+
+
+def _gpu_batch_norms() -> Iterator[LibraryKernel]:
+    """Batch norms of a training step by PyTorch's kernels and by cuDNN, whose gains are float32."""
+    alike = accumulated("x out", "g b", "out1 out2 out3")
+    wide: Applies = lambda c: (
+        _kinds(c, "g b") == {"float32"} and _kinds(c, "x") != {"float64"} and c.attrs["eps"] >= 1e-5
+    )
+    pattern = (
+        "batch_norm_training(x, g, b, eps=eps); channel_mean(x); channel_variance(x); channel_deviation(x, eps=eps)"
+    )
+    for (prefix, condition), last in product({"": None, "cudnn_": wide}.items(), (False, True)):
+        yield gpu_row(
+            f"{prefix}batch_norm_training{'_last' * last}", pattern,
+            f"batch_norm_statistics({{x}}, {{g}}, {{b}}, {{eps}}, {bool(prefix)})", setup=("batch_norm_statistics",),
+            family="reduction", applies=both(alike, filled, _several_each, condition, _turned if last else None),
+            **({"layout": channels_last} if last else {"dense": ("*",)}),
+        )  # fmt: skip
+
+
+def _turned(call: Call) -> bool:
+    """Condition on calls: the image is channels-last, without doubt."""
+    x = call.operands["x"]
+    return x.type.rank == 4 and is_channels_last(x) and min(extents(x)[1:]) > 1
+
+
+def _group_norms(row: Row) -> Iterator[LibraryKernel]:
+    more: dict[str, Any] = {"family": "reduction", "dense": ("*",), "applies": both(all_float, filled)}
     yield row(
         "group_norm_with_statistics",
         "group_norm(x, w, b, groups=groups, eps=eps); group_mean(x, groups=groups); group_deviation(x, groups=groups, eps=eps)",
-        "group_norm_statistics({x}, {w}, {b}, {groups}, {eps}, {out}, {out1}, {out2})", setup=("copied", "group_norm_statistics"), **more,
+        "group_norm_statistics({x}, {w}, {b}, {groups}, {eps})", setup=("group_norm_statistics",), **more,
     )  # fmt: skip
     gradient, gain = (
         "group_norm_gradient(x, g, w, m, r, groups=groups)",
         "group_norm_gain_gradient(x, g, m, r, groups=groups)",
     )
-    yield row("group_norm_gradient", gradient, "group_norm_gradient({g}, {x}, {w}, {m}, {r}, {groups}, {out})",
-              setup=("copied", "group_norm_gradient"), **more)  # fmt: skip
+    function = "group_norm_gradient({g}, {x}, {w}, {m}, {r}, {groups}, "
+    yield row("group_norm_gradient", gradient, function + "None)", setup=("group_norm_gradient",), **more)
     for rank in RANKS:
         yield row(
             f"group_norm_gradients{rank}", f"{gradient}; {gain}; sum(g, axes={(0, *range(2, rank))!r})",
-            "group_norm_gradient({g}, {x}, {w}, {m}, {r}, {groups}, {out}, {out1}, {out2})",
-            when=(f"rank(x) == {rank}",), setup=("copied", "group_norm_gradient"), **more,
+            spell(function + "{shift})", shift=_shape_of(1)), when=(f"rank(x) == {rank}",),
+            setup=("group_norm_gradient",), **more,
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------- softmax, attention
-def _softmaxes() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "reduction", "applies": usable_if(one_float, filled)}
+# ---------------------------------------------------------------- softmax, pooling, embeddings
+def _softmaxes(row: Row) -> Iterator[LibraryKernel]:
+    more: dict[str, Any] = {"family": "reduction", "applies": both(one_float, filled)}
     for name in ("softmax", "log_softmax"):
         function = f"torch.ops.aten._{name}_backward_data.out({{g}}, {{y}}, {{axis}}, {{g}}.dtype, "
         result = "grad_input={out})" if name == "softmax" else "out={out})"
         yield row(f"{name}_gradient", f"{name}_gradient(g, y, axis=axis)", function + result, **more)
 
 
-def _four_axes(call: Call) -> bool:
+def _float_images(call: Call) -> bool:
+    """Condition on calls: values of one float dtype, indices of int64."""
+    kinds = {n: o.type.dtype for n, o in call.buffers.items()}
+    floats = {d for d in kinds.values() if d != "int64"}
+    return len(floats) == 1 and floats <= set(FLOATS) and kinds.get("i", "int64") == "int64"
+
+
+def _torch_windows(call: Call) -> bool:
+    """Condition on calls: Torch has this max pooling over two axes: symmetric padding of at most half a window."""
+    a = call.attrs
+    return symmetric(call) and len(a["kernel"]) == 2 and all(2 * p <= k for p, k in zip(a["pads"], a["kernel"]))
+
+
+def _gpu_pools() -> Iterator[LibraryKernel]:
+    attrs = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
+    more: dict[str, Any] = {"family": "reduction", "dense": ("*",)}
+    yield gpu_row(
+        "max_pool_with_indices", f"max_pool(x, {attrs}); max_pool_indices(x, {attrs})",
+        spell("torch.ops.aten.max_pool2d_with_indices({x}, {kernel}, {strides}, {half}, {dilations})",
+              half=lambda call: repr(half_pads(call))),
+        applies=both(_float_images, filled, _torch_windows), **more,
+    )  # fmt: skip
+    yield gpu_row("max_pool_gradient", "max_pool_gradient(g, i, shape=shape)", "max_pool_gradient({g}, {i}, {shape})",
+                  setup=("max_pool_gradient",), applies=both(_float_images, filled), **more)  # fmt: skip
+
+
+def _rows_of_table(call: Call) -> bool:
+    """Condition on calls: gradients of one float dtype, or 16-bit ones of a float32 table, and indices that ATen
+    takes."""
+    kinds = {n: o.type.dtype for n, o in call.buffers.items()}
+    alike = kinds["g"] == kinds["out"] or (kinds["g"] in dtypes.HALVES and kinds["out"] == "float32")
+    return kinds["i"] in ("int32", "int64") and alike and kinds["g"] in FLOATS
+
+
+def _of_result(name: str) -> Callable[[Call], str]:
+    """Make the function that gives an operand, widened if the result is wider, as source."""
+    return lambda call: (
+        f"{call.names[name]}.float()" if call.operands[name].type.dtype != call.output.type.dtype else call.names[name]
+    )
+
+
+def _embeddings(row: Row, index: str) -> Iterator[LibraryKernel]:
+    """Gradients of tables. `index`: source of the indices, which must lie inside of the table on a GPU."""
+    yield row(
+        "embedding_gradient", "embedding_gradient(g, i, shape=shape, skipped=skipped)",
+        spell(f"torch.ops.aten.embedding_dense_backward({{wide}}, {index}, {{rows}}, {{skipped}}, False)",
+              rows=lambda call: literal(call.attrs["shape"][0]), wide=_of_result("g")),
+        family="scatter", dense=("*",), applies=both(_rows_of_table, filled),
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- attention
+def _heads(call: Call) -> bool:
     """Condition on calls: query, key and value are [batch, heads, T, D] with equal widths, as fused attention needs;
     with a causal mask, which it aligns at the first position, also with equal lengths. Last axes are contiguous: fused
-    attention does not look at their strides. Halves are excluded: their statistics are float32."""
-    if any(o.strides[-1] != 1 or o.type.dtype not in ("float32", "float64") for o in call.operands.values()):
+    attention does not look at their strides."""
+    if any(o.strides[-1] != 1 for n, o in call.operands.items() if n != "s"):
         return False
     q, k, v = (extents(call.operands[n]) for n in "qkv")
     aligned = not call.attrs["causal"] or q[-2] == k[-2]
     return aligned and len(q) == 4 and q[:2] == k[:2] == v[:2] and q[-1] == v[-1]
 
 
-def _attentions() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "attention", "applies": usable_if(all_float, filled, _four_axes)}
-    plain, attrs = "scale=scale, causal=causal", "scale=scale, causal=causal, window=0, softcap=0.0"
-    for masked in (False, True):
+def _wide_statistics(call: Call) -> bool:
+    """Condition on calls: float32 or float64. Fused attention of 16-bit values has float32 statistics, which the CPU's
+    rows do not state."""
+    return call.output.type.dtype in ("float32", "float64")
+
+
+_PLAIN, _ATTRS = "scale=scale, causal=causal", "scale=scale, causal=causal, window=0, softcap=0.0"
+_ORDERS = {"query": "q, k, v", "key": "k, q, v", "value": "v, q, k"}
+
+
+def _attention(
+    row: Row, kernel: str, helpers: tuple[str, str], masks: Sequence[bool], applies: Applies
+) -> Iterator[LibraryKernel]:
+    """Attention with its statistics, and its gradients, by helpers that get the name `kernel`, if any, first.
+
+    Libraries compute results in the layout [batch, T, heads, D]: the result may stay there, and gradients that are
+    permuted to it, as those of projections are, need no copy.
+    """
+    first, ending = (f"{kernel!r}, ", f"_{kernel}") if kernel else ("", "")
+    for masked, inside in product(masks, (False, True)):
         prefix, m, value = ("masked_", ", a", "{a}") if masked else ("", "", "None")
+        rest = f"{value}, {{scale}}, {{causal}}, {inside})"
+        more: dict[str, Any] = {"family": "attention", "applies": applies, "layout": heads_inside if inside else None}
+        if kernel or not inside:  # on a CPU no other kernel writes this layout
+            yield row(
+                f"{prefix}attention_with_statistics{'_rows' * inside}{ending}",
+                f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
+                f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads"), **more,
+            )  # fmt: skip
+        terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
+        terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
         yield row(
-            f"{prefix}attention_with_statistics",
-            f"{prefix}attention(q, k, v{m}, {attrs}); {prefix}attention_statistics(q, k{m}, {plain})",
-            f"attention_statistics({{q}}, {{k}}, {{v}}, {value}, {{scale}}, {{causal}}, {{out}}, {{out1}})",
-            setup=("copied", "attention_statistics"), **more,
+            f"{prefix}attention_gradients{'_rows' * inside}{ending}", "; ".join(terms),
+            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}", setup=(helpers[1],),
+            **{**more, "layout": None},
         )  # fmt: skip
-        orders = {"query": "q, k, v", "key": "k, q, v", "value": "v, q, k"}
-        terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {plain})" for of, o in orders.items()]
-        yield row(
-            f"{prefix}attention_gradients", "; ".join(terms),
-            f"attention_gradients({{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {value}, {{scale}}, {{causal}}, {{out}}, {{out1}}, "
-            "{out2})",
-            setup=("copied", "attention_gradients"), **more,
-        )  # fmt: skip
+
+
+def _cpu_attentions() -> Iterator[LibraryKernel]:
+    fits = both(all_float, filled, _heads, _wide_statistics)
+    return _attention(cpu_row, "", ("attention_statistics", "attention_gradients"), (False, True), fits)
+
+
+#: Fused attention of GPUs -> dtypes that it takes, and whether it takes a mask.
+_FUSED: dict[str, tuple[tuple[str, ...], bool]] = {
+    "efficient": (("float32", *dtypes.HALVES), True), "flash": (dtypes.HALVES, False), "cudnn": (dtypes.HALVES, False),
+}  # fmt: skip
+
+
+def _fused(kernel: str) -> Applies:
+    """Make the condition on calls that a fused attention of GPUs, with float32 statistics, takes the operands."""
+    kinds, _ = _FUSED[kernel]
+    widest = 128 if kernel == "cudnn" else 256
+
+    def condition(call: Call) -> bool:
+        values = {
+            o.type.dtype
+            for n, o in call.buffers.items()
+            if n not in "sa" and not (n == "out1" and "s" not in call.operands)
+        }
+        statistics = call.operands["s"] if "s" in call.operands else call.more[0]
+        width = extents(call.operands["q"])[-1]
+        whole = all(s % 8 == 0 for n, o in call.operands.items() if n not in "sa" for s in o.strides[:-1])
+        return (len(values) == 1 and values <= set(kinds) and statistics.type.dtype == "float32" and whole
+                and type(width) is int and width % 8 == 0 and width <= widest)  # fmt: skip
+
+    return condition
+
+
+def _gpu_attentions() -> Iterator[LibraryKernel]:
+    for kernel, (_, masks) in _FUSED.items():
+        helpers, fits = ("fused_attention", "fused_attention_gradients"), both(filled, _heads, _fused(kernel))
+        yield from _attention(gpu_row, kernel, helpers, (False, True) if masks else (False,), fits)
 
 
 def training() -> list[LibraryKernel]:
     """Library kernels of training steps that run Torch code on the CPU."""
     return [
-        *_convolutions(), *_layer_norms(), *_batch_norms(), *_group_norms(), *_softmaxes(), *_attentions(),
+        *_cpu_convolutions(), *_norms(cpu_row, all_float, all_float), *_batch_norms(cpu_row, all_float), *_group_norms(cpu_row),
+        *_softmaxes(cpu_row), *_embeddings(cpu_row, "{i}"), *_cpu_attentions(),
     ]  # fmt: skip
 
 
-__all__ = ["training"]
+def gpu_training() -> list[LibraryKernel]:
+    """Library kernels of training steps that run Torch code on a GPU."""
+    norm = accumulated("x g b", "x", "out1 out2", "out")
+    layer, channels = accumulated("x g w", "", "m r", "out out1 out2"), accumulated("x g", "w", "m r", "out out1 out2")
+    return [
+        *_gpu_convolutions(), *_norms(gpu_row, norm, layer),
+        *_batch_norms(gpu_row, channels), *_gpu_batch_norms(),
+        *_group_norms(gpu_row), *_softmaxes(gpu_row), *_gpu_pools(), *_embeddings(gpu_row, "{i}.clamp(0, {rows} - 1)"), *_gpu_attentions(),
+    ]  # fmt: skip
+
+
+__all__ = ["gpu_training", "training"]

@@ -61,6 +61,8 @@ class Manifest:
     # free size -> (minimum, maximum, size the plan was chosen for)
     sizes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     launch_mode: str = ""  # "flat", "graph" or "copying" (see gpu_calls.py); "": chosen by timing the first calls
+    # of a GPU program with free sizes: calls at some sizes after which recording their launches pays; 0: not measured
+    break_even: int = 0
 
     binaries: Mapping[str, str] = field(default_factory=dict)  # file of a compiled kernel -> its checksum
     compared: str = ""  # report text with both times, if the caller's own function was faster than the program
@@ -159,6 +161,7 @@ class _File:
     hardware: str = ""
     compared: str = ""
     way: Literal["", "flat", "graph", "copying"] = ""
+    break_even: Natural = 0
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
     binaries: dict[str, str] = field(default_factory=dict)
     kernel_files: dict[str, str] = field(default_factory=dict)
@@ -209,8 +212,8 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, compared=record.compared, launch_mode=record.way, binaries=record.binaries,
-        kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
+        hardware=record.hardware, compared=record.compared, launch_mode=record.way, break_even=record.break_even,
+        binaries=record.binaries, kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
         borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed), **specs,
     )  # fmt: skip
 

@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.weight_data import Data
 from ...egraph.ops.ops import Type
 from ...egraph.types import dtypes
 from ...errors import ShapeError, UsageError
 from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
+from ...private import code_folder
 from ...writing.files import named_path
 from ...writing.folders import replacing_folder
 from ..device import HOST
@@ -41,7 +43,7 @@ from .program_calls import ProgramCalls
 from .program_folder import refuse_occupied, stored_bytes, write_program
 from .self_check import write_check
 from .torch_modes import in_plain_modes, mode_to_leave
-from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of
+from .weights import Array, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of
 
 
 class Program(ProgramCalls):
@@ -193,6 +195,13 @@ class Program(ProgramCalls):
         nbytes = sum(map(bytes_of, self.manifest.weights)) - (0 if pool is None else pool.held(weights))
         return nbytes / rates.HOST.reference_bytes_per_s
 
+    def compile(self) -> None:
+        """Compile the C kernels of a program that is not bound yet, so that binding finds them in the folder of
+        compiled code; does nothing without such a folder, or for a program without C kernels. Raises
+        DeviceUnavailableError as `bind` does."""
+        if self._run is None and "C_SOURCE" in self.source and code_folder("c") is not None:
+            executed(self.source, self.manifest.name, self._usable())
+
     def _bind(self) -> None:
         self.check_room()
         space = executed(self.source, self.manifest.name, self._usable())
@@ -200,7 +209,11 @@ class Program(ProgramCalls):
         self._in_mode = mode_to_leave(space.get("torch"), bool(self.manifest.sizes))
         self.states = {spec[0]: self._state_memory(spec) for spec in self.manifest.states}
         self._reset()
-        weights = self._weights if self._pool is None else self._pool.of(self._weights, self._exchange, self.tensors)
+        weights: Mapping[str, Any] = self._weights
+        if self._pool is not None:
+            weights = self._pool.of(self._weights, self._exchange, self.tensors)
+        elif isinstance(self._weights, StoredWeights) and self.tensors.startswith(GPU_KIND):
+            weights = self._weights.mapped()
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
             self._run = self._programs.bound(
@@ -208,6 +221,8 @@ class Program(ProgramCalls):
             )
         if self._steady and hasattr(self._run, "steady"):
             self._run.steady = self._steady
+        if self.manifest.launch_mode and self.manifest.break_even and hasattr(self._run, "break_even"):
+            self._run.break_even = self.manifest.break_even
 
     def share(self, states: dict[str, Any], weights: SharedWeights | None = None) -> Program:
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
@@ -404,7 +419,8 @@ class Program(ProgramCalls):
     def _write(self, part: Path) -> None:
         """Write this plan's files into an empty folder."""
         self._collect()
-        manifest = replace(self.manifest, launch_mode=getattr(self._run, "way", "") or self.manifest.launch_mode)
+        mode, calls = getattr(self._run, "way", ""), getattr(self._run, "break_even", 0)
+        manifest = replace(self.manifest, launch_mode=mode, break_even=calls) if mode else self.manifest
         write_program(part, manifest, self.source, self._weights, self._binaries)
         if self.report is not None:
             (part / "report.json").write_text(json.dumps(self.report.to_json()), encoding="utf-8")

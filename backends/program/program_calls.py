@@ -17,7 +17,7 @@ from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
 from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
-from ..runtime.cpu_tensors import LARGE, TensorCalls
+from ..runtime.cpu_tensors import LARGE, TensorCalls, refuse_tangents
 from ..runtime.fixed_arguments import without_fixed
 from ..runtime.marshalling import Quick
 from .buckets import BucketForm, CallsAtSizes
@@ -117,6 +117,7 @@ class ProgramCalls(Unpicklable, ABC):
         return self._flat(args, named)
 
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        refuse_tangents(args if not named else (*args, *named.values()))
         if not named:
             if self._direct is not None and args and (results := self._launched(self._direct, args)) is not None:
                 return results

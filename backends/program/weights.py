@@ -7,8 +7,9 @@ import json
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -247,25 +248,14 @@ class StoredWeights(KeyedWeights):
         return key in self.specs
 
     def __getitem__(self, key: str) -> Array:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
-        if key not in self.specs:
-            raise BadWeightsError(
-                f"the program reads the weight {key!r}, which its manifest does not list", where=str(self.path)
-            )
-        shape, dtype = self.specs[key]
-        dtypes.numpy_dtype(dtype)  # safetensors knows bfloat16 by name once it is registered with NumPy
-        try:
+        def read() -> Array:
             with safe_open(self.path, framework="numpy") as file:
-                array: Array = file.get_tensor(key)
-        except (OSError, SafetensorError) as error:
-            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
-        if self._facts() != self._file:
-            raise BadWeightsError(
-                "the weights were replaced since the program was loaded", where=str(self.path), hint="load it again"
-            )
-        if array.shape != shape or dtypes.name_of(array.dtype) != dtype:
-            raise BadWeightsError(f"weight {key!r} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
+                found: Array = file.get_tensor(key)
+            return found
+
+        array: Array = self.read(key, read, lambda found: dtypes.name_of(found.dtype))
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -274,6 +264,37 @@ class StoredWeights(KeyedWeights):
     def __len__(self) -> int:
         return len(self.specs)
 
+    def read(self, key: str, read: Callable[[], Any], dtype_of: Callable[[Any], str]) -> Any:
+        """The weight `key` as the function `read` gives it. Raises BadWeightsError if the file cannot be read, was
+        replaced, or has a weight of another shape or dtype (`dtype_of`: name of that of a weight)."""
+        from safetensors import SafetensorError
+
+        if key not in self.specs:
+            raise BadWeightsError(
+                f"the program reads the weight {key!r}, which its manifest does not list", where=str(self.path)
+            )
+        shape, dtype = self.specs[key]
+        dtypes.numpy_dtype(dtype)  # safetensors knows bfloat16 by name once it is registered with NumPy
+        try:
+            found = read()
+        except (OSError, SafetensorError) as error:
+            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
+        if self._facts() != self._file:
+            raise BadWeightsError(
+                "the weights were replaced since the program was loaded", where=str(self.path), hint="load it again"
+            )
+        if tuple(found.shape) != shape or dtype_of(found) != dtype:
+            raise BadWeightsError(
+                f"weight {key!r} is {dtype_of(found)}{list(found.shape)}, not {dtype}{list(shape)}",
+                where=str(self.path),
+            )
+        return found
+
+    def mapped(self) -> Mapping[str, Any]:
+        """The weights as Torch tensors over the memory-mapped file, for a device that copies them from there: arrays
+        would be one copy more. Reading a weight raises BadWeightsError as reading an array does."""
+        return _MappedWeights(self)
+
     def pool_key(self, key: str) -> Hashable:
         """Key under which programs share the weight `key` in a pool: its place in the file."""
         return self.path, key
@@ -281,6 +302,31 @@ class StoredWeights(KeyedWeights):
     def nbytes(self, key: str) -> int:
         """Bytes of the weight `key`."""
         return bytes_of((key, *self.specs[key]))
+
+
+class _MappedWeights(Mapping[str, Any]):
+    """The weights of `stored` as Torch tensors over its file, which is opened at the first read."""
+
+    def __init__(self, stored: StoredWeights) -> None:
+        self.stored = stored
+
+    @cached_property
+    def file(self) -> Any:
+        """The open file."""
+        from safetensors import safe_open
+
+        return safe_open(self.stored.path, framework="pt")
+
+    def __getitem__(self, key: str) -> Any:
+        return self.stored.read(
+            key, lambda: self.file.get_tensor(key), lambda found: str(found.dtype).removeprefix("torch.")
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
 
 
 class BorrowedWeights(KeyedWeights):

@@ -4,7 +4,7 @@ tensors."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,6 +41,17 @@ def is_transformed(x: Any) -> bool:
     """Whether the tensor `x` is one of torch.func's (vmap, grad, jvp), which kernels would read without its axes or
     tangents."""
     return bool(sys.modules["torch"]._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def refuse_tangents(given: Iterable[Any]) -> None:
+    """Raise UsageError if a tensor in `given` has a tangent of forward-mode differentiation
+    (`torch.autograd.forward_ad`), which results of a program would not have. Fast outside of its levels."""
+    modes = sys.modules.get("torch.autograd.forward_ad")
+    if modes is None or modes._current_level < 0:
+        return
+    for x in given:
+        if is_torch(x) and modes.unpack_dual(x).tangent is not None:
+            raise without_data("it has a tangent of forward-mode differentiation")
 
 
 def without_data(why: str) -> UsageError:
@@ -179,6 +190,7 @@ __all__ = [
     "is_plain",
     "is_torch",
     "is_transformed",
+    "refuse_tangents",
     "tensor_guard",
     "tensor_of",
     "without_data",

@@ -158,6 +158,9 @@ def run(out_, scratch):
 """
 
 
+WARM_CUDA = 'extern "C" __global__ void nothing() {}'
+
+
 def begin(capability: int) -> None:
     """Load the compilers and compile a trivial kernel for the compute capability, since the first compilation takes
     seconds.
@@ -175,4 +178,4 @@ def begin(capability: int) -> None:
 def _load_nvrtc(capability: int) -> None:
     """Load NVRTC, if cuda-core is installed."""
     with contextlib.suppress(Exception):
-        CudaKernel("nothing", 1, 1, text='extern "C" __global__ void nothing() {}').compiled(f"sm_{capability}")
+        CudaKernel("nothing", 1, 1, text=WARM_CUDA).compiled(f"sm_{capability}")

@@ -246,7 +246,7 @@ def _checked(
     roots: Sequence[Tensor], given: Mapping[str, Any], operands: Mapping[str, Array], call: Call, got: Sequence[Array], flops: float
 ) -> tuple[str, dict[str, float]]:  # fmt: skip
     """(precision of the reference, error norms of a kernel's outputs). Raises Wrong for a large error."""
-    floats = [o.type.dtype for o in call.places.values() if dtypes.is_float(o.type.dtype)]
+    floats = [o.type.dtype for o in call.buffers.values() if dtypes.is_float(o.type.dtype)]
     allowed = max((compare.KERNEL[d] for d in floats), default=0.0)
     with np.errstate(all="ignore"), one_blas_thread():
         if (strips := strips_of(roots, operands)) is not None:

@@ -16,6 +16,7 @@ from ...egraph.ops.ops import Type
 from ...egraph.patterns.pattern_parser import parse_terms
 from ...egraph.types import dtypes
 from ...egraph.types.dtypes import torch_dtype
+from ...extract.model.clock import Clock
 from ...extract.model.kernel import Call
 from ...extract.model.meaning import pattern_terms
 from ...extract.model.work import is_read, written_into
@@ -32,7 +33,7 @@ from .result_check import Wrong
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
 
 
-FIRST_CALLS = 8  # calls of the first sample, which determines the number of calls for quick samples
+FIRST_US = 2000.0  # duration of the calls of the first recording, if the host's launches were as short as they seem
 ROTATION = 2  # minimum total size of rotating operand sets, as a multiple of the cache size
 ROOM = 3  # the same where memory allows
 HIDING = 3  # cache-filling copies that hide the host's launch overhead
@@ -79,41 +80,36 @@ class CapturedCalls:
 
 @dataclass
 class Arguments:
-    """One set of operands of a kernel, with separate outputs between guard zones: `buffers` has (bytes, tensor) of each
-    output."""
+    """One set of operands of a kernel, and the tensors on the device into which the kernel writes its outputs."""
 
     operands: Mapping[str, Any]
-    buffers: Sequence[tuple[Any, Any]]
-
-    @property
-    def outputs(self) -> list[Any]:
-        """The tensors on the device into which the kernel writes its outputs."""
-        return [out for _, out in self.buffers]
+    outputs: Sequence[Any]
 
 
 class Bench:
     """Test bench of one kernel: operands, float64 reference, and the trials of its schedules.
 
     `pattern`: the kernel's meaning, as text. `call`: a call of it. `loss`: relative error that the kernel may add by
-    rounding its operands. `alone`: context manager entered while the device works, which holds the GPU lock.
+    rounding its operands. `alone`: context manager entered while the device works, which holds the GPU lock: another
+    process times its kernels while this one loads and records its own. `clock`: seconds of the steps.
     """
 
     def __init__(
         self, device: MeasuringDevice, pattern: str, call: Call, loss: float = 0.0,
-        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        alone: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext, clock: Clock | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.call = device, call
+        self.device, self.call, self.alone, self.clock = device, call, alone, clock or Clock()
         self.roots = pattern_terms(parse_terms(pattern), call)
         self.roles = gpu_operands.operand_roles(self.roots)
         self.bases = {n: o for n, o in written_into(self.roots).items() if call.operands[o] == call.outputs[n]}
         # in-place outputs of which a call touches a few rows; those that it also reads are as cold as other operands
         self.unread = {n: o for n, o in self.bases.items() if not is_read(self.roots, n)}
         self.sets: list[Arguments] = []
+        self.buffers: list[Any] = []  # bytes of the first set's outputs, between guard zones
         self.tried: dict[int, LoadedKernel] = {}
         self.size = 1.0  # scale of the operand values, besides their roles
-        with alone():
+        with self._turn("draw"):
             self._drawn()
-            device.synchronize()
         operands = self.sets[0].operands
         untouched = {*self.bases.values()}, {*self.unread}
         tensors = [x for n, x in operands.items() if n not in untouched[0]]
@@ -124,14 +120,21 @@ class Bench:
         # relative error from which limits of elements and slices follow
         self.allowed = max([loss, *(compare.KERNEL[d] for d in floats)])
 
+    @contextlib.contextmanager
+    def _turn(self, step: str) -> Iterator[None]:
+        """Context manager in which this process has the device; its seconds, without the wait, are those of `step`."""
+        with self.alone(), self.clock.running(step):
+            yield
+            self.device.synchronize()
+
     def _drawn(self) -> None:
         """Draw the operands and compute the reference."""
-        self.sets.clear()
         operands = {
             n: gpu_operands.draw(n, o, self.roles.get(n, gpu_operands.OperandRole()), self.device.name, self.size)
             for n, o in self.call.operands.items()
         }
-        self.sets.append(self._set(operands))
+        rooms = [gpu_operands.room(o, self.device.name) for o in self.call.outputs]
+        self.buffers, self.sets = [raw for raw, _ in rooms], [Arguments(operands, [out for _, out in rooms])]
         self.want = [evaluate(root, operands) for root in self.roots]
         self.before = self._sums(operands.values())
 
@@ -147,15 +150,6 @@ class Bench:
                 if bool((fits & ~torch.isfinite(evaluate(root, values, wide=False))).any()):
                     return True
         return False
-
-    def _set(self, operands: Mapping[str, Any]) -> Arguments:
-        """Operands with new outputs. Outputs that update an operand in place (scatter) and are not read are shared by
-        all sets."""
-        buffers = [
-            self.sets[0].buffers[n] if self.sets and n in self.unread else gpu_operands.room(o, self.device.name)
-            for n, o in enumerate(self.call.outputs)
-        ]
-        return Arguments(operands, buffers)
 
     def _sums(self, tensors: Iterable[Any]) -> Any:
         """A checksum of each tensor's bytes."""
@@ -195,11 +189,31 @@ class Bench:
             tried.prepared.clear()
 
     def _attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
+        with self._turn("check"):
+            accuracy, first, once = self._first_run(tried)
+        self.tried[index] = tried
+        longest = FIRST_US if once < QUICK_US else QUICK_US
+        turn = self._recorded(tried, self._call_count(_within(longest / once, 1, QUICK_CALLS)))
+        if once < QUICK_US and turn.calls < QUICK_CALLS:  # this may be the host's launch time
+            with self._turn("sample"):
+                (once,) = self._sampled(turn, 1)
+            calls = self._call_count(_within(QUICK_US / once, 1, QUICK_CALLS))
+            turn = self._recorded(tried, calls) if calls > turn.calls else turn
+        with self._turn("sample"):
+            samples = self._sampled(turn, QUICK_SAMPLES)
+            if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
+                raise Wrong("results differ between runs")
+        tried.us = sorted(samples)[len(samples) // 2]
+        return {"accuracy": accuracy, "cold": samples}
+
+    def _first_run(self, tried: LoadedKernel) -> tuple[dict[str, float], Any, float]:
+        """Run a schedule on the first set of operands and check its result; returns (error norms, checksums of the
+        outputs, rough µs of a call). The checksums are None if the outputs may differ between runs."""
         import torch
 
         size = tried.text.scratch + 2 * gpu_operands.ZONE
         tried.scratch = torch.full((size,), gpu_operands.POISON, dtype=torch.uint8, device=self.device.name)
-        for raw, _ in self.sets[0].buffers:
+        for raw in self.buffers:
             raw.fill_(gpu_operands.POISON)
         result = self._call(tried, self.sets[0])()
         self.device.synchronize()
@@ -211,21 +225,10 @@ class Bench:
             self.size /= 2
             self._drawn()
             tried.prepared.clear()
-            return self._attempt(index, tried)
+            return self._first_run(tried)
         steady = tried.text.generated and not self.bases
         first = self._sums(self.sets[0].outputs) if steady else None
-        self.tried[index] = tried
-        once = min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
-        turn = self._recorded(tried, self._call_count(_within(QUICK_US / once, 1, FIRST_CALLS)))
-        if once < QUICK_US:  # this may be the host's launch time
-            (once,) = self._sampled(turn, 1)
-            calls = self._call_count(_within(QUICK_US / once, 1, QUICK_CALLS))
-            turn = self._recorded(tried, calls) if calls > turn.calls else turn
-        samples = self._sampled(turn, QUICK_SAMPLES)
-        if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
-            raise Wrong("results differ between runs")
-        tried.us = sorted(samples)[len(samples) // 2]
-        return {"accuracy": accuracy, "cold": samples}
+        return accuracy, first, min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
 
     def _call(self, tried: LoadedKernel, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
         """The kernel bound to one set of operands.
@@ -261,9 +264,9 @@ class Bench:
 
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
         """
-        answers = [result] if tried.text.fresh else self.sets[0].outputs
-        buffers = [raw for raw, _ in self.sets[0].buffers]
-        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*buffers, tried.scratch)):
+        several = len(self.call.outputs) > 1
+        answers = (result if several else [result]) if tried.text.fresh else self.sets[0].outputs
+        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*self.buffers, tried.scratch)):
             raise Wrong("it writes outside its output or scratch")
         if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
             raise Wrong("it writes to its inputs")
@@ -302,14 +305,25 @@ class Bench:
         """Enough operand sets for `calls` consecutive calls to miss the cache, within the memory budget."""
         most = self.device.budget_bytes // self.nbytes
         wanted = min(calls, -(-ROOM * self.device.cache_bytes // self.nbytes), max(1, most))
-        while len(self.sets) < wanted:
-            first = self.sets[0].operands
-            copies = {
-                n: first[n] if n in self.bases.values() else gpu_operands.place(first[n], o, self.device.name)
-                for n, o in self.call.operands.items()
-            }
-            self.sets.append(self._set(copies))
+        if len(self.sets) < wanted:
+            with self._turn("copy"):
+                self.sets += self._copied(wanted - len(self.sets))
         return self.sets[:wanted]
+
+    def _copied(self, count: int) -> list[Arguments]:
+        """Copies of the first set. Operands that are updated in place, and outputs that update one and are not read,
+        are shared by all sets."""
+        first, device = self.sets[0], self.device.name
+        shared = {*self.bases.values()}
+        operands = {
+            n: [first.operands[n]] * count if n in shared else gpu_operands.copies(first.operands[n], o, count)
+            for n, o in self.call.operands.items()
+        }
+        outputs = [
+            [first.outputs[n]] * count if n in self.unread else gpu_operands.rooms(o, count, device)
+            for n, o in enumerate(self.call.outputs)
+        ]
+        return [Arguments({n: x[i] for n, x in operands.items()}, [x[i] for x in outputs]) for i in range(count)]
 
     def _recorded(self, tried: LoadedKernel, calls: int, *, cold: bool = True) -> CapturedCalls:
         """Capture `calls` calls in a row.
@@ -318,9 +332,13 @@ class Bench:
         each replay.
         """
         where = self._arguments(calls) if cold else self.sets[:1]
-        bound = self._calls(tried, where)
-        replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
-        replay()
+        if tried.prepare:
+            with self._turn("prepare"):
+                for one in where:
+                    tried.arguments(one)
+        with self.clock.running("record"):
+            bound = self._calls(tried, where)
+            replay = self.device.capture([bound[i % len(bound)] for i in range(calls)])
         return CapturedCalls(replay, calls, not cold or len(where) * self.nbytes >= ROTATION * self.device.cache_bytes)
 
     def _sampled(self, turn: CapturedCalls, rounds: int) -> list[float]:
@@ -330,6 +348,7 @@ class Bench:
         compilers running, twenty calls took 1 to 5 µs longer per call, and not equally for all schedules.)
         """
         samples: list[float] = []
+        turn.replay()
         while len(samples) < rounds and not _steady(samples):
             if turn.rotating:
                 laps = self.device.laps(turn.replay, min(ENOUGH, rounds - len(samples)))
@@ -355,12 +374,15 @@ class Bench:
     def _measured(self, tried: LoadedKernel) -> dict[str, Any]:
         longest = self.device.longest_us
         calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS))
-        compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
-        cold = self._sampled(self._recorded(tried, calls), self.device.rounds)
-        hot = self._sampled(self._recorded(tried, calls, cold=False), max(3, self.device.rounds // 2))
-        result = self._call(tried, self.sets[0])()
-        self.device.synchronize()
-        found = self.check(tried, result)
+        turns = self._recorded(tried, calls), self._recorded(tried, calls, cold=False)
+        with self._turn("sample"):
+            compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
+            cold = self._sampled(turns[0], self.device.rounds)
+            hot = self._sampled(turns[1], max(3, self.device.rounds // 2))
+        with self._turn("check"):
+            result = self._call(tried, self.sets[0])()
+            self.device.synchronize()
+            found = self.check(tried, result)
         return {
             "cold": cold,
             "hot": hot,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 POISON = 0xFF  # byte pattern that is NaN in every float dtype
 ZONE = 4096  # bytes of guard zone before and after a tensor
+ALIGNED = 512  # bytes to which PyTorch's allocator aligns
 
 _HUGE = 1e30  # a factor this large marks a mask, as in attention
 #: Ops between the codes of a quantized weight and the operand that holds them.
@@ -269,6 +270,39 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
     raw = torch.full((size + 2 * ZONE,), POISON, dtype=torch.uint8, device=device)
     inner = raw[ZONE : ZONE + size].view(dtype)
     return raw, inner.as_strided(concrete(operand.type.shape), operand.strides)
+
+
+def rooms(operand: Operand, count: int, device: str) -> list[Any]:
+    """The tensors of `count` calls of `room`, in one allocation that is filled at once."""
+    import torch
+
+    dtype = torch_dtype(operand.type.dtype)
+    pitch = _pitch(span(operand) * dtype.itemsize + 2 * ZONE)
+    raw = torch.full((count * pitch,), POISON, dtype=torch.uint8, device=device).view(dtype)
+    return _laid_out(raw, operand, count, pitch, ZONE)
+
+
+def copies(values: Any, operand: Operand, count: int) -> list[Any]:
+    """`count` copies of a tensor that `place` has made, with its strides, in one allocation that is filled at once."""
+    import torch
+
+    size = max(span(operand), 1)
+    pitch = _pitch(size * values.itemsize)
+    raw = torch.empty((count, pitch // values.itemsize), dtype=values.dtype, device=values.device)
+    raw[:, :size] = values.as_strided((size,), (1,), values.storage_offset())
+    return _laid_out(raw, operand, count, pitch, 0)
+
+
+def _pitch(size: int) -> int:
+    """Bytes from one of several tensors to the next, aligned like allocations."""
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _laid_out(raw: Any, operand: Operand, count: int, pitch: int, start: int) -> list[Any]:
+    """`count` tensors of an operand's layout in `raw`, the first one behind `start` bytes, the others `pitch` bytes
+    apart."""
+    shape, item = concrete(operand.type.shape), raw.itemsize
+    return [raw.as_strided(shape, operand.strides, (start + i * pitch) // item) for i in range(count)]
 
 
 def is_guard_intact(raw: Any) -> Any:

@@ -130,6 +130,8 @@ class GpuProcess:
         """
         self.worker.ended = self.ended
         reply = self.worker.ask(job, timeout or (self.timeout if self.worker.alive else START_S))
+        for step, seconds in reply.get("steps", {}).items():
+            self.clock.add(step, seconds)
         if reply.get("fatal"):
             with contextlib.suppress(OSError):
                 self.worker.close()

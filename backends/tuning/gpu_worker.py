@@ -18,17 +18,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
+from ...extract.model.clock import Clock
 from ..generate.kernel_text import KernelText, call_of_json
 from ..gpu_context import begin_compiler, begin_context
 from .cpu_worker import main, waiting
-from .gpu_accuracy import accuracy
 from .gpu_bench import Bench, reference
 from .gpu_calibrate import calibrate
 from .gpu_device import MeasuringDevice, device_of, facts
+from .rehearsal import load_kernels, rehearse
 from .result_check import Wrong
 
 WARM_S, IDLE_S = 0.1, 0.3
@@ -52,6 +52,7 @@ def warm_up_clock(device: MeasuringDevice) -> None:
 # ---------------------------------------------------------------- jobs
 _devices: dict[str, MeasuringDevice] = {}
 _benches: dict[int, Bench] = {}
+_clock = Clock()  # seconds of the steps of the current job
 
 
 def _device() -> MeasuringDevice:
@@ -63,7 +64,7 @@ def _device() -> MeasuringDevice:
 
 def _open(job: Mapping[str, Any]) -> dict[str, Any]:
     bench = _benches[int(job["kernel"])] = Bench(
-        _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0)), with_gpu_lock
+        _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0)), turn, _clock
     )
     return {"bytes": sum(x.numel() * x.itemsize for x in bench.sets[0].operands.values())}
 
@@ -75,21 +76,17 @@ def _close(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _try(job: Mapping[str, Any]) -> dict[str, Any]:
     bench = _benches[int(job["kernel"])]
-    tried = bench.loaded(KernelText.of_json(job["text"]))
-    with with_gpu_lock():
-        warm_up_clock(_device())
-        return bench.attempt(int(job["index"]), tried)
+    with _clock.running("load"):
+        tried = bench.loaded(KernelText.of_json(job["text"]))
+    return bench.attempt(int(job["index"]), tried)
 
 
 def _time(job: Mapping[str, Any]) -> dict[str, Any]:
-    with with_gpu_lock():
-        warm_up_clock(_device())
-        return _benches[int(job["kernel"])].measure(int(job["index"]))
+    return _benches[int(job["kernel"])].measure(int(job["index"]))
 
 
 def _calibrate(job: Mapping[str, Any]) -> dict[str, Any]:
-    with with_gpu_lock():
-        warm_up_clock(_device())
+    with turn():
         return {"probes": calibrate(_device(), float(job["seconds"]))}
 
 
@@ -97,6 +94,19 @@ _JOBS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "open": _open, "close": _close, "try": _try, "time": _time, "calibrate": _calibrate, "describe": lambda job: facts(_device()),
     "ready": lambda job: {},
 }  # fmt: skip
+
+
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """Context manager in which this process has the device to itself, at its usual clock rate."""
+    with contextlib.ExitStack() as held:
+        with _clock.running("lock"):
+            held.enter_context(with_gpu_lock())
+            warm_up_clock(_device())
+        try:
+            yield
+        finally:
+            _last[0] = time.monotonic()
 
 
 @contextlib.contextmanager
@@ -149,7 +159,13 @@ def _free(lock: Any) -> bool:
 
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Do one job (request to the device process); returns the reply: the result of its function in `_JOBS`, or status,
-    stage and message of a failure. `fatal` in a reply: the device is unusable from now on."""
+    stage and message of a failure. `fatal` in a reply: the device is unusable from now on. `steps`: seconds by step of
+    the job, of which `lock` is the wait for the device."""
+    _clock.seconds.clear()
+    return {**_answer(job), "steps": dict(_clock.seconds)}
+
+
+def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
     stage = str(job["job"])
     try:
         return {"ok": True, **_JOBS[stage](job)}
@@ -179,25 +195,6 @@ def _broken() -> bool:
         return True
 
 
-def rehearse(device: MeasuringDevice) -> None:
-    """Run the steps of checking and timing on small operands, so that libraries are initialized before the first
-    kernel.
-
-    Otherwise the first kernel waits half a second for them.
-    """
-    import torch
-
-    for dtype in (torch.bfloat16, torch.float64):
-        x = torch.randn(64, 64, device=device.name).to(dtype)
-        out = torch.empty_like(x)
-        torch.mm(x, x, out=out)
-        device.synchronize()
-        device.laps(device.capture([partial(torch.mm, x, x, out=out)]), 2)
-        accuracy(out, out.double(), "bfloat16")
-    reference(device)()
-    device.synchronize()
-
-
 def begin() -> None:
     """Initialize the device while the parent does other work.
 
@@ -209,7 +206,7 @@ def begin() -> None:
         _device().synchronize()
         rehearse(_device())
     if _devices and _device().name == GPU_KIND:
-        begin_compiler()
+        begin_compiler(load_kernels)
 
 
 if __name__ == "__main__":

@@ -35,15 +35,16 @@ class KernelSearches:
         self.alike: dict[Hashable, dict[Key, float]] = {}  # kind of kernel -> schedule -> least µs
         self._numbers: dict[str, int] = {}  # digest of a kernel with an extended search -> its number of schedules
 
-    def of(self, template: Template, call: Call) -> ScheduleSearch | None:
-        """The schedule search of a kernel, starting with the best schedules of similar kernels; shorter if a similar
-        kernel was searched to the end. None if the kernel has no schedules to choose from."""
+    def of(self, template: Template, call: Call, *, guess: bool = True) -> ScheduleSearch | None:
+        """The schedule search of a kernel, starting with the best schedules of similar kernels (not without `guess`,
+        since kernels may be emitted to tell whether these fit); shorter if a similar kernel was searched to the end.
+        None if the kernel has no schedules to choose from."""
         most = self._numbers.get(key_of(template, call).digest, self.schedules) if self._numbers else self.schedules
         search = search_of(template, call, most, self.sink.snapshot)
         known = dict(self.alike.get(similarity_key(template, call), {}))  # a copy, because another thread may add to it
         if search is not None and search.fits is not None and known:
             best = (dict(key) for key in sorted(known, key=lambda key: (known[key], key)))
-            search.like = list(islice(filter(search.fits, best), ALIKE))
+            search.like = list(islice(filter(search.fits, best), ALIKE)) if guess else ()
             if len(known) >= self.schedules and most == self.schedules:
                 search.count = min(search.count, AGAIN)
         return search
@@ -98,9 +99,10 @@ class KernelSearches:
 
     def unfinished(self, candidate: Candidate) -> bool:
         """Whether a measured candidate has schedules left that are worth measuring, because its search was cut off."""
-        if candidate.is_view or candidate.template.space is None:
+        template, snapshot = candidate.template, self.sink.snapshot
+        if candidate.is_view or template.space is None or snapshot is None or not snapshot.tuned(template.identity):
             return False
-        search = self.of(candidate.template, candidate.call)
+        search = self.of(template, candidate.call, guess=False)
         return search is not None and bool(search.known) and search.unfinished
 
     def further(self, candidate: Candidate) -> bool:

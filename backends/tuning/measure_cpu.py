@@ -60,7 +60,7 @@ class Failure:
 
 
 CUT = "cut"  # status of a measurement that was cut off when time was up: not the kernel's failure, never stored
-GRACE_S, POLL_S = 1.0, 0.1  # seconds a running kernel gets after time is up; polling interval
+GRACE_S, POLL_S = 1.0, 0.1  # seconds, at most, that a running kernel gets after time is up; polling interval
 WAIT_S = 180.0  # maximum seconds a worker may wait for a lock
 SHORT = 80  # maximum length of a worker's message about waiting
 
@@ -119,6 +119,7 @@ class CpuWorkerProcess:
         self.ended: Callable[[], bool] | None = (
             None  # polled while waiting for a reply: whether no reply is needed any more
         )
+        self.grace = math.inf  # seconds that a running job gets once `ended`, at most GRACE_S
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
         self._count = 0
@@ -154,13 +155,13 @@ class CpuWorkerProcess:
         """The next line that is a reply; None if the worker ended.
 
         Raises queue.Empty after `timeout` seconds, not counting time in which the worker waits for a lock, and
-        _Cut `GRACE_S` after measuring time was up.
+        _Cut once measuring time has been up for `grace`, at most GRACE_S.
         """
         until, cut = time.monotonic() + timeout, math.inf
         while True:
             now = time.monotonic()
             if self.ended is not None and self.ended():
-                cut = min(cut, now + GRACE_S)
+                cut = min(cut, now + min(GRACE_S, self.grace))
             if now >= cut:
                 raise _Cut
             try:
@@ -280,7 +281,8 @@ class CpuMeasurer:
 
     `seconds`: sampling time per candidate (up to four times that if other processes disturb it). Results are first
     checked against a float64 reference. `timeout`: seconds per candidate in total. `preload`: library that the worker
-    imports when it starts. `spent` and `clocks` are empty: nothing is counted on a CPU.
+    imports when it starts. `grace`: seconds that a kernel which runs when time is up gets. `spent` and `clocks` are
+    empty: nothing is counted on a CPU.
     """
 
     ahead = False
@@ -291,10 +293,11 @@ class CpuMeasurer:
 
     def __init__(
         self, sink: Sink, *, seconds: float = 0.015, timeout: float = 30.0, worker: CpuWorkerProcess | None = None,
-        preload: str = "",
+        preload: str = "", grace: float = GRACE_S,
     ) -> None:  # fmt: skip
         self.sink, self.seconds = sink, seconds
         self.worker = worker or CpuWorkerProcess(timeout=timeout, environment={PRELOAD: preload} if preload else None)
+        self.worker.grace = grace
         self.threads = settings.current().threads or cores()
 
     def measure(
@@ -306,8 +309,8 @@ class CpuMeasurer:
 
         `progress` is called with the number of finished candidates. `worth`: cost cutoff of a candidate in µs, above
         which it is not measured further. The other parameters are those of `Measurer.measure`. A kernel that still runs
-        `GRACE_S` after time is up is abandoned without a row. Always returns (), because no measurement stays in
-        flight.
+        `grace` (at most `GRACE_S`) after time is up is abandoned without a row. Always returns (), because no
+        measurement stays in flight.
         """
         seen: set[str] = set()
         self.worker.ended = ended_of(worth)

@@ -258,7 +258,9 @@ class GpuMeasurer(TrialPipeline):
 
         A key that ends in `_s` has the seconds of an activity, summed over the calling process and the device
         processes, which overlap. `compile_s` also has the time of all compilers, `pool_s` is the measuring time times
-        their number. Other keys are counts.
+        their number. `open_s`, `try_s` and `time_s` are whole jobs of device processes; the steps in them are `lock_s`
+        (waiting for the other process), `draw_s` (operands and reference), `load_s`, `check_s`, `copy_s` and
+        `prepare_s` (operands of further calls), `record_s` and `sample_s`. Other keys are counts.
         """
         seconds = Counter({f"{name}_s": seconds for name, seconds in self.clock.seconds.items()})
         for process in self.processes:

@@ -26,7 +26,7 @@ from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedu
 SCHEDULES = COUNT  # schedules measured per kernel
 REGIME = "cold"  # measurement regime (cold cache) that searches compare
 # stack bytes that are not spilled registers: frame alignment, a counter's address, and the words in which sines and
-# cosines reduce large arguments (32 or 48 bytes; kernels with rotary positions have them in every schedule)
+# cosines reduce far arguments (32 to 48 bytes; kernels with rotary positions have them in every schedule)
 FRAME = 64
 WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or could not run
 # limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
@@ -186,13 +186,12 @@ def search_of(
     key, work = key_of(template, call), Work(*call_work(template, call))
     ranked = _by_learnt(snapshot, key, work, ranked[:most])
     search.ranked = ranked
-    near = tuned.nearest_schedules(snapshot, key, work, REGIME)
-    legal = [s for s in near if fits is not None and fits(s)]
     known = dict(_known(snapshot, key, [*ranked, *tuned.tried_schedules(snapshot, key)]))
     search.confirm = _unconfirmed(snapshot, key, known)
     search.count = max(most, sum(us < math.inf for us in known.values()))
     search.known = {k: us for k, us in known.items() if dict(k) not in search.confirm}
-    search.near = [] if known else legal
+    if fits is not None and not known:
+        search.near = [s for s in tuned.nearest_schedules(snapshot, key, work, REGIME) if fits(s)]
     return search
 
 
@@ -206,7 +205,7 @@ def _by_learnt(
     """
     if not snapshot.learnt.models:
         return list(ranked)
-    factors = snapshot.learnt.of([key.with_schedule(s).columns for s in ranked], [work] * len(ranked))
+    factors = snapshot.learnt_factors([key.with_schedule(s) for s in ranked], [work] * len(ranked))
     return [ranked[i] for i in sorted(range(len(ranked)), key=lambda i: factors[i] + RANK_WEIGHT * i)]
 
 

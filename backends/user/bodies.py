@@ -125,7 +125,7 @@ def _literal(value: Any) -> str:
 
 
 def _strides(call: Call) -> list[Any]:
-    return [None if o.strides == contiguous(o.type.shape) else o.strides for o in call.places.values()]  # type: ignore[arg-type]
+    return [None if o.strides == contiguous(o.type.shape) else o.strides for o in call.buffers.values()]  # type: ignore[arg-type]
 
 
 def _tuple(numbers: tuple[int, ...] | int) -> str:

@@ -91,6 +91,7 @@ class Predictor:
         self._snapshot, self._regime = snapshot, regime
         self._members: dict[Place, dict[str, None]] | None = None
         self._groups: dict[Place, RelatedKernels] = {}
+        self._nearest: dict[tuple[str, ...], tuple[Place | None]] = {}  # results of `_relatives`
 
     def price(self, queries: Sequence[Query]) -> list[Price]:
         """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline
@@ -113,7 +114,7 @@ class Predictor:
                 waiting.setdefault(place, []).append((index, bound))
             prices.append(price)
         unknown = [index for members in (*waiting.values(), without_relatives) for index, _ in members]
-        learnt = self._snapshot.learnt.of([queries[i].key.columns for i in unknown], [queries[i].work for i in unknown])
+        learnt = self._snapshot.learnt_factors([queries[i].key for i in unknown], [queries[i].work for i in unknown])
         bases = dict(zip(unknown, learnt.tolist()))
         for place, members in waiting.items():
             asked, base = [queries[i] for i, _ in members], np.array([bases[i] for i, _ in members])
@@ -144,6 +145,13 @@ class Predictor:
 
     def _relatives(self, key: KernelKey) -> Place | None:
         """The nearest group with enough members that have usable times."""
+        asked = (key.backend, key.device, *(getattr(key, level) for level, _ in _LEVELS))
+        found = self._nearest.get(asked)
+        if found is None:
+            found = self._nearest[asked] = (self._nearest_place(key),)
+        return found[0]
+
+    def _nearest_place(self, key: KernelKey) -> Place | None:
         members = self._places()
         for device in (key.device, any_of_kind(key.device)):
             for level, needed in _LEVELS:
@@ -162,6 +170,7 @@ class Predictor:
         """Take keys (kernels at one shape, layout, schedule and machine) that were added to the snapshot into account;
         only the groups with such keys are fitted again."""
         members = self._places()
+        self._nearest.clear()
         for digest in digests:
             row = self._snapshot.first_row(digest, _PLACED)
             for level, _ in _LEVELS if row["family"] != CALIBRATION else ():

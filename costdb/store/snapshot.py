@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..keys.key import Work
+from ..keys.key import KernelKey, Work
 from ..price.gaussian_process import Array
 from ..price.learnt import LearntFactors
 from .schema import REGIMES, SHIPPED, TEAM, run_id
@@ -164,6 +164,17 @@ class Snapshot:
         found = self.learnt.of(rows, [Work(row["flops"], row["bytes"]) for row in rows])
         self._learnt_of.update(zip(lacking, found.tolist()))
         return np.array([self._learnt_of[digest] for digest in digests])
+
+    def learnt_factors(self, keys: Sequence[KernelKey], work: Sequence[Work]) -> Array:
+        """log(time / roofline) that the learnt models predict for keys with or without rows, given their work; zeros
+        without a model. Each is computed once."""
+        if not self.learnt.models:
+            return np.zeros(len(keys))
+        lacking = {key.digest: i for i, key in enumerate(keys) if key.digest not in self._learnt_of}
+        if lacking:
+            found = self.learnt.of([keys[i].columns for i in lacking.values()], [work[i] for i in lacking.values()])
+            self._learnt_of.update(zip(lacking, found.tolist()))
+        return np.array([self._learnt_of[key.digest] for key in keys])
 
     def measurement(self, digest: str, regime: str) -> Measurement | None:
         """The robust summary of the timings, in one regime ("hot" or "cold" caches), of the key (kernel at one shape,

@@ -39,6 +39,7 @@ def composite(
             "unpack",
             "dequantize",
             "max_pool_gradient",
+            "embedding_gradient",
         )  # these have operands that are integers
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip

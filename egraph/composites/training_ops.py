@@ -1,5 +1,5 @@
-"""Declares composite ops of training steps: gradients of convolutions, norms, softmax, attention and max pooling, and
-the statistics that they read.
+"""Declares composite ops of training steps: gradients of convolutions, norms, softmax, attention, max pooling and
+embeddings, and the statistics that they read.
 
 They are what AOTAutograd's graphs contain as single operators, so that libraries' kernels of these are candidates.
 `g` is the gradient of the operator's result.
@@ -282,3 +282,20 @@ def max_pool_gradient(g: Tensor, indices: Tensor, shape: Shape) -> Tensor:
     flat = (*shape[:2], volume(shape[2:]))
     spots, values = (t.reshape(v, (*shape[:2], volume(g.shape[2:]))) for v in (indices, g))
     return t.reshape(t.scatter_elements(t.zeros(flat, g.dtype), spots, values, 2, "add"), shape)
+
+
+# ---------------------------------------------------------------- embeddings
+@training_op(
+    "embedding_gradient", 2, "embedding_gradient", {"shape": "dims", "skipped": "int"}, {"skipped": -1}, index_operand=1
+)
+def embedding_gradient(g: Tensor, indices: Tensor, shape: Shape, skipped: int) -> Tensor:
+    """Gradient of an embedding's table, of the shape `shape`: each row of g added at its index
+
+    g[..., D] and indices[...] -> [rows, D]; rows of g whose index is `skipped` are left out (-1: none).
+    """
+    count, width = volume(indices.shape), shape[1]
+    line = t.reshape(indices, (count, 1))
+    values = t.reshape(g, (count, width))
+    if skipped >= 0:
+        values = t.where(t.eq(line, skipped), 0.0, values)
+    return t.scatter_elements(t.zeros(shape, g.dtype), t.broadcast_to(line, (count, width)), values, 0, "add")

@@ -128,7 +128,10 @@ def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
     Raises ShapeError if the operands do not fit.
     """
-    return Type(replace(types[0].shape, axis_of(attrs["axis"], types[0].rank), 1), "int64")
+    axis = axis_of(attrs["axis"], types[0].rank)
+    if types[0].shape[axis] == 0 and 0 not in types[0].shape[:axis] + types[0].shape[axis + 1 :]:
+        raise ShapeError(f"{op.name} along axis {axis} of {types[0]}, which has no elements")
+    return Type(replace(types[0].shape, axis, 1), "int64")
 
 
 def arg_reduce_text(op: Op, ranks: Sequence[int]) -> Cases:

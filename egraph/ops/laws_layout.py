@@ -147,6 +147,12 @@ def windows_text(op: Op, ranks: Sequence[int]) -> Cases:
     yield LawCase(f"(vec-push {vec_set(S0, 'a_axis', count)} a_size)", D0)
 
 
+def _from_something(x: Type, index: Type, axis: int) -> None:
+    """Raise ShapeError for indices into an axis of no elements."""
+    if x.shape[axis] == 0 and 0 not in index.shape:
+        raise ShapeError(f"indices into axis {axis} of {x}, which has no elements")
+
+
 def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type of x with `axis` replaced by the axes of the index (NumPy's take).
 
@@ -155,6 +161,7 @@ def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     x, index = types
     check_index_dtype(index)
     axis = axis_of(attrs["axis"], x.rank)
+    _from_something(x, index, axis)
     return Type((*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]), x.dtype)
 
 
@@ -168,6 +175,17 @@ def gather_text(op: Op, ranks: Sequence[int]) -> Cases:
             yield LawCase(f"(vec-append {head} {S1} {tail})", D0, (has_rank(S0, r), f"(= {axis} a_axis)"))
 
 
+def _inside_other_axes(x: Type, index: Type, axis: int) -> None:
+    """Raise ShapeError if an index tensor of x's elements has another rank than x, or has more positions than x along
+    an axis other than `axis`, where an element of x at the same position is used."""
+    if index.rank != x.rank:
+        raise ShapeError("the indices must have the rank of the data")
+    _from_something(x, index, axis)
+    for i, (many, size) in enumerate(zip(index.shape, x.shape)):
+        if i != axis and isinstance(many, int) and isinstance(size, int) and many > size:
+            raise ShapeError(f"the indices have {many} positions along axis {i}, the data {size}")
+
+
 def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type: shape of the index, which has x's rank (NumPy's take_along_axis).
 
@@ -175,9 +193,7 @@ def gather_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """
     x, index = types
     check_index_dtype(index)
-    axis_of(attrs["axis"], x.rank)
-    if index.rank != x.rank:
-        raise ShapeError("the indices must have the rank of the data")
+    _inside_other_axes(x, index, axis_of(attrs["axis"], x.rank))
     return Type(index.shape, x.dtype)
 
 
@@ -194,8 +210,8 @@ def scatter_elements(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """
     x, index, updates = types
     check_index_dtype(index)
-    axis_of(attrs["axis"], x.rank)
-    if index.shape != updates.shape or index.rank != x.rank or x.dtype != updates.dtype:
+    _inside_other_axes(x, index, axis_of(attrs["axis"], x.rank))
+    if index.shape != updates.shape or x.dtype != updates.dtype:
         raise ShapeError("indices and updates must have equal shapes, the data's rank and the data's dtype")
     return x
 

@@ -194,6 +194,19 @@ def max_pool_gradient(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(attrs["shape"], g.dtype)
 
 
+def embedding_gradient(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Result type of g[..., D] with integer indices[...]: the attribute `shape`, [rows, D].
+
+    Raises ShapeError if the operands do not fit.
+    """
+    g, indices = types
+    check_index_dtype(indices)
+    _check("the gradient", g.shape, (*indices.shape, *attrs["shape"][1:]))
+    if len(attrs["shape"]) != 2:
+        raise ShapeError(f"a table has two axes, not {attrs['shape']}")
+    return Type(attrs["shape"], g.dtype)
+
+
 def softmax_gradient(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type of two operands of one type: that type. Raises ShapeError otherwise, or if the axis does not
     exist."""
@@ -213,6 +226,7 @@ __all__ = [
     "channel_statistic_text",
     "conv_input_gradient",
     "conv_weight_gradient",
+    "embedding_gradient",
     "group_gain_gradient",
     "group_statistic",
     "group_statistic_text",

@@ -268,7 +268,8 @@ class Op:
         """Number of elements that `index_operand` indexes; `attrs`: those of the call; `shape`: the shape of operand
         0."""
         if "shape" in self.attrs:
-            return volume(attrs["shape"][2:])
+            made = attrs["shape"]
+            return volume(made[2:]) if len(made) > 2 else made[0]
         return shape[attrs["axis"] if "axis" in self.attrs else 1]
 
 

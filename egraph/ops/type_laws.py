@@ -80,6 +80,7 @@ from .laws_training import (
     channel_statistic_text,
     conv_input_gradient,
     conv_weight_gradient,
+    embedding_gradient,
     group_gain_gradient,
     group_statistic,
     group_statistic_text,
@@ -138,6 +139,7 @@ LAWS: dict[str, TypeLaw] = {
     "attention_gradient": TypeLaw(attention_gradient, same_text, 3),
     "pool_indices": TypeLaw(pool_indices, pool_indices_text, 3),
     "max_pool_gradient": TypeLaw(max_pool_gradient, requested_text, 3),
+    "embedding_gradient": TypeLaw(embedding_gradient, requested_text),
 }
 
 

@@ -48,7 +48,7 @@ def decode(lowered: LoweredGraph, dims: Sequence[tuple[int, ...]], names: Sequen
         report=SaturationReport(),
         tensors=tensors,
         classes=classes,
-        own=np.array([(o, a, *row) in written for o, a, row in zip(op, attrs, reads)], np.bool_),
+        original_nodes=np.array([(o, a, *row) in written for o, a, row in zip(op, attrs, reads)], np.bool_),
         age=arrays["age"][np.array(queue, np.int64)],
     )
 

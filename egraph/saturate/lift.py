@@ -355,7 +355,11 @@ def _restricted(view: EGraphView, keep: Sequence[int]) -> EGraphView:
     """The view with a subset of its e-nodes; keeps all e-classes and the record of the original graph."""
     kept = np.zeros(len(view), np.bool_)
     kept[list(keep)] = True
-    return replace(view.only(kept), own=None if view.own is None else view.own[kept], stamped=view.original)
+    return replace(
+        view.only(kept),
+        original_nodes=None if view.original_nodes is None else view.original_nodes[kept],
+        block_classes=view.original_classes,
+    )
 
 
 __all__ = ["Lifted", "Numbers", "generic_sizes", "lifted", "numbers"]

@@ -39,7 +39,7 @@ class CostFilter:
         """
         price = node_prices(view, pricing)
         best, _ = view.cheapest(price)
-        found = np.zeros(len(view), np.bool_) if view.own is None else view.own.copy()
+        found = np.zeros(len(view), np.bool_) if view.original_nodes is None else view.original_nodes.copy()
         rank = [price[i] + sum(best[k] for k in view.kids(i).tolist()) for i in range(len(view))]
         for c in range(view.n_classes):
             rows = sorted(view.nodes_of(c).tolist(), key=lambda i: (rank[i], view.op[i], i))

@@ -153,7 +153,9 @@ class _Union:
         kept: dict[Key, int] = {}
         for i, (what, kids, c) in enumerate(self.nodes):
             kept.setdefault((what, tuple([of[k] for k in kids]), of[c]), i)
-        flags = [v.own[i] if v.own is not None else False for v in self.views for i in range(len(v))]
+        flags = [
+            v.original_nodes[i] if v.original_nodes is not None else False for v in self.views for i in range(len(v))
+        ]
         own = {(what, tuple([of[k] for k in kids]), of[c]) for (what, kids, c), flag in zip(self.nodes, flags) if flag}
         rows = sorted(kept.values(), key=lambda i: of[self.nodes[i][2]])
         place = np.array(of, np.int64)
@@ -178,7 +180,7 @@ class _Union:
             tensors={n: v.tensors[i] for n, (v, i) in enumerate(from_) if i in v.tensors},
             classes={t: of[base + c] for base, v in zip(self.first, self.views) for t, c in v.classes.items()},
             age=age,
-            own=np.array(
+            original_nodes=np.array(
                 [(self.nodes[r][0], tuple(row), of[self.nodes[r][2]]) in own for r, row in zip(rows, reads)], np.bool_
             ),
         )

@@ -18,15 +18,18 @@ from .casts import lossless
 WIDE = "float32"
 
 
-def widen(graph: Graph, *, in_place: bool = False) -> Graph:
+def widen(graph: Graph, *, in_place: bool = False, rounds: bool = False) -> Graph:
     """The graph with float32 in place of 16-bit floats; the same object if the graph has no 16-bit floats.
 
     `in_place`: values that elements are written into (scatters, as into key-value caches) stay 16-bit. On a CPU, whose
     kernels store widened values in float32, a cache would otherwise be converted as a whole, twice a step.
+    `rounds`: a graph without 16-bit leaves (a float32 model under autocast) keeps its casts of float32 values to 16
+    bits, since nothing else says which of its values are stored in 16 bits (`extract/model/storage_dtypes.py`).
     """
     if all(n.dtype not in HALVES for n in graph.nodes()):
         return graph
-    wide = rebuild(graph.roots, partial(_change, in_place=in_place))
+    rounds = rounds and not any(n.is_leaf and n.dtype in HALVES for n in graph.nodes())
+    wide = rebuild(graph.roots, partial(_change, in_place=in_place, rounds=rounds))
     return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
 
 
@@ -49,9 +52,17 @@ def _narrow(x: Tensor) -> str:
     return x.args[0].dtype if x.op == "cast" and x.args[0].dtype in HALVES else ""
 
 
-def _change(node: Tensor, args: tuple[Tensor, ...], *, in_place: bool) -> Tensor | None:
+def _change(node: Tensor, args: tuple[Tensor, ...], *, in_place: bool, rounds: bool) -> Tensor | None:
     """The node rebuilt over widened operands."""
     attrs = dict(node.attrs)
+    if (
+        rounds
+        and node.op == "cast"
+        and node.dtype in HALVES
+        and node.args[0].dtype == WIDE
+        and not _narrow(node.args[0])
+    ):
+        return make("cast", (make("cast", args, attrs),), {"dtype": WIDE})
     if attrs.get("dtype") in HALVES and node.op not in ("input", "param", "state", "constant"):
         attrs["dtype"] = WIDE
     if node.op == "cast":

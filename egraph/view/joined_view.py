@@ -18,7 +18,7 @@ from .view import Bools, EGraphView, Ints
 _SEAMS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "states"))
 
 
-class _Glue:
+class _BlockJoiner:
     """Union-find over the e-classes of all block instances and of the model's own values."""
 
     def __init__(self, blocks: Blocks, views: Sequence[EGraphView]) -> None:
@@ -35,7 +35,7 @@ class _Glue:
         self.cls: list[Ints] = []
         self.width: list[Ints] = []
         self.kid: list[Ints] = []
-        self.own: list[Bools] = []
+        self.original_nodes: list[Bools] = []
         self.tensors: dict[int, Tensor] = {}
         self.placed: list[tuple[int, int, int]] = []  # (block, first e-class, number of e-classes) of each instance
         self.templates = [self._template(v) for v in views]
@@ -74,12 +74,14 @@ class _Glue:
             cls=view.cls[keep],
             width=width[keep],
             kid=view.kid[np.repeat(np.isin(np.arange(len(view)), keep), width)],
-            own=view.own[keep] if view.own is not None else np.zeros(len(keep), np.bool_),
+            original_nodes=view.original_nodes[keep]
+            if view.original_nodes is not None
+            else np.zeros(len(keep), np.bool_),
             boundary=boundary,
             constants={place[i]: v for i, v in own.items()},
         )
 
-    def stamp(self, instance: BlockInstance) -> None:
+    def add_instance(self, instance: BlockInstance) -> None:
         """Add one instance: a copy of its block's template, merged with the model's values."""
         view, template = self.views[instance.block], self.templates[instance.block]
         first, base = self.size, len(self.ops)
@@ -87,14 +89,14 @@ class _Glue:
         self.size += view.n_classes
         self.types += view.types
         self.weights.append(view.weight)
-        self.originals.append(view.original)
+        self.originals.append(view.original_classes)
         self.ages.append(view.age if view.age is not None else np.zeros(view.n_classes, np.int32))
         self.ops += template.ops
         self.attrs += template.attrs
         self.cls.append(template.cls + first)
         self.width.append(template.width)
         self.kid.append(template.kid + first)
-        self.own.append(template.own)
+        self.original_nodes.append(template.original_nodes)
         for place, constant in template.constants.items():
             self.tensors[base + place] = constant
             self.name(constant, first + int(template.cls[place]))
@@ -105,7 +107,7 @@ class _Glue:
         for value, root in zip(instance.outputs, view.roots):
             self.name(value, first + root)
 
-    def fill(self) -> None:
+    def add_values_outside_blocks(self) -> None:
         """Add the model's own e-nodes for values that no block computes: leaves and shared weight-only expressions."""
         computed = {v for i in self.blocks.instances for v in i.outputs}
         computed |= set(self.tensors.values())
@@ -134,7 +136,7 @@ class _Glue:
             self.cls.append(np.array([self.of[value]], np.int32))
             self.width.append(np.array([len(value.args)], np.int32))
             self.kid.append(np.array([self.of[a] for a in value.args], np.int32))
-            self.own.append(np.ones(1, np.bool_))
+            self.original_nodes.append(np.ones(1, np.bool_))
 
     def view(self) -> EGraphView:
         """The joined view, e-classes renumbered."""
@@ -169,9 +171,9 @@ class _Glue:
             report=merged(self.views),
             tensors=self.tensors,
             classes={v: int(number[c]) for v, c in self.of.items() if number[c] >= 0},
-            stamped=flagged(self.originals),
+            block_classes=flagged(self.originals),
             age=age,
-            own=np.concatenate([np.zeros(0, np.bool_), *self.own]),
+            original_nodes=np.concatenate([np.zeros(0, np.bool_), *self.original_nodes]),
             instances=tuple((block, number[first : first + size]) for block, first, size in self.placed),
         )
 
@@ -186,7 +188,7 @@ class _Template:
     cls: Ints
     width: Ints
     kid: Ints
-    own: Bools
+    original_nodes: Bools
     boundary: dict[str, int]
     constants: dict[int, Tensor]
 
@@ -227,10 +229,10 @@ def join_blocks(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     expressions that several blocks share) get the model's own e-nodes. Congruence closure is not applied here
     (`union.congruent` does).
     """
-    work = _Glue(blocks, views)
+    work = _BlockJoiner(blocks, views)
     for instance in blocks.instances:
-        work.stamp(instance)
-    work.fill()
+        work.add_instance(instance)
+    work.add_values_outside_blocks()
     return work.view()
 
 

@@ -32,7 +32,14 @@ class EGraphView:
 
     `cls` is the e-class per e-node. `types` and `weight` are per e-class (`weight`: depends on params and constants
     only). `report`: how saturation went. `tensors` maps leaf e-nodes to their leaf, `classes` maps every node of the
-    original graph to its e-class. `roots`: e-classes of the outputs, then of the state updates.
+    original graph to its e-class (in a joined view: those outside of blocks). `roots`: e-classes of the outputs, then
+    of the state updates.
+
+    Invariants: `off` ascends from 0 to `len(kid)`. All e-nodes of a class have its type and compute equal values.
+    E-nodes are in no particular order, and a class may have none (`only` drops e-nodes and keeps the numbers of
+    classes). No invariant: classes may be cyclic (`extractable` checks the roots), and only the view of one saturation
+    has each e-node (op, attributes, operand classes) once; joined blocks and lifted sizes may repeat some in other
+    classes.
     """
 
     op: list[str]
@@ -46,17 +53,17 @@ class EGraphView:
     report: SaturationReport
     tensors: Mapping[int, Tensor]
     classes: Mapping[Tensor, int]
-    # joined views only: e-classes of values inside blocks, which `classes` does not contain
-    stamped: Bools | None = None
+    # joined views only: per e-class, whether it is a value of the original graph inside a block
+    block_classes: Bools | None = None
     age: Ints | None = None  # per e-class the round in which it appeared, 0 for values of the graph (None: unknown)
-    own: Bools | None = None  # per e-node, whether the original graph contains it (None: unknown)
+    original_nodes: Bools | None = None  # per e-node, whether the original graph contains it (None: unknown)
     # joined views only: (block, e-class of each e-class of the block's view, -1 for none) of each instance
     instances: tuple[tuple[int, Ints], ...] = ()
 
     @cached_property
-    def original(self) -> Bools:
+    def original_classes(self) -> Bools:
         """Per e-class, whether it is a value of the original graph."""
-        found = np.zeros(self.n_classes, np.bool_) if self.stamped is None else self.stamped.copy()
+        found = np.zeros(self.n_classes, np.bool_) if self.block_classes is None else self.block_classes.copy()
         found[list(self.classes.values())] = True
         return found
 
@@ -95,7 +102,7 @@ class EGraphView:
             self, op=[self.op[i] for i in kept], attrs=[self.attrs[i] for i in kept], cls=self.cls[nodes],
             off=np.concatenate([[0], np.cumsum(width[nodes])]).astype(np.int32), kid=self.kid[np.repeat(nodes, width)],
             tensors={n: self.tensors[i] for n, i in enumerate(kept) if i in self.tensors},
-            own=None if self.own is None else self.own[nodes],
+            original_nodes=None if self.original_nodes is None else self.original_nodes[nodes],
         )  # fmt: skip
 
     def cheapest(self, price: Sequence[float]) -> tuple[list[float], list[int]]:
@@ -280,7 +287,7 @@ def view_of(graph: Graph, report: SaturationReport | None = None) -> EGraphView:
         tensors={i: n for i, n in enumerate(nodes) if n.op in LEAVES},
         classes={n: number[n] for n in own},
         age=np.zeros(classes, np.int32),
-        own=np.array([n in own for n in nodes], np.bool_),
+        original_nodes=np.array([n in own for n in nodes], np.bool_),
     )
 
 

@@ -196,7 +196,7 @@ class _HypergraphBuilder:
             yield from (m for m in self.carried.matches if id(m.template) not in matched)
             return
         seen: set[tuple[int, tuple[int, ...], tuple[int, ...]]] = set()
-        own = self.view.own
+        own = self.view.original_nodes
         views = [self.view] if own is None or own.all() or not own.any() else [self.view.only(own), self.view]
         for view, generate in product(views, self.generators):
             for template, made, operands in generate(

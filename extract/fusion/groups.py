@@ -125,7 +125,9 @@ class FusionGroups:
                 c in self.settled,
                 c in roots,
             )
-            for c, (t, weight, original) in enumerate(zip(view.types, view.weight.tolist(), view.original.tolist()))
+            for c, (t, weight, original) in enumerate(
+                zip(view.types, view.weight.tolist(), view.original_classes.tolist())
+            )
         ]
         return RepeatedSubgraphs(view, marks, self.given - self.facts.packed.keys())
 

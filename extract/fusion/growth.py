@@ -192,7 +192,7 @@ class FusionGrowth:
         r = self.groups
         if cls in r.facts.inlined_classes or cls in r.stored_classes:
             return False
-        if self.spread and r.view.original[cls] and OPS[r.view.op[r.choice[cls]]].kind != "view":
+        if self.spread and r.view.original_classes[cls] and OPS[r.view.op[r.choice[cls]]].kind != "view":
             if any(cls in r.below(k) for k in self.spread):
                 r.shared.add(cls)
                 return True

@@ -412,7 +412,7 @@ def without_rewrites_in_large_parts(view: EGraphView, given: frozenset[int]) -> 
     whole = MaximalFusion(FusionGroups(view, given))
     if not whole.large:
         return view
-    own = view.own if view.own is not None else np.zeros(len(view), np.bool_)
+    own = view.original_nodes if view.original_nodes is not None else np.zeros(len(view), np.bool_)
     best, asked = whole.settled, MaximalFusion(FusionGroups(view.only(own), given)).settled if own.any() else set[int]()
     choice, both = whole.groups.uses.choice, best | asked
     nodes: dict[int, list[int]] = {}

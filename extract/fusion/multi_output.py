@@ -112,7 +112,7 @@ class MultiOutputFusion:
 
     def _is_model_value(self, cls: int) -> bool:
         """Whether a class is a value of the original model or a root."""
-        return bool(self.view.original[cls]) or cls in self.view.roots
+        return bool(self.view.original_classes[cls]) or cls in self.view.roots
 
     # ------------------------------------------------------------ intermediate values with other consumers
     def _with_side_outputs(self) -> Iterator[MultiOutputGroup]:

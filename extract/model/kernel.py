@@ -78,7 +78,7 @@ class Call:
         return self.tuned.get(operand) or concrete(self.operands[operand].type.shape)
 
     @property
-    def places(self) -> dict[str, Operand]:
+    def buffers(self) -> dict[str, Operand]:
         """Operand descriptions (type, strides) of all operands and outputs, by their names in the kernel's code."""
         return {**self.operands, **dict(zip(output_names(len(self.outputs)), self.outputs))}
 

@@ -130,15 +130,15 @@ class LibraryKernel(KernelBase):
 
     `code` is the call: a format string over operand names, attribute names and `out`, or a function of a `Call` that
     returns the text. Code that mentions `{out}` stores its result in the buffer of that name, which the program
-    allocates; other code is an expression whose value is a new array without aliases. `applies(call)` is a final check
-    of shapes, dtypes and layouts. `layout(call)` returns the strides of the output where they are not row-major (such
-    as channels-last). `flops(call)` is the arithmetic, where the e-nodes' own count is wrong. `scratch(call)` returns
-    the size in bytes of the workspace: the code gets it as `{scratch}`, an uninitialized byte array that other kernels
-    reuse after the call. `source(call)` returns definitions (name -> text) that the call needs. `space(call)` lists the
-    candidate schedules (tuning parameters), the best guess first; `call.schedule` is one of them, or another one for
-    which `fits(call)` (legality) holds. `moves(schedule)` gives the neighbours of a schedule, legal or not: (parameter,
-    whether it grows (1) or shrinks (-1), schedule). `warp_specialized(schedule)`: whether warps of the kernel have
-    different roles.
+    allocates; other code is an expression whose value is a new array without aliases, or with several outputs a tuple
+    of such arrays. `applies(call)` is a final check of shapes, dtypes and layouts. `layout(call)` returns the strides
+    of the output where they are not row-major (such as channels-last). `flops(call)` is the arithmetic, where the
+    e-nodes' own count is wrong. `scratch(call)` returns the size in bytes of the workspace: the code gets it as
+    `{scratch}`, an uninitialized byte array that other kernels reuse after the call. `source(call)` returns definitions
+    (name -> text) that the call needs. `space(call)` lists the candidate schedules (tuning parameters), the best guess
+    first; `call.schedule` is one of them, or another one for which `fits(call)` (legality) holds. `moves(schedule)`
+    gives the neighbours of a schedule, legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule).
+    `warp_specialized(schedule)`: whether warps of the kernel have different roles.
     """
 
     code: Code

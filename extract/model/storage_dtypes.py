@@ -7,6 +7,7 @@ bfloat16."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...egraph.ir.tensor import LEAVES
@@ -21,7 +22,9 @@ MOVES = ("view", "layout", "index")
 def narrow_types(view: EGraphView) -> list[Type]:
     """The storage type of each e-class: the model's 16-bit dtype for float32 values with rows longer than one element.
 
-    E-classes of `positions(view)` stay float32. If no leaf has a 16-bit dtype, the view's types unchanged.
+    E-classes of `positions(view)` stay float32. If no leaf has a 16-bit dtype, but values are rounded to one
+    (autocast), only those e-classes are stored in it that are computed from such values alone, or that the model only
+    rounds. Without either, the view's types unchanged.
     """
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
@@ -29,14 +32,73 @@ def narrow_types(view: EGraphView) -> list[Type]:
         dtype = view.types[int(view.cls[i])].dtype
         counts[dtype] = counts.get(dtype, 0) + 1
     narrow = max((d for d in HALVES if d in counts), key=lambda d: counts[d], default=None)
+    kept = {*(int(view.cls[i]) for i in leaves), *view.roots, *positions(view), *_statistics(view)}
+    exact = set[int]()
     if narrow is None:
-        return list(view.types)
-    kept = {*(int(view.cls[i]) for i in leaves), *view.roots, *positions(view)}
+        narrow, rounded = _rounded(view)
+        if narrow is None:
+            return list(view.types)
+        exact = _cast_from(view, narrow) - kept
+        kept |= {*range(len(view.types))} - rounded - _only_cast(view, narrow)
     found = list(view.types)
     for cls, t in enumerate(view.types):
         shape = concrete(t.shape)
-        if t.dtype == "float32" and cls not in kept and shape and shape[-1] > 1:
+        if t.dtype == "float32" and (cls in exact or (cls not in kept and shape and shape[-1] > 1)):
             found[cls] = replace(t, dtype=narrow)
+    return found
+
+
+def _rounded(view: EGraphView) -> tuple[str | None, set[int]]:
+    """(the 16-bit dtype that values of a float32 model are rounded to, None without one; the e-classes computed from
+    such values and numbers of the model alone)."""
+    counts = {d: sum(t.dtype == d for t in view.types) for d in HALVES}
+    dtype = max(HALVES, key=lambda d: counts[d])
+    if not counts[dtype]:
+        return None, set()
+    found = {c for c, t in enumerate(view.types) if t.dtype == dtype}
+    free = {c for c, t in enumerate(view.types) if not is_float(t.dtype)}  # masks and indices, and float constants
+    free |= _fixpoint(
+        view, lambda i, kids: view.op[i] in ("full", "iota") or (view.op[i] not in LEAVES and kids <= free), free
+    )
+    return dtype, _fixpoint(view, lambda i, kids: bool(kids & found) and kids <= found | free, found)
+
+
+def _statistics(view: EGraphView) -> set[int]:
+    """The e-classes of statistics of channels and groups, which norms compute in float32."""
+    return {int(view.cls[i]) for i, op in enumerate(view.op) if OPS[op].law in ("channel_statistic", "group_statistic")}
+
+
+def _cast_from(view: EGraphView, dtype: str) -> set[int]:
+    """The e-classes of values cast from a dtype, which it holds exactly."""
+    casts = (i for i, op in enumerate(view.op) if op == "cast")
+    return {int(view.cls[i]) for i in casts if view.types[int(view.kids(i)[0])].dtype == dtype}
+
+
+def _only_cast(view: EGraphView, dtype: str) -> set[int]:
+    """The e-classes that the graph as written uses in casts to a dtype only."""
+    users: dict[int, set[bool]] = {}
+    for i in range(len(view)):
+        if view.original_nodes is None or view.original_nodes[i]:
+            cast = view.op[i] == "cast" and view.types[int(view.cls[i])].dtype == dtype
+            for k in view.kids(i):
+                users.setdefault(int(k), set()).add(cast)
+    return {cls for cls, casts in users.items() if casts == {True}}
+
+
+def _fixpoint(view: EGraphView, holds: Callable[[int, set[int]], bool], found: set[int]) -> set[int]:
+    """`found` with all e-classes added that have an e-node for which `holds` is true of its index and its operands'
+    e-classes; `holds` may read `found`."""
+    users: dict[int, list[int]] = {}
+    for i in range(len(view)):
+        for k in view.kids(i):
+            users.setdefault(int(k), []).append(i)
+    todo = [*range(len(view))]
+    while todo:
+        i = todo.pop()
+        cls = int(view.cls[i])
+        if cls not in found and holds(i, {int(k) for k in view.kids(i)}):
+            found.add(cls)
+            todo += users.get(cls, ())
     return found
 
 

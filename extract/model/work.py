@@ -42,7 +42,7 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
     written = [float(o.type.nbytes) for o in call.outputs]
     if template.flops is not None and not any(op in template.pattern for op in ("gather", "scatter")):
         return template.flops(call) / template.rate, sum(read.values()) + sum(written)
-    roots = output_terms(template, call, placeholder)
+    roots = _roots(template, call)
     for name, picked in _picked(roots).items():
         itemsize = call.operands[name].type.nbytes // max(1, prod(concrete(call.operands[name].type.shape)))
         read[name] = min(read[name], float(picked * itemsize))
@@ -50,8 +50,17 @@ def call_work(template: Template, call: Call) -> tuple[float, float]:
         updates, whole = (prod(concrete(roots[n].args[i].shape)) for i in (2, 0))
         read[base] = read[base] if is_read(roots, n) else 0.0
         written[n] *= updates / max(1, whole)
-    flops = template.flops(call) if template.flops is not None else graph_flops(roots)
+    flops = template.flops(call) if template.flops is not None else graph_flops(list(roots))
     return flops / template.rate, sum(read.values()) + sum(written)
+
+
+def _roots(template: Template, call: Call) -> Sequence[Tensor]:
+    """The term of each output over inputs; a generated kernel's own if they have the sizes of the call, since reading
+    its pattern takes milliseconds."""
+    leaves = (t for t in topological(template.roots) if t.op == "input")
+    if template.roots and all(t.shape == call.operands[str(t.attr("name"))].type.shape for t in leaves):
+        return template.roots
+    return output_terms(template, call, placeholder)
 
 
 def written_into(roots: Sequence[Tensor]) -> dict[int, str]:

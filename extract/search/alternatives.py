@@ -78,7 +78,7 @@ def variants(choice: Choice, *, max_gap: float = 0.5, seconds: float = 10.0) -> 
 def _position_free_key(candidate: Candidate) -> Any:
     """Key of a kernel call independent of its position in the graph."""
     call = candidate.call
-    return candidate.template.name, tuple((o.type, o.strides) for o in call.places.values()), repr(call.attrs)
+    return candidate.template.name, tuple((o.type, o.strides) for o in call.buffers.values()), repr(call.attrs)
 
 
 def _without(choice: Choice, kernels: Collection[Any], seconds: float) -> Choice | None:

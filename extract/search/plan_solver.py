@@ -36,7 +36,7 @@ PESSIMISTIC_SHARE = 0.1  # share of the time that pessimistic solves may take
 MAX_STARTING_S = 8.0  # seconds, at most, that a search waits for the measuring processes to start
 # a plan of the model's short form is carried over by a solve in which all other kernels cost this much more
 OTHERS_FACTOR = 10.0
-CLOSING_S = 1.5  # seconds, at most those of the search, for measuring the final plan's unmeasured kernels
+CLOSING_S = 1.5  # seconds, at most, for measuring the final plan's unmeasured kernels
 # Pessimistic time of an unmeasured kernel: multiple of the prediction for library kernels, and for generated pointwise
 # and reduction kernels; multiple of the upper end of the interval for other generated kernels, whose schedules are
 # guesses and may not compile.
@@ -72,7 +72,9 @@ class PlanSolver:
     pessimistic: list[int] = field(default_factory=list)
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
+    closing: float = CLOSING_S  # seconds of the closing phase, at most those of the search
     closing_until: float = -math.inf
+    over_since: float | None = None  # when the time for measuring was first seen to be over
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
     started: float | None = None  # when they were first seen to have started
@@ -85,7 +87,15 @@ class PlanSolver:
     def ended(self) -> bool:
         """Whether the time for measuring is over; the closing phase (`start_closing`) has time of its own."""
         elapsed = time.monotonic() - self.start
-        return self.stop() or (elapsed > self.seconds and (not self.least or self._measured_enough(elapsed)))
+        over = elapsed > self.seconds and (not self.least or self._measured_enough(elapsed))
+        if over and self.over_since is None:
+            self.over_since = self.start + elapsed
+        return self.stop() or over
+
+    @property
+    def overtime(self) -> float:
+        """Seconds since the time for measuring was over; 0 if it is not."""
+        return 0.0 if self.over_since is None else time.monotonic() - self.over_since
 
     def leaves_no_round(self, seconds: float) -> bool:
         """Whether a further round of solving and measuring is not worth starting: after `seconds` of solving, the time
@@ -103,9 +113,12 @@ class PlanSolver:
             return elapsed > MAX_STARTING_S
         return elapsed > min(self.started, MAX_STARTING_S) + self.least
 
-    def start_closing(self) -> None:
-        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most CLOSING_S."""
-        self.closing_until = time.monotonic() + min(CLOSING_S, self.seconds)
+    def start_closing(self, used: float = 0.0) -> None:
+        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most `closing`.
+
+        `used`: seconds of it that a kernel which ran at the end of measuring has taken already.
+        """
+        self.closing_until = time.monotonic() + min(self.closing, self.seconds) - used
 
     def closing_ended(self) -> bool:
         """Whether the closing phase is over, in which only unmeasured kernels of the final plan are measured."""

@@ -44,6 +44,8 @@ from .measurement_state import (
 )  # fmt: skip
 from .plan_solver import PlanSolver
 
+MOST_GROWTH = 4  # multiple of ROUND_KERNELS up to which a round grows if measuring it takes less than solving
+SHORT_SOLVE_S = 0.2  # a solve so short needs no larger rounds
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
@@ -55,10 +57,22 @@ Stakes = dict[int, float]  # candidate -> stake in µs, largest first
 
 @dataclass
 class AcquisitionPolicy:
-    """Chooses measurement requests from the state of a search and its plans."""
+    """Chooses measurement requests from the state of a search and its plans.
+
+    `growth`: size of a request as a multiple of ROUND_KERNELS.
+    """
 
     state: MeasurementState
     plans: PlanSolver
+    growth: int = 1
+
+    def fit_round(self, solving_s: float, measuring_s: float) -> None:
+        """Set the size of the next requests by the seconds of the last round: double if measuring took less time than
+        solving, during which processes finish half of what they have begun, and then wait; half if it took far more."""
+        if solving_s > SHORT_SOLVE_S and measuring_s < solving_s / 2:
+            self.growth = min(2 * self.growth, MOST_GROWTH)
+        elif measuring_s > 3 * solving_s:
+            self.growth = max(1, self.growth // 2)
 
     @property
     def hypergraph(self) -> Hypergraph:
@@ -169,7 +183,7 @@ class AcquisitionPolicy:
         looks, tuning = self.first_look_stakes(plan, prices), self.tuning_stakes(plan, prices)
         for min_stake in (LARGE_STAKE * total, 0.0):
             for stakes, first_look in ((looks, True), (tuning, False)):
-                if now := _batch(stakes, min_stake):
+                if now := _batch(stakes, min_stake, self.growth * ROUND_KERNELS):
                     later = [(candidates[i], first_look) for i in stakes if i not in now]
                     later += [(candidates[i], False) for i in tuning if first_look]
                     now.sort(key=lambda i: first_look and candidates[i].template.space is not None)
@@ -247,7 +261,7 @@ class AcquisitionPolicy:
         if not due(1, (1 - SHARE_AFTER_TUNING) * total):  # the stakes take longer to compute
             return []
         stakes, own = self.tuning_stakes(plan, prices), set(plan)
-        found = sorted(stakes, key=lambda i: i not in own)[:ROUND_KERNELS]
+        found = sorted(stakes, key=lambda i: i not in own)[: self.growth * ROUND_KERNELS]
         tuning_gain = sum(stakes[i] for i in found if i in own) or max((stakes[i] for i in found), default=0.0)
         return found if tuning_gain >= LARGE_STAKE * total and due(len(found), tuning_gain) else []
 
@@ -264,13 +278,13 @@ class AcquisitionPolicy:
         return lambda j: all(available[v] < math.inf for v in needs[j])
 
 
-def _batch(stakes: Stakes, min_stake: float) -> list[int]:
-    """Candidates with a stake of at least `min_stake`, filled up to ROUND_KERNELS with the next ones.
+def _batch(stakes: Stakes, min_stake: float, count: int) -> list[int]:
+    """Candidates with a stake of at least `min_stake`, filled up to `count` with the next ones.
 
     Empty if none has such a stake.
     """
     large = sum(stake >= min_stake for stake in stakes.values())
-    return list(stakes)[: max(large, ROUND_KERNELS)] if large else []
+    return list(stakes)[: max(large, count)] if large else []
 
 
 def _summed(candidates: Sequence[Candidate], stakes: Iterable[tuple[int, float]]) -> Stakes:

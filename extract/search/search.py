@@ -25,7 +25,7 @@ from ..solve.problem import Extraction
 from .cutoff import CostCutoff
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState
-from .plan_solver import MIN_SOLVE_S, PlanSolver, pessimistic_us, quick_solve_seconds
+from .plan_solver import CLOSING_S, MIN_SOLVE_S, PlanSolver, pessimistic_us, quick_solve_seconds
 from .policy import AcquisitionPolicy
 
 MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
@@ -91,12 +91,13 @@ def search(
     clock: Clock | None = None,
     carried: Collection[int] = (),
     beaten: float = math.inf,
+    closing: float = CLOSING_S,
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
     Measures through `measurer` (None: prices only) for at most `seconds`, but for `least` seconds after the measuring
     processes have started (they may be starting when the search begins); the final plan's unmeasured kernels get at
-    most `CLOSING_S` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
+    most `closing` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
     as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
     begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
     incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
@@ -110,7 +111,7 @@ def search(
         clock.add(name, 0.0)
     quick = quick_solve_seconds(hypergraph, solve_seconds)
     limits = (solve_seconds,) if measurer is None or deterministic else (quick, solve_seconds)
-    plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
+    plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock, closing=closing)
     if measurer is not None and least:
         plans.least, plans.starting = least, lambda: not measurer.ready
     run = _SearchRun(
@@ -161,6 +162,7 @@ class _SearchRun:
     beaten: float = math.inf  # see `search`
     rounds: int = 0
     over: bool = False  # whether the deadline ended the search
+    overtime: float = 0.0  # seconds after the deadline when the last kernel measured before it ended
     is_beaten: bool = False  # whether `beaten` ended the search
     solve_s: float = 0.0  # seconds of the last round's optimistic solve
     curve: list[tuple[float, float, float]] = field(default_factory=list)
@@ -185,6 +187,7 @@ class _SearchRun:
             self.over = True
             return False
         self.rounds += 1
+        started = time.monotonic()
         prices = self.update_prices()
         optimistic_us, began = state.optimistic_us(prices), time.monotonic()
         if self.rounds == 1 and self.carried:
@@ -210,7 +213,10 @@ class _SearchRun:
             else:
                 request = self.policy.request(prices, request, first=self.rounds == 1)
             self.pricing.start_background()
+            solved = time.monotonic()
             self.measure(f"round {self.rounds}", request, optimistic_us)
+            if self.rounds > 1 and not plans.deterministic:
+                self.policy.fit_round(solved - started, time.monotonic() - solved)
             if not plans.ended():
                 return True
             self.collect_in_flight()
@@ -243,9 +249,10 @@ class _SearchRun:
             useful = [i for i in request.now if optimistic_us[i] <= cutoff(candidates[i])]
             now = [candidates[i] for i in useful or request.now]
             self.state.measure(now, cutoff, request.first_look, request.later, leave=not last)
+        self.overtime = self.overtime if last else self.plans.overtime
 
     def close(self, seconds: float) -> None:
-        """Final phase: choose the pessimistic plan and, within CLOSING_S, measure its unmeasured kernels.
+        """Final phase: choose the pessimistic plan and, in its own time, measure its unmeasured kernels.
 
         `seconds` limits the last solve.
         """
@@ -255,7 +262,7 @@ class _SearchRun:
             return
         answered = not (self.over and state.forget_unanswered(self.prices))
         if answered:
-            plans.start_closing()
+            plans.start_closing(self.overtime)
         for n, limit in enumerate((MIN_SOLVE_S, seconds)[not self.over :]):
             settled = answered and n > 0 and plans.closing_ended()
             self.found = plans.solve_final(self.prices, self.found, limit, settled=settled)

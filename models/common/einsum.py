@@ -46,6 +46,8 @@ def _diagonal(x: Tensor, labels: list[str]) -> tuple[Tensor, list[str]]:
     for label in sorted({v for v in labels if labels.count(v) > 1}):
         while labels.count(label) > 1:
             first, last = labels.index(label), len(labels) - 1 - labels[::-1].index(label)
+            if x.shape[first] != x.shape[last]:
+                raise ShapeError(f"the label {label!r} stands for axes of size {x.shape[first]} and {x.shape[last]}")
             keep = t.eq(positions(x, first), positions(x, last))
             x = t.sum(t.where(keep, x, t.zeros((1,) * x.rank, x.dtype)), last, dtype=x.dtype)
             labels = labels[:last] + labels[last + 1 :]

@@ -18,10 +18,14 @@ from .node import Node, Result, operator
 def heads(x: Tensor, count: int | None) -> Tensor:
     """Split heads: [B, T, H*D] -> [B, H, T, D]. Rank-4 operands are returned unchanged."""
     if x.rank == 4:
+        if count not in (None, 0, x.shape[1]):
+            raise ShapeError(f"{x.type} does not have {count} heads")
         return x
     if not count:
         raise ShapeError("attention of rank-3 operands needs q_num_heads and kv_num_heads")
     batch, rows, width = x.shape
+    if isinstance(width, int) and width % count:
+        raise ShapeError(f"{width} elements do not make {count} heads")
     return t.permute(t.reshape(x, (batch, rows, count, width // count)), (0, 2, 1, 3))
 
 
@@ -118,10 +122,15 @@ def attend(
 
 @operator("Attention", limits="softmax_precision is that of the operands")
 def _attention(n: Node) -> Result:
+    shapes = [n.x(i).shape for i in range(3)]
+    if len({len(s) for s in shapes}) > 1 or len({s[0] for s in shapes if isinstance(s[0], int)}) > 1:
+        raise ShapeError(f"attention of {n.x(0).type}, {n.x(1).type} and {n.x(2).type}")
     q = heads(n.x(0), n.attr("q_num_heads"))
     k, v = (heads(n.x(i), n.attr("kv_num_heads")) for i in (1, 2))
     past: Dim = 0
-    if n.has(4) and n.has(5):
+    if n.has(4) != n.has(5):
+        raise ShapeError("past keys without past values, or the other way round")
+    if n.has(4):
         past = n.x(4).shape[2]
         k, v = t.concat([n.x(4), k], 2), t.concat([n.x(5), v], 2)
     if isinstance(q.shape[3], DimExpr) or isinstance(q.shape[1], DimExpr) or isinstance(k.shape[1], DimExpr):
@@ -206,7 +215,8 @@ def _rotary(n: Node) -> Result:
     size = n.attr("rotary_embedding_dim", 0) or x.shape[3]
     if isinstance(size, DimExpr):
         raise n.unsupported("free head size")
-    tables = [t.gather(n.x(i), n.x(3), 0) if n.has(3) else n.x(i) for i in (1, 2)]
+    tables = [n.shaped(i, n.x(1).shape) for i in (1, 2)]
+    tables = [t.gather(table, n.x(3), 0) for table in tables] if n.has(3) else tables
     if any(table.shape[-1] != size // 2 for table in tables):
         raise ShapeError(f"tables of shapes {n.x(1).shape} and {n.x(2).shape} for {size} features that turn")
     out = rotated(x, tables, bool(n.attr("interleaved", 0)))

@@ -25,13 +25,15 @@ def _gemm(n: Node) -> Result:
 def gemm(n: Node) -> Tensor:
     """The matrix product of a Gemm node, with bias and factors."""
     a, b = n.x(0), n.x(1)
+    if a.rank != 2 or b.rank != 2:
+        raise ShapeError(f"{a.type} and {b.type} are not two matrices")
     a = t.transpose(a) if n.attr("transA", 0) else a
     b = t.transpose(b) if n.attr("transB", 0) else b
     alpha, beta, bias = n.attr("alpha", 1.0), n.attr("beta", 1.0), n.opt(2)
     if bias is not None and alpha == beta == 1.0 and bias.shape == b.shape[1:] and dtypes.is_float(a.dtype):
         return c.linear(a, b, bias)
     product = _weighed(t.matmul(a, b), alpha)
-    return product if bias is None else t.add(product, _weighed(bias, beta))
+    return product if bias is None else t.add(product, _weighed(n.fitting(2, product.shape), beta))
 
 
 def _weighed(x: Tensor, factor: float) -> Tensor:
@@ -51,7 +53,7 @@ def same_pads(
     """
     mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
     if mode == "NOTSET":
-        return list(n.attr("pads", [0] * (2 * len(kernel))))
+        return _not_negative(n, "pads", 2 * len(kernel))
     if mode == "VALID":
         return [0] * (2 * len(kernel))
     low, high = [], []
@@ -69,32 +71,50 @@ def same_pads(
     return low + high
 
 
+def _not_negative(n: Node, name: str, count: int) -> list[int]:
+    """Return the attribute `name`: `count` numbers that are not negative (all 0 if it is missing).
+
+    Raises ShapeError for another count or other numbers.
+    """
+    found = n.numbers(name, count)
+    if any(v < 0 for v in found):
+        raise ShapeError(f"{name}={found} has negative numbers")
+    return found
+
+
 def spatial(n: Node, name: str, count: int, default: int = 1) -> list[int]:
     """Return the attribute `name`: one positive number for each of `count` spatial axes (all `default` if it is
     missing).
 
     Raises ShapeError for another count or other numbers.
     """
-    found = list(n.attr(name, [default] * count))
-    if len(found) != count or any(v < 1 for v in found):
+    found = n.numbers(name, count, default)
+    if any(v < 1 for v in found):
         raise ShapeError(f"{name}={found} for {count} spatial axes")
     return found
+
+
+def _kernel(n: Node, w: Tensor) -> list[int]:
+    """Return the window of a convolution, the spatial sizes of its weight. Raises ShapeError if the attribute
+    `kernel_shape` is another one."""
+    kernel = list(concrete(w.shape[2:]))
+    if list(n.attr("kernel_shape", kernel)) != kernel:
+        raise ShapeError(f"kernel_shape {n.attr('kernel_shape')} is not that of the weight {w.type}")
+    return kernel
 
 
 def convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """The convolution of x [N, C, ...] with w and bias b by the attributes of the node."""
     count = x.rank - 2
-    kernel = list(concrete(w.shape[2:]))
+    kernel = _kernel(n, w)
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
-    if list(n.attr("kernel_shape", kernel)) != kernel:
-        raise ShapeError(f"kernel_shape {n.attr('kernel_shape')} is not that of the weight {w.type}")
     pads = same_pads(n, x.shape[2:], kernel, strides, dilations)
     return t.conv(x, w, b, strides=strides, pads=pads, dilations=dilations, groups=n.attr("group", 1))
 
 
 @operator("Conv")
 def _conv(n: Node) -> Result:
-    return convolve(n, n.x(0), n.x(1), n.opt(2))
+    return convolve(n, n.x(0), n.x(1), n.shaped(2, n.x(1).shape[:1]) if n.has(2) else None)
 
 
 def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
@@ -113,17 +133,17 @@ def _transposed_pads(
 ) -> tuple[list[int], list[int]]:
     """Return (low, high) pads of a transposed convolution, with output_padding and output_shape applied."""
     count = len(kernel)
-    extra = list(n.attr("output_padding", [0] * count))
+    extra = _not_negative(n, "output_padding", count)
     mode = n.choice("auto_pad", "NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
-    asked = n.attr("output_shape")
+    asked = n.numbers("output_shape", count) if "output_shape" in n.attrs else None
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations)]
     if asked is None and mode in ("NOTSET", "VALID"):
-        pads = list(n.attr("pads", [0] * (2 * count))) if mode == "NOTSET" else [0] * (2 * count)
+        pads = _not_negative(n, "pads", 2 * count) if mode == "NOTSET" else [0] * (2 * count)
         return pads[:count], [p - e for p, e in zip(pads[count:], extra)]
     if any(isinstance(d, DimExpr) for d in x.shape[2:]):
         raise n.unsupported("output_shape or auto_pad with free dimensions")
     sizes = concrete(x.shape[2:])
-    wanted = list(asked[-count:]) if asked is not None else [s * d for s, d in zip(strides, sizes)]
+    wanted = asked if asked is not None else [s * d for s, d in zip(strides, sizes)]
     low, high = [], []
     for i in range(count):
         total = strides[i] * (sizes[i] - 1) + extra[i] + reach[i] - wanted[i]
@@ -138,7 +158,7 @@ def _conv_transpose(n: Node) -> Result:
     # The gradient of a convolution: dilate the input by the stride, convolve with the flipped, transposed weight.
     x, w, groups = n.x(0), n.x(1), n.attr("group", 1)
     count = x.rank - 2
-    kernel = list(concrete(w.shape[2:]))
+    kernel = _kernel(n, w)
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
     low, high = _transposed_pads(n, x, kernel, strides, dilations)
     sizes = [
@@ -158,7 +178,8 @@ def _conv_transpose(n: Node) -> Result:
         start, stop = max(-pads[i], 0), max(-pads[count + i], 0)
         x = t.slice_axis(x, 2 + i, start, x.shape[2 + i] - stop)
     padded = [max(p, 0) for p in pads]
-    return t.conv(x, w, n.opt(2), strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
+    bias = n.shaped(2, (groups * outside,)) if n.has(2) else None
+    return t.conv(x, w, bias, strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
 
 
 # ---------------------------------------------------------------- integer and quantized
@@ -168,6 +189,8 @@ def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     if zero is None:
         return x
     zero = t.cast(zero, "int32")
+    if zero.rank == 1 and zero.shape[0] not in (1, x.shape[axis]):
+        raise ShapeError(f"{zero.shape[0]} zero points for axis {axis} of {x.type}")
     if zero.rank == 1:
         zero = t.reshape(zero, [zero.shape[0] if i == axis % x.rank else 1 for i in range(x.rank)])
     return t.sub(x, zero)
@@ -208,7 +231,7 @@ def _qlinear_matmul(n: Node) -> Result:
 @operator("QLinearConv")
 def _qlinear_conv(n: Node) -> Result:
     x, w = centred(n.x(0), n.x(2), 1), centred(n.x(3), n.x(5), 0)
-    total = convolve(n, x, w, n.opt(8))
+    total = convolve(n, x, w, n.shaped(8, w.shape[:1]) if n.has(8) else None)
     scale = line(n.x(1), total.rank, 1) * line(n.x(4), total.rank, 1) / line(n.x(6), total.rank, 1)
     return requantize(total, scale, n.x(7))
 

@@ -80,6 +80,8 @@ def _tuple_length(index: Tensor) -> int:
 def _gather_nd(n: Node) -> Result:
     x, index, batch = n.x(0), n.x(1), n.attr("batch_dims", 0)
     k = _tuple_length(index)
+    if batch >= min(x.rank, index.rank) or batch + k > x.rank or x.shape[:batch] != index.shape[:batch]:
+        raise ShapeError(f"index tuples {index.type} into {x.type}, which share {batch} axes")
     lead, sizes, rest = x.shape[:batch], x.shape[batch : batch + k], x.shape[batch + k :]
     flat = _linear(n, index, sizes)
     if batch:  # one more index level: the position in the flattened batch axes
@@ -106,6 +108,7 @@ def _scatter_nd(n: Node) -> Result:
     k = _tuple_length(index)
     if k > x.rank:
         raise ShapeError(f"index tuples of length {k} for a rank-{x.rank} value")
+    n.shaped(2, (*index.shape[:-1], *x.shape[k:]))
     rows, width = volume(index.shape[:-1]), volume(x.shape[k:])
     flat = t.reshape(_linear(n, index, x.shape[:k]), (rows, 1))
     table = t.reshape(x, (volume(x.shape[:k]), width))
@@ -130,6 +133,7 @@ def _tensor_scatter(n: Node) -> Result:
 def _one_hot(n: Node) -> Result:
     index, values = n.x(0), n.x(2)
     (depth,) = n.dims(1)
+    n.shaped(2, (2,))
     axis = resolve(n.attr("axis", -1), index.rank + 1)
     index = t.cast(index, "int64")
     end = size_tensor(depth)
@@ -160,8 +164,11 @@ def _non_zero(n: Node) -> Result:
 
 @operator("ReverseSequence")
 def _reverse_sequence(n: Node) -> Result:
-    x, lengths = n.x(0), n.x(1)
-    batch, time = n.attr("batch_axis", 1), n.attr("time_axis", 0)
+    x = n.x(0)
+    batch, time = n.axis(1, x.rank, "batch_axis"), n.axis(0, x.rank, "time_axis")
+    if batch == time:
+        raise ShapeError(f"the batch axis and the time axis are both {time}")
+    lengths = n.shaped(1, x.shape[batch : batch + 1])
     length = t.reshape(t.cast(lengths, "int64"), [x.shape[i] if i == batch else 1 for i in range(x.rank)])
     place = t.iota([x.shape[i] if i == time else 1 for i in range(x.rank)], time)
     source = t.where(t.lt(place, length), t.sub(t.sub(length, 1), place), place)

@@ -17,6 +17,8 @@ from .shapes import bounds
 
 @operator("Constant", limits="strings, sparse values")
 def _constant(n: Node) -> Result:
+    if len(n.attrs) != 1:
+        raise ShapeError(f"a constant of {len(n.attrs)} values: {', '.join(n.attrs)}")
     for name in ("value_float", "value_floats", "value_int", "value_ints"):
         if name in n.attrs:
             return n.context.constant(np.asarray(n.attrs[name], np.float32 if "float" in name else np.int64))
@@ -82,8 +84,6 @@ def _unsqueeze(n: Node) -> Result:
     count = len(n.attr("axes") if "axes" in n.attrs else n.ints(1))
     axes = n.axes(1, x.rank + count)
     assert axes is not None
-    if len(set(axes)) != count:
-        raise ShapeError(f"axes {axes} repeat")
     rest = iter(x.shape)
     return t.reshape(x, [1 if i in axes else next(rest) for i in range(x.rank + count)])
 
@@ -238,6 +238,8 @@ def _center(n: Node) -> Result:
     x = n.x()
     asked = n.ints(1)
     axes = n.axes(9, x.rank) or tuple(range(x.rank))
+    if len(asked) != len(axes) or any(d < 0 for d in asked):
+        raise ShapeError(f"sizes {asked} for {len(axes)} axes")
     for axis, want in zip(axes, asked):
         have = x.shape[axis]
         if not isinstance(have, int):
@@ -278,6 +280,8 @@ def _constant_of_shape(n: Node) -> Result:
     found = np.zeros((), np.float32) if value is None else n.context.known(value)
     if found is None:
         raise n.unsupported("value of 4-bit integers")
+    if found.size != 1:
+        raise ShapeError(f"a fill with {found.size} values")
     return t.full(n.dims(0), found.reshape(-1)[0].item(), dtypes.name_of(found.dtype))
 
 
@@ -306,6 +310,8 @@ def _range(n: Node) -> Result:
 @operator("EyeLike")
 def _eye(n: Node) -> Result:
     x = n.x()
+    if x.rank != 2:
+        raise ShapeError(f"{x.type} is no matrix")
     kind = n.dtype("dtype") if "dtype" in n.attrs else x.dtype
     ahead = t.sub(t.iota(x.shape, 1), t.iota(x.shape, 0))
     return t.cast(t.eq(ahead, n.attr("k", 0)), kind)
@@ -314,7 +320,7 @@ def _eye(n: Node) -> Result:
 @operator("Trilu", limits="k that depends on data")
 def _trilu(n: Node) -> Result:
     x = n.x()
-    k = n.ints(1)[0] if n.has(1) else 0
+    (k,) = n.ints(1) if n.has(1) else (0,)
     shape = x.shape[-2:]
     ahead = t.sub(t.iota(shape, 1), t.iota(shape, 0))
     keep = t.ge(ahead, k) if n.attr("upper", 1) else t.le(ahead, k)

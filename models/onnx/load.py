@@ -37,6 +37,7 @@ from .names import MICROSOFT, node_label, operator_key, short
 from .node import (
     ELEMENT_TYPES,
     FOUR_BITS,
+    OPSETS,
     Context,
     FourBits,
     KnownSequence,
@@ -48,8 +49,9 @@ from .node import (
     element_name,
 )
 from .ops import OPERATORS
-from .read_file import OPSETS, check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
-from .shapes import shape_value
+from .read_file import check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
+from .shapes import shape_dtype, shape_value
+from .signature import check_attributes, check_operands
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
@@ -127,7 +129,9 @@ class _Loader:
             env[tensor.name] = self.initializer(tensor, tensor.name)
         inputs = []
         for info in graph.input:
-            if info.name not in env:
+            if info.name in env:
+                self.check_declared(env[info.name], info)
+            else:
                 inputs.append(self.input(info))
                 env[info.name] = inputs[-1]
         self.run(graph, env)
@@ -136,6 +140,8 @@ class _Loader:
             raise UnsupportedError("the model needs unsupported features", missing=self.missing, hint=hint)
         names = [o.name for o in graph.output]
         outputs = tuple(self.tensor(env[n]) for n in names)
+        for output, info in zip(outputs, graph.output):
+            self.check_declared(output, info, shape=False)  # declared shapes are often wrong, as ONNX Runtime warns
         structure = {n: i for i, n in enumerate(names)} if len(names) > 1 else None
         used = {n.attr("name") for n in Graph(outputs, tuple(names), tuple(inputs)).leaves("param")}
         params = {n: d for n, d in self.context.params.items() if n in used}
@@ -159,6 +165,21 @@ class _Loader:
                 "the model needs unsupported features", missing={f"an output that {kind}": 1}, hint=hint
             )
         return value.tensor() if isinstance(value, SymbolicInts) else value
+
+    @staticmethod
+    def check_declared(value: Any, info: Any, shape: bool = True) -> None:
+        """Raise BadModelError if an initializer or output has another dtype, or with `shape` other sizes, than the file
+        declares for its name."""
+        if isinstance(value, Opaque):
+            return
+        kind = info.type.tensor_type
+        dtype = ELEMENT_TYPES.get(kind.elem_type, value.dtype)
+        sizes = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
+        fits = len(sizes) == value.rank and all(a is None or a == b for a, b in zip(sizes, value.shape))
+        if dtype != value.dtype or (shape and kind.HasField("shape") and not fits):
+            raise BadModelError(
+                f"{short(info.name)} is {value.type}, but is declared as {dtype}{sizes if shape else ''}"
+            )
 
     def input(self, info: Any) -> Tensor:
         """Return a graph input with resolved named dimensions."""
@@ -224,7 +245,7 @@ class _Loader:
             else:
                 results = self.node(proto, operands, [bool(n) and reads[n] > 0 for n in proto.output], env)  # type: ignore[arg-type]
             self.paths.add(results, operands, path_of_onnx(proto.name, proto.metadata_props))
-            for name, value in zip_longest(proto.output, results):
+            for name, value in zip_longest(proto.output, list(results)[: len(proto.output)]):
                 if name and value is not None:
                     env[name] = value
                 elif name and reads[name]:
@@ -246,8 +267,10 @@ class _Loader:
         branch = partial(self.branch, env)
         try:
             node = Node(operator_key(proto), label, operands, self.attributes(proto), wanted, self.context, branch)
+            check_attributes(node)
+            check_operands(node)
             if (symbolic := shape_value(node)) is not None:
-                result: Result = self.context.value(symbolic)
+                result: Result = self.context.value(symbolic, shape_dtype(node))
             elif (picked := masked_value(node)) is not None:
                 result = picked
             else:
@@ -291,6 +314,8 @@ class _Loader:
             raise BadModelError(f"the subgraph {short(graph.name)} takes {len(graph.input)} values, not {len(given)}")
         inner = env.new_child({info.name: value for info, value in zip(graph.input, given)})
         for tensor in graph.initializer:
+            if tensor.name in inner.maps[0]:
+                raise BadModelError(f"{short(tensor.name)} is an input and an initializer of a subgraph")
             inner[tensor.name] = self.once(tensor, f"{graph.name}/{tensor.name}")
         self.run(graph, inner)
         found = [inner[o.name] for o in graph.output]

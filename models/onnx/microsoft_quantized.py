@@ -48,7 +48,7 @@ def _matmul_bits(n: Node) -> Result:
     if 0 in n.x(1).shape:
         raise n.unsupported("an empty weight")
     layout = BlockLayout(bits, n.attr("N"), n.attr("K"), _block(n, 0), 1 << (bits - 1), padded=True)
-    found = leaves(n, layout, 1, 2, 3)
+    found = leaves(n, layout, 1, 2, 3, float_zeros=True)
     if found is None:
         raise n.unsupported("operand B, scales or zero_points is no initializer")
     product = t.matmul(x, t.transpose(dequantized(layout, found)))

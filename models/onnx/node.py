@@ -25,6 +25,9 @@ from ..common.sizes import size_tensor
 
 Array = np.ndarray[Any, Any]
 
+#: Supported versions of the default operator set (first, last).
+OPSETS = (11, 28)
+
 #: ONNX element type -> dtype. Not supported: strings, complex, 4- and 8-bit floats, 2-bit ints. 4-bit ints: `FourBits`.
 ELEMENT_TYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
@@ -49,16 +52,18 @@ FOLDED_ELEMENTS = 64
 
 @dataclass(frozen=True)
 class SymbolicInts:
-    """Integers that may depend on free dimensions; `values` is an object array of ints and dimension expressions."""
+    """Integers that may depend on free dimensions; `values` is an object array of ints and dimension expressions.
+    `dtype` is that of the tensor in the file: int64 or int32."""
 
     values: Array
+    dtype: str = "int64"
 
     def tensor(self) -> Tensor:
-        """The integers as an int64 tensor."""
-        flat = [size_tensor(d) for d in self.values.reshape(-1)]
+        """The integers as a tensor of their dtype."""
+        flat = [t.cast(size_tensor(d), self.dtype) for d in self.values.reshape(-1)]
         if self.values.ndim == 0:
             return flat[0]
-        line = t.concat([t.reshape(d, (1,)) for d in flat], 0) if flat else t.zeros((0,), "int64")
+        line = t.concat([t.reshape(d, (1,)) for d in flat], 0) if flat else t.zeros((0,), self.dtype)
         return t.reshape(line, self.values.shape)
 
 
@@ -128,14 +133,14 @@ class Context:
             return t.full(array.shape, array.reshape(-1)[0].item(), kind)
         return t.constant(array)
 
-    def value(self, sizes: Any) -> Value:
-        """`sizes` (ints and dimension expressions) as a value: a constant if all are ints, otherwise a
-        `SymbolicInts`."""
+    def value(self, sizes: Any, dtype: str = "int64") -> Value:
+        """`sizes` (ints, bools and dimension expressions) as a value of `dtype`: a constant if it has no dimension
+        expression, otherwise a `SymbolicInts`."""
         array = np.empty(np.shape(sizes), dtype=object)
         array[...] = sizes
         if any(isinstance(d, DimExpr) for d in array.reshape(-1)):
-            return SymbolicInts(array)
-        return self.constant(array.astype(np.int64))
+            return SymbolicInts(array, dtype)
+        return self.constant(array.astype(dtypes.numpy_dtype(dtype)))
 
     def check(self, tensor: Tensor) -> Tensor:
         """Return the tensor. Raises TooLargeError if its static size exceeds the limit."""
@@ -297,6 +302,40 @@ class Node:
             raise BadModelError(f"{self.label}: {name} is {found[:40]!r}, not one of {', '.join(options)}")
         return found
 
+    def numbers(self, name: str, count: int, default: int = 0) -> list[int]:
+        """Return the attribute `name`, a list of `count` integers (all `default` if it is missing or empty). Raises
+        ShapeError for another count."""
+        found = list(self.attrs.get(name) or [default] * count)
+        if len(found) != count:
+            raise ShapeError(f"{name}={found} does not have {count} numbers")
+        return found
+
+    def fitting(self, position: int, shape: Sequence[Dim]) -> Tensor:
+        """Return the operand at `position` as a tensor that broadcasts to `shape`. Raises ShapeError for another one,
+        which would make the result larger."""
+        found = self.x(position)
+        pairs = zip(found.shape[::-1], tuple(shape)[::-1])
+        if found.rank > len(shape) or any(a != 1 and _differ(a, b) for a, b in pairs):
+            raise ShapeError(f"operand {position}, {found.type}, does not broadcast to {list(shape)}")
+        return found
+
+    def shaped(self, position: int, shape: Sequence[Dim]) -> Tensor:
+        """Return the operand at `position` as a tensor. Raises ShapeError if its shape is not `shape`."""
+        found = self.x(position)
+        if found.rank != len(shape) or any(map(_differ, found.shape, shape)):
+            raise ShapeError(f"operand {position} is {found.type}, not of shape {list(shape)}")
+        return found
+
+    def single(self, position: int) -> Value:
+        """Return the operand at `position`, which has one element. Raises ShapeError for another number."""
+        found = self.value(position)
+        shape = (
+            found.values.shape if isinstance(found, SymbolicInts) else () if isinstance(found, Opaque) else found.shape
+        )
+        if any(d != 1 for d in shape):
+            raise ShapeError(f"operand {position} has shape {list(shape)}, not one element")
+        return found
+
     def known(self, position: int) -> Array | None:
         """Return the value of the operand at `position` if it is known at load time, else None. Symbolic sizes give an
         object array."""
@@ -316,6 +355,8 @@ class Node:
         found = self.known(position)
         if found is None:
             raise self.unsupported(f"operand {position} depends on data")
+        if found.ndim > 1:
+            raise ShapeError(f"operand {position} has shape {list(found.shape)}, not one axis")
         return tuple(d if isinstance(d, DimExpr) else int(d) for d in found.reshape(-1))
 
     def ints(self, position: int) -> tuple[int, ...]:
@@ -328,11 +369,16 @@ class Node:
 
     def axes(self, position: int, rank: int) -> tuple[int, ...] | None:
         """Return axes of a tensor of this rank, made non-negative, from the attribute `axes`, or from the operand at
-        `position` (later opsets); None if absent."""
+        `position` (later opsets); None if absent. Raises ShapeError for axes that repeat or are outside the rank."""
         found: Iterable[int] | None = self.attr("axes")
         if found is None and self.has(position):
             found = self.ints(position)
-        return None if found is None else tuple(resolve(a, rank) for a in found)
+        if found is None:
+            return None
+        chosen = tuple(resolve(a, rank) for a in found)
+        if len(set(chosen)) != len(chosen):
+            raise ShapeError(f"axes {chosen} repeat")
+        return chosen
 
     def axis(self, default: int, rank: int, name: str = "axis") -> int:
         """Return the attribute `name` as a non-negative axis of a value of `rank` axes; `default` if it is missing."""
@@ -352,6 +398,11 @@ class Node:
     def unsupported(self, reason: str) -> UnsupportedError:
         """Make (not raise) the error for an unsupported variant of a supported operator; `reason` names the variant."""
         return UnsupportedError("unsupported operator", missing={f"{self.op} ({reason})": 1})
+
+
+def _differ(a: Dim, b: Dim) -> bool:
+    """Return whether two sizes are different numbers; sizes with free dimensions count as equal."""
+    return isinstance(a, int) and isinstance(b, int) and a != b
 
 
 def resolve(axis: int, rank: int) -> int:

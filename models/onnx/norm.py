@@ -102,8 +102,8 @@ def _group_norm(n: Node) -> Result:
         raise ShapeError(f"{channels} channels do not make {groups} groups")
     values = []
     for i in (1, 2):
-        value = t.cast(n.x(i), x.dtype)
-        if value.shape == (groups,) and groups != channels:  # before opset 21: one per group
+        value = t.cast(n.shaped(i, (groups if n.opset < 21 else channels,)), x.dtype)
+        if n.opset < 21:  # one per group
             value = t.reshape(t.broadcast_to(t.reshape(value, (groups, 1)), (groups, channels // groups)), (channels,))
         values.append(value)
     return t.cast(c.group_norm(x, *values, groups=groups, eps=n.attr("epsilon", 1e-5)), n.x().dtype)
@@ -120,7 +120,7 @@ def _lp_norm(n: Node) -> Result:
 @operator("MeanVarianceNormalization")
 def _mean_variance(n: Node) -> Result:
     x = n.x()
-    axes = tuple(a % x.rank for a in n.attr("axes", [0, 2, 3]))
+    axes = n.axes(1, x.rank) or (0, 2, 3)
     centred = x - t.mean(x, axes, True)
     return centred / (t.sqrt(t.mean(t.square(centred), axes, True)) + 1e-9)
 
@@ -137,7 +137,8 @@ def _lrn(n: Node) -> Result:
 # ---------------------------------------------------------------- losses
 def _likelihood(n: Node, logs: Tensor) -> Tensor:
     """Return the weighted, reduced negative log-likelihood of targets [N, ...] under log-probabilities [N, C, ...]."""
-    target, weights = t.cast(n.x(1), "int64"), n.opt(2)
+    target = t.cast(n.shaped(1, (logs.shape[0], *logs.shape[2:])), "int64")
+    weights = n.shaped(2, (logs.shape[1],)) if n.has(2) else None
     ignored = n.attr("ignore_index")
     dead = None if ignored is None else t.eq(target, ignored)
     index = target if dead is None else t.where(dead, 0, target)

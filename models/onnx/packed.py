@@ -110,13 +110,18 @@ def _centred(w: BlockLayout, stored: Array) -> Array:
     return (_codes(w, stored) ^ 128).view(np.int8)
 
 
-def leaves(n: Node, w: BlockLayout, codes: int, scale: int, zero: int | None) -> Leaves | None:
+def leaves(
+    n: Node, w: BlockLayout, codes: int, scale: int, zero: int | None, float_zeros: bool = False
+) -> Leaves | None:
     """The params `q`, `scale` and, if there is an operand for it, `zero` of a weight; None if an operand is no
     initializer.
 
-    `codes`, `scale`, `zero`: positions of the operands (None: no zero points). Nodes with the same operands share
-    params. Raises ShapeError for operands that do not fit the layout.
+    `codes`, `scale`, `zero`: positions of the operands (None: no zero points). `float_zeros`: zero points may be
+    floats. Nodes with the same operands share params. Raises ShapeError for operands that do not fit the layout.
     """
+    kinds = [_kind(n, p) for p in (codes, zero) if p is not None and n.has(p)]
+    if kinds[0] != kinds[-1] and not (float_zeros and kinds[-1] in ("float32", "float16", "bfloat16")):
+        raise ShapeError(f"zero points of {kinds[-1]} for numbers of {kinds[0]}")
     found = dict[str, tuple[str, Data]]()
     for part, position in (("q", codes), ("scale", scale), ("zero", -1 if zero is None else zero)):
         if position < 0:
@@ -160,6 +165,12 @@ def _part(w: BlockLayout, part: str, data: Data, with_zeros: bool) -> LazyPart:
         (data,),
         partial(_centred if centred else _codes, w),
     )
+
+
+def _kind(n: Node, position: int) -> str:
+    """The dtype of an operand."""
+    value = n.value(position)
+    return value.kind if isinstance(value, FourBits) else n.x(position).dtype
 
 
 def _require_rows(n: Node, w: BlockLayout, part: str, position: int) -> None:

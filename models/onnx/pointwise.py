@@ -38,6 +38,12 @@ def _relu(n: Node) -> Result:
     return c.relu(x) if dtypes.is_float(x.dtype) else t.maximum(x, 0)
 
 
+@operator("Erf")
+def _erf(n: Node) -> Result:
+    x = n.x()
+    return t.erf(x) if dtypes.is_float(x.dtype) else t.cast(t.erf(t.cast(x, "float64")), x.dtype)
+
+
 @operator("IsInf")
 def _is_inf(n: Node) -> Result:
     x = n.x()
@@ -93,7 +99,7 @@ def _bit_shift(n: Node) -> Result:
     near = t.where(gone, width - 1, shift)
     # Two steps, because 2 ** (width - 1) overflows a signed integer.
     powers = [t.pow(2, part) for part in (t.floordiv(near, 2), t.sub(near, t.floordiv(near, 2)))]
-    if n.choice("direction", "", "LEFT", "RIGHT") == "LEFT":
+    if n.choice("direction", "LEFT", "RIGHT") == "LEFT":
         return t.where(gone, 0, t.mul(t.mul(x, powers[0]), powers[1]))
     down = t.floordiv(t.floordiv(x, powers[0]), powers[1])
     return down if signed else t.where(gone, 0, down)
@@ -159,7 +165,7 @@ def _leaky(n: Node) -> Result:
 @operator("PRelu")
 def _prelu(n: Node) -> Result:
     x = n.x()
-    return t.where(t.lt(x, 0), t.mul(x, n.x(1)), x)
+    return t.where(t.lt(x, 0), t.mul(x, n.fitting(1, x.shape)), x)
 
 
 @operator("ThresholdedRelu")

@@ -9,6 +9,7 @@ from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import DimExpr, volume
+from ...errors import ShapeError
 from ..common.sizes import size_tensor
 from .contract import same_pads, spatial
 from .node import Node, Result, operator
@@ -128,6 +129,8 @@ def _lp_pool(n: Node) -> Result:
 @operator("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
 def _global(n: Node) -> Result:
     x = n.x()
+    if x.rank < 3:
+        raise ShapeError(f"{x.type} has no spatial axes")
     axes = tuple(range(2, x.rank))
     if n.op == "GlobalAveragePool":
         return t.mean(x, axes, True)

@@ -10,6 +10,7 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
+from ...errors import ShapeError
 from .node import FourBits, Node, Result, operator, resolve
 from .packed import BlockLayout, dequantized, leaves
 
@@ -20,13 +21,20 @@ def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
 
     The block size is an attribute of the node.
     """
+    block = n.attr("block_size", 0)
+    if block and value.rank != x.rank:
+        raise ShapeError(f"scales or zero points {value.type} for blocks of {x.type}")
     if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
         return t.reshape(value, (1,) * x.rank)
     if value.rank == 1:
+        if value.shape[0] != x.shape[axis]:
+            raise ShapeError(f"{value.shape[0]} scales or zero points for axis {axis} of {x.type}")
         return t.reshape(value, [value.shape[0] if i == axis else 1 for i in range(x.rank)])
-    block = n.attr("block_size", 0)
-    if not block or value.rank != x.rank:
+    if not block:
         raise n.unsupported("scale of this rank")
+    blocks = [-(-d // block) if i == axis else d for i, d in enumerate(x.shape)]
+    if list(value.shape) != blocks:
+        raise ShapeError(f"scales or zero points {value.type} for blocks of {block} along axis {axis} of {x.type}")
     wide = t.expand_dims(value, axis + 1)
     wide = t.broadcast_to(wide, [*wide.shape[: axis + 1], block, *wide.shape[axis + 2 :]])
     wide = t.reshape(wide, [*value.shape[:axis], value.shape[axis] * block, *value.shape[axis + 1 :]])
@@ -43,7 +51,11 @@ def saturate(x: Tensor, dtype: str) -> Tensor:
 def _quantize(n: Node) -> Result:
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
-    kind = zero.dtype if zero is not None else n.dtype("output_dtype", 2) if n.attr("output_dtype", 0) else "uint8"
+    zero = None if zero is None else n.shaped(2, scale.shape)
+    asked = n.dtype("output_dtype") if n.attr("output_dtype", 0) else ""
+    kind = asked or ("uint8" if zero is None else zero.dtype)
+    if zero is not None and kind != zero.dtype:
+        raise ShapeError(f"output_dtype is {kind}, but the zero point is {zero.dtype}")
     if dtypes.category(kind) != "int":
         raise n.unsupported(f"to {kind}")
     precise = "float32"
@@ -67,6 +79,7 @@ def _dequantize(n: Node) -> Result:
             return whole
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    zero = None if zero is None else n.shaped(2, scale.shape)
     kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
     centred = t.cast(x, "int32" if dtypes.category(x.dtype) == "int" else "float32")
     if zero is not None:

@@ -12,12 +12,10 @@ from ...errors import BadModelError, TooLargeError
 from ...plain import file_identity
 from ..files.limits import check_count
 from .names import MICROSOFT, node_label, operator_key, plain, short
-from .node import ELEMENT_TYPES, FOUR_BITS, element_name
+from .node import ELEMENT_TYPES, FOUR_BITS, OPSETS, element_name
 from .ops import OPERATORS
 from .stored_tensors import all_nodes, check_tensor, tensors
 
-#: Supported versions of the default operator set (first, last).
-OPSETS = (11, 28)
 #: Size limit of a protocol buffer; larger models keep their weights in external data files.
 MAX_FILE_BYTES = 2**31 - 1
 #: Limit on the number of nodes after the model's local functions are inlined.
@@ -61,6 +59,22 @@ def parse_model(file: Path) -> Any:
     return model
 
 
+_Key = tuple[str, str, str]  # of a local function: domain, name, overload
+
+
+def _key(proto: Any, name: str) -> _Key:
+    """Return the key of a function, or of a node that calls it."""
+    return proto.domain, name, proto.overload
+
+
+def _add_defaults(node: Any, function: Any) -> None:
+    """Give a call of a local function the function's default values of attributes that it lacks, which ONNX's inliner
+    leaves out."""
+    if function is not None:
+        given = {a.name for a in node.attribute}
+        node.attribute.extend(a for a in function.attribute_proto if a.name not in given)
+
+
 def inlined(model: Any, file: Path) -> Any:
     """Return the model with its local functions inlined. The resulting node count is checked first.
 
@@ -68,27 +82,34 @@ def inlined(model: Any, file: Path) -> Any:
     """
     if not model.functions:
         return model
+    import onnx.checker
     import onnx.inliner
 
-    bodies = {(f.domain, f.name): f for f in model.functions}
-    sizes: dict[tuple[str, str], int] = {}
+    bodies = {_key(f, f.name): f for f in model.functions}
+    for domain, name, _ in bodies:
+        if domain in ("", "ai.onnx"):
+            raise BadModelError(f"the function {short(name)} is in the domain of ONNX's operators", where=str(file))
+    sizes: dict[_Key, int] = {}
 
-    def size(key: tuple[str, str], above: tuple[tuple[str, str], ...]) -> int:
+    def size(key: _Key, above: tuple[_Key, ...]) -> int:
         if key in above or len(above) > 200:
             raise BadModelError(f"function {short(key[1])} calls itself", where=str(file))
         if key not in sizes:
             sizes[key] = total(bodies[key].node, (*above, key))
         return sizes[key]
 
-    def total(nodes: Iterable[Any], above: tuple[tuple[str, str], ...]) -> int:
-        return sum(size(k, above) if (k := (n.domain, n.op_type)) in bodies else 1 for n in all_nodes(nodes))
+    def total(nodes: Iterable[Any], above: tuple[_Key, ...]) -> int:
+        return sum(size(k, above) if (k := _key(n, n.op_type)) in bodies else 1 for n in all_nodes(nodes))
 
     count = total(model.graph.node, ())
     if count > MAX_NODES:
         raise TooLargeError(f"inlining the model's functions makes {count} nodes", where=str(file))
+    for nodes in (model.graph.node, *(f.node for f in model.functions)):
+        for node in all_nodes(nodes):
+            _add_defaults(node, bodies.get(_key(node, node.op_type)))
     try:
         return onnx.inliner.inline_local_functions(model)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, onnx.checker.ValidationError) as error:
         raise BadModelError(f"the model's functions cannot be inlined: {error}", where=str(file)) from error
 
 
@@ -235,7 +256,6 @@ def _check_texts(message: Any, where: str) -> None:
 __all__ = [
     "MAX_FILE_BYTES",
     "MAX_NODES",
-    "OPSETS",
     "check_structure",
     "check_with_onnx",
     "checkable",

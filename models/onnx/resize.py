@@ -152,7 +152,7 @@ def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Di
 @operator("Resize", limits="fractional scales of free dimensions")
 def _resize(n: Node) -> Result:
     x = n.x()
-    axes = [a % x.rank for a in n.attr("axes", range(x.rank))]
+    axes = n.axes(9, x.rank) or tuple(range(x.rank))
     scales, sizes = _plan(n, x, axes)
     whole = [sizes[axes.index(i)] if i in axes else d for i, d in enumerate(x.shape)]
     n.context.check(t.zeros(whole, x.dtype))  # size check before any index or matrix is created

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...egraph.builders import builders as t
 from ...egraph.composites.recurrent import ACTIVATIONS, layers
 from ...egraph.ir.tensor import Tensor
-from ...egraph.types.dims import DimExpr
+from ...egraph.types.dims import Dim, DimExpr
 from ...errors import ShapeError
 from .node import Node, Result, operator
 
@@ -59,11 +59,28 @@ def _variant(n: Node) -> str:
     return " ".join(filter(None, said))
 
 
+def _check_shapes(n: Node, sizes: Sequence[Dim], gates: int, hidden: int, batch_first: bool) -> None:
+    """Raise ShapeError for weights, biases, states or peepholes of other shapes than ONNX says. `sizes`: directions,
+    batch, features."""
+    directions, batch, features = sizes
+    rows = gates * hidden
+    if n.attr("hidden_size", hidden) != hidden:
+        raise ShapeError(f"hidden_size is {n.attr('hidden_size')}, but the weights are {n.x(2).type}")
+    state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
+    shapes: dict[int, tuple[Dim, ...]] = {
+        1: (directions, rows, features), 2: (directions, rows, hidden), 3: (directions, 2 * rows), 5: state, 6: state,
+        7: (directions, 3 * hidden),
+    }  # fmt: skip
+    for position, shape in shapes.items():
+        if n.has(position):
+            n.shaped(position, shape)
+
+
 @operator("RNN", "GRU", "LSTM", limits="lengths per sample, clip, rare activations")
 def _recurrent(n: Node) -> Result:
     batch_first = bool(n.attr("layout", 0))
     x = t.swapaxes(n.x(), 0, 1) if batch_first else n.x()
-    steps, batch, _ = x.shape
+    steps, batch, features = x.shape
     lengths = n.known(4)
     if "clip" in n.attrs or (n.has(4) and (lengths is None or (lengths != steps).any())):
         raise n.unsupported("clip or lengths per sample")
@@ -72,7 +89,8 @@ def _recurrent(n: Node) -> Result:
         raise ShapeError("a recurrent layer needs a known hidden size")
     kind = n.choice("direction", "forward", "reverse", "bidirectional")
     directions = 2 if kind == "bidirectional" else 1
-    cell, _, count, _ = _CELLS[n.op]
+    cell, order, count, _ = _CELLS[n.op]
+    _check_shapes(n, (directions, batch, features), len(order), hidden, batch_first)
     acts = _activations(n, directions)
     given = [n.opt(5 + i) for i in range(count)]
     turned = [s if s is None or not batch_first else t.swapaxes(s, 0, 1) for s in given]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.types.dims import Dim, DimExpr, bounds
+from ...errors import ShapeError
 from .node import Array, Node, resolve
 
 ShapeRule = Callable[..., "Array | None"]
@@ -71,6 +72,10 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+#: Operators of SHAPE_RULES whose results are bools.
+_COMPARISONS = frozenset(("Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"))
+
+
 def _rule(name: str) -> Callable[[ShapeRule], ShapeRule]:
     def install(rule: ShapeRule) -> ShapeRule:
         SHAPE_RULES[name] = rule
@@ -114,6 +119,10 @@ def _slice(
 ) -> Array | None:
     if x.ndim != 1 or any(isinstance(v, DimExpr) for part in (starts, ends, steps) if part is not None for v in part):
         return None
+    if any(part is not None and part.shape != (1,) for part in (starts, ends, axes, steps)):
+        raise ShapeError(f"a slice of {len(starts)} axes of a value of one axis")
+    if axes is not None:
+        resolve(int(axes[0]), 1)
     return x[slice(int(starts[0]), int(ends[0]), int(steps[0]) if steps is not None else 1)]
 
 
@@ -145,10 +154,17 @@ def _reshape(node: Node, x: Array, shape: Array) -> Array | None:
     return x.reshape([int(d) for d in shape])
 
 
+def _reduces(node: Node) -> bool:
+    """Return whether a reduction of a value of one axis reduces that axis."""
+    return bool(node.axes(1, 1)) or not node.attr("noop_with_empty_axes", 0)
+
+
 @_rule("ReduceProd")
 def _product(node: Node, x: Array, axes: Array | None = None) -> Array | None:
     if x.ndim != 1:
         return None
+    if not _reduces(node):
+        return x
     total: Dim = 1
     for d in x:
         total = total * d
@@ -161,6 +177,8 @@ def _product(node: Node, x: Array, axes: Array | None = None) -> Array | None:
 def _total(node: Node, x: Array, axes: Array | None = None) -> Array | None:
     if x.ndim != 1:
         return None
+    if not _reduces(node):
+        return x
     out = np.empty((1,) if node.attr("keepdims", 1) else (), dtype=object)
     out[...] = sum(x, start=0)
     return out
@@ -184,4 +202,14 @@ def shape_value(node: Node) -> Array | None:
         return None
 
 
-__all__ = ["SHAPE_RULES", "bounds", "compare", "shape_value"]
+def shape_dtype(node: Node) -> str:
+    """Return the ONNX dtype of a node's result whose value is one of shape arithmetic (`shape_value`)."""
+    if node.op in _COMPARISONS:
+        return "bool"
+    if node.op == "Cast":
+        return node.dtype("to")
+    found = node.plain(1 if node.op == "Where" else 0)
+    return found.dtype
+
+
+__all__ = ["SHAPE_RULES", "bounds", "compare", "shape_dtype", "shape_value"]

@@ -179,7 +179,38 @@ def replication_pad_backward(grad: Tensor, x: Tensor, widths: Sequence[int]) -> 
     return grad
 
 
-# ---------------------------------------------------------------- elementwise
+# ---------------------------------------------------------------- losses, embeddings, elementwise
+def nll_loss_backward(
+    grad: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int, total: Tensor
+) -> Tensor:
+    """Return the gradient of `nll_loss`: elementwise along the classes, so that it is fused with the gradient of a
+    log-softmax, instead of a scatter into zeros."""
+    if x.rank == 1:
+        made = nll_loss_backward(
+            grad, t.expand_dims(x, 0), t.reshape(target, (1,)), weight, reduction, ignore_index, total
+        )
+        return t.squeeze(made, 0)
+    kept = t.ne(target, ignore_index)
+    share = -(t.div(grad, t.cast(total, grad.dtype)) if reduction == 1 else grad)
+    if weight is not None:
+        share = share * t.gather(weight, t.where(kept, target, 0), 0)
+    share = t.where(kept, share, t.full((1,) * target.rank, 0.0, grad.dtype))
+    chosen = t.eq(t.iota(x.shape, 1, target.dtype), t.expand_dims(target, 1))
+    return t.where(chosen, t.expand_dims(share, 1), t.full((1,) * x.rank, 0.0, grad.dtype))
+
+
+def embedding_backward(grad: Tensor, indices: Tensor, rows: Any, padding_idx: int, scale: bool) -> Tensor:
+    """Return the gradient of an embedding's table of `rows` rows.
+
+    Rows of `grad` whose index is `padding_idx` are left out. Raises UnsupportedError for gradients that are divided by
+    the frequencies of indices (`scale`).
+    """
+    if scale:
+        raise UnsupportedError("gradients of an embedding that are scaled by frequency")
+    shape = (*whole_sizes((rows,), "the gradient of an embedding"), grad.shape[-1])
+    return g.embedding_gradient(grad, indices, shape=shape, skipped=max(padding_idx, -1))
+
+
 def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> list[Tensor]:
     """Return the gradients of direction v and length g of the weight g * v / |v|, norms over all axes but `dim`."""
     axes = tuple(a for a in range(v.rank) if a != dim % v.rank)
@@ -209,6 +240,8 @@ BACKWARD: dict[str, Callable[..., Any]] = {
     "_upsample_bicubic2d_aa_backward.default": upsample_backward(filtered(2, aten_resample.cubic_filter)),
     **{f"replication_pad{n}d_backward.default": replication_pad_backward for n in (1, 2, 3)},
     "_weight_norm_interface_backward.default": weight_norm_backward,
+    "embedding_dense_backward.default": embedding_backward,
+    **dict.fromkeys(("nll_loss_backward.default", "nll_loss2d_backward.default"), nll_loss_backward),
     **dict.fromkeys(("hardshrink_backward.default", "softshrink_backward.default"), shrink_backward),
 }
 

@@ -129,7 +129,7 @@ class Elements(Sums):
         if size.get_id() not in self.ones:
             self.ones[size.get_id()] = (
                 size,
-                self.ask([*self.facts.conditions, *self.given, size != 1]) == self.z.unsat,
+                self.impossible([*self.facts.conditions, *self.given, size != 1]),
             )
         return self.ones[size.get_id()][1]
 

@@ -88,7 +88,7 @@ class SumEquality(Unknowns):
         z = self.z
 
         def holds(claim: Any, *more: Any) -> bool:
-            return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
+            return self.impossible([*assumed, *more, z.Not(claim)])
 
         for k, size in (pair for t in (left, right) for bound, _ in t.terms for pair in bound):
             if any(str(k) in self.names_in(f) for f in assumed) and holds(size == 1):  # `parts` substitutes 0
@@ -126,7 +126,7 @@ class SumEquality(Unknowns):
             return False
 
         def holds(claim: Any, *more: Any) -> bool:
-            return bool(self.ask([*assumed, *more, z.Not(claim)]) == z.unsat)
+            return self.impossible([*assumed, *more, z.Not(claim)])
 
         ranges = list(
             {n.get_id() if z.is_expr(n) else n: n for t in (a, b) for bound, *_ in t.terms for _, n in bound}.values()
@@ -167,13 +167,13 @@ class SumEquality(Unknowns):
                 elif z.is_app_of(e, z.Z3_OP_ITE):
                     choices.append(e)
             change = next(((e, e.arg(1 if yes else 2)) for e in choices for yes in (True, False)
-                           if self.ask([*assumed, z.Not(e.arg(0)) if yes else e.arg(0)]) == z.unsat), None)  # fmt: skip
+                           if self.impossible([*assumed, z.Not(e.arg(0)) if yes else e.arg(0)])), None)  # fmt: skip
             pairs = [pair for group in calls.values() for pair in combinations(group, 2)]
             change = change or next(
                 (
                     (b, a)
                     for a, b in pairs
-                    if self.ask([*assumed, z.Or(*(p != q for p, q in zip(a.children(), b.children())))]) == z.unsat
+                    if self.impossible([*assumed, z.Or(*(p != q for p, q in zip(a.children(), b.children())))])
                 ),
                 None,
             )

@@ -139,14 +139,14 @@ class _World(Contractions):
         if len(rights) != len(lefts) or any(
             len(a.shape) != len(b.shape) or a.boolean != b.boolean for a, b in zip(lefts, rights)
         ):
-            return None if self.ask([*self.facts.conditions, *guards]) == z.unsat else False
+            return None if self.impossible([*self.facts.conditions, *guards]) else False
         types = [a == b for x, y in zip(lefts, rights) for a, b in zip(x.shape, y.shape)]
         types += [x.dtype == y.dtype for x, y in zip(lefts, rights)]
         owed = [*types, *shown.conditions]
         assumed = [*self.facts.conditions, *guards]
-        if self.ask(assumed) == z.unsat:
+        if self.impossible(assumed):
             return None
-        if self.ask([*assumed, z.Not(z.And(*owed))]) != z.unsat:
+        if not self.impossible([*assumed, z.Not(z.And(*owed))]):
             self.wrong = self.example([*assumed, z.Not(z.And(*owed))])
             return False
         if types_only:
@@ -167,7 +167,7 @@ class _World(Contractions):
                 same.append(self.name(a, elements) == self.name(b, elements))
         assumed = [*assumed, *elements.conditions, *(f for f in self.facts.conditions if f is not True)]
         wrong = z.Or(nowhere[0] != nowhere[1], z.And(z.Not(nowhere[0]), z.Not(z.And(*same, True))))
-        if self.ask([*assumed, *inside, wrong]) == z.unsat:
+        if self.impossible([*assumed, *inside, wrong]):
             return True
         self.wrong = self.example([*assumed, *inside, wrong])
         return False

@@ -64,7 +64,7 @@ class Sums(SumEquality):
             moved = z.substitute(condition, *((k, z.Int(f"other {k}")) for k, _ in indices))
             if not moved.eq(condition):
                 others = [c for k, n in indices for c in (z.Int(f"other {k}") >= 0, z.Int(f"other {k}") < n)]
-                if self.ask([*self.assumed(facts, condition), *others, condition != moved]) != z.unsat:
+                if not self.impossible([*self.assumed(facts, condition), *others, condition != moved]):
                     raise OutOfScope("a sum of terms that are not finite everywhere")
                 condition = z.substitute(condition, *((k, z.IntVal(0)) for k, _ in indices))
             facts.undefined[at] = z.And(condition, inside)
@@ -147,7 +147,6 @@ class Sums(SumEquality):
 
         Axioms, and conditions for being undefined, are added to `facts`.
         """
-        z = self.z
         if not any(isinstance(v, Extreme) for v in x):
             if name == "div" and not isinstance(x[1], Total):
                 facts.undefined.append(x[1] == 0)
@@ -162,7 +161,7 @@ class Sums(SumEquality):
                 return one.map(lambda body: -body, turned=True)
             one = self.there(one, facts)
             if name == "recip" and all(
-                self.ask([*self.assumed(facts, c, b), c, b <= 0]) == z.unsat for _, c, b in one.terms
+                self.impossible([*self.assumed(facts, c, b), c, b <= 0]) for _, c, b in one.terms
             ):
                 return one.map(lambda body: 1 / body, turned=True)
             if name == "exp":
@@ -188,7 +187,7 @@ class Sums(SumEquality):
             return one.map(lambda body: signs[0] * body + signs[1] * other, turned=signs[0] < 0)
         if name in ("mul", "div") and (name == "mul" or one is x[0]):
             bad = other < 0 if one.some else other <= 0
-            if self.ask([*self.assumed(facts, other), bad]) == z.unsat:
+            if self.impossible([*self.assumed(facts, other), bad]):
                 if name == "div":
                     facts.undefined.append(other == 0)
                 return one.map(lambda body: body * other if name == "mul" else body / other)
@@ -247,7 +246,7 @@ class Sums(SumEquality):
                 return common * self.name(Total(((bound, inner),)), facts)
             if not products:
                 return common + self.name(Extreme(value.most, ((bound, rest[0], inner),), True), facts)
-            if self.ask([*self.assumed(facts, common), common <= 0]) == z.unsat:
+            if self.impossible([*self.assumed(facts, common), common <= 0]):
                 return common * self.name(Extreme(value.most, ((bound, rest[0], inner),), True), facts)
         return None
 
@@ -268,12 +267,11 @@ class Sums(SumEquality):
     def _record_sign(self, found: Any, value: Total | Extreme, assumed: Sequence[Any], facts: SizeFacts) -> None:
         """Add to `facts` whether the name `found` of a sum or maximum is nonnegative, positive or negative, where the
         signs of its terms decide that."""
-        z = self.z
         within = [[c for k, n in bound for c in (k >= 0, k < n)] for bound, *_ in value.terms]
         read_in = [(i, body) for i, (*_, body) in zip(within, value.terms)]
 
         def never(fails: Callable[[Any], Any]) -> bool:
-            return all(self.ask([*assumed, *i, fails(body)]) == z.unsat for i, body in read_in)
+            return all(self.impossible([*assumed, *i, fails(body)]) for i, body in read_in)
 
         extreme = isinstance(value, Extreme)
         if never(lambda body: body < 0):

@@ -26,6 +26,7 @@ COST = ("weight", "active", "chained", "original", "ordered")  # where a rule pa
 EFFORT = 1_500_000  # z3 resource limit per query: about half a second, independent of the machine's load
 SMALL = 4  # largest size and attribute in examples
 MILLISECONDS = 5000  # hard time limit per query
+MODELS = 4  # earlier models that are tried before z3 is asked
 NAMES = (
     "float32",
     "float64",
@@ -72,6 +73,25 @@ class SizeFacts:
     undefined: list[Any] = field(default_factory=list)
 
 
+class _Model:
+    """A model that z3 found; remembers which formulas it satisfies."""
+
+    def __init__(self, z: Any, model: Any) -> None:
+        self.z, self.model = z, model
+        self.known: dict[int, tuple[Any, bool]] = {}  # by formula id; holding the formula keeps its id valid
+
+    def satisfies(self, facts: Sequence[Any]) -> bool:
+        """Whether all formulas are true in the model; the last ones are evaluated first, as they are the new ones."""
+        return all(self._is_true(f) for f in reversed(facts))
+
+    def _is_true(self, fact: Any) -> bool:
+        if not self.z.is_expr(fact):
+            return bool(fact)
+        if fact.get_id() not in self.known:
+            self.known[fact.get_id()] = (fact, self.z.is_true(self.model.eval(fact, model_completion=True)))
+        return self.known[fact.get_id()][1]
+
+
 class Unknowns:
     """The unknowns of a rule at given ranks, axes and permutations, and the attribute expressions' values.
 
@@ -94,6 +114,7 @@ class Unknowns:
         self.given: list[Any] = []  # guards, and bounds of the index at which elements are read
         self.ranges: dict[str, tuple[Any, Any]] = {}  # index variables by name, with their sizes
         self.names: list[tuple[Many, list[Any], Any]] = []
+        self.models: list[_Model] = []  # of earlier queries, the last used first
         self.ones: dict[int, tuple[Any, bool]] = {}
         self.mentioned: dict[int, tuple[Any, frozenset[str]]] = {}  # by term id; holding the term keeps its id valid
         binary = bits(rule)
@@ -112,16 +133,26 @@ class Unknowns:
         """z3 function symbol of an uninterpreted function."""
         return self.z.Function(name, *sorts)
 
-    def ask(self, facts: Sequence[Any]) -> Any:
-        """The solver's answer to whether some facts can hold together. Raises OutOfScope after the rule's time
-        limit."""
+    def impossible(self, facts: Sequence[Any]) -> bool:
+        """Whether z3 proves that some facts cannot hold together. Raises OutOfScope after the rule's time limit.
+
+        Nearly all queries of a proof share their assumptions: a model of an earlier query often answers one at once.
+        """
         if perf_counter() > self.until:
             raise OutOfScope("it takes too long")
-        solver = self.z.Solver()
+        z, facts = self.z, [f for f in facts if f is not True]
+        for at, model in enumerate(self.models):
+            if model.satisfies(facts):
+                self.models.insert(0, self.models.pop(at))
+                return False
+        solver = z.Solver()
         solver.set("timeout", MILLISECONDS)
         solver.set("rlimit", EFFORT)
-        solver.add(*(f for f in facts if f is not True))
-        return solver.check()
+        solver.add(*facts)
+        answer = solver.check()
+        if answer == z.sat:
+            self.models = [_Model(z, solver.model()), *self.models[: MODELS - 1]]
+        return bool(answer == z.unsat)
 
     def example(self, facts: Sequence[Any]) -> dict[str, Any] | None:
         """A model with small sizes and attributes, by the names of the rule's variables (shapes for tensors).

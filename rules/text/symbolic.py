@@ -331,9 +331,11 @@ CASES = 24  # limit on case splits over the order of cuts
 
 
 def proves(typing: Typing, effort: Effort | None = None) -> tuple[bool, str]:
-    """Whether both sides are proved equal for all sizes of a family, as (proved, reason if not).
+    """Whether both sides of a typed rule are proved equal at all sizes that its typing allows, as (proved, reason if
+    not).
 
-    Where the order of two cuts depends on the sizes, both cases are proved.
+    Where it depends on the sizes which of two boundaries of concatenated or sliced parts comes first, both cases are
+    proved.
     """
     effort = effort or Effort()
     cases: list[tuple[Affine, ...]] = [()]

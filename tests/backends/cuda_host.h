@@ -13,6 +13,7 @@
 #define __launch_bounds__(...)
 #define __shared__ static
 #define DEVICE inline
+#define RARE inline
 #define __cluster_dims__(...)
 #define ROOM(T, name) T* const name = reinterpret_cast<T*>(host::room())
 

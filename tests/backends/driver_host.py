@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from tensor_graphs.backends.program.helpers import any_size_gpu_helpers, any_size_launches, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import (
+    any_size_gpu_helpers,
+    any_size_launches,
+    cuda_driver,
+    gpu_calls,
+    gpu_launches,
+)
 
 
 def compiled(folder: Path) -> Any:
@@ -29,7 +35,7 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
     `monkeypatch.setattr`. Returns the state of the emulated driver.
     """
     library.end_capture.restype = ctypes.c_void_p
-    state = SimpleNamespace(library=library, capturing=False, replays=0, streams=0, stream=7, waits=0)
+    state = SimpleNamespace(library=library, capturing=False, replays=0, stream=7, waits=0, captured_on=[], kept=[])
     for name in ("launches", "updates", "early"):
         ctypes.c_int.in_dll(library, name).value = 0
 
@@ -51,7 +57,8 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
             state.replays += 1
 
     @contextmanager
-    def graph(recorded: Graph, capture_error_mode: str) -> Iterator[None]:
+    def graph(recorded: Graph, stream: Any, capture_error_mode: str) -> Iterator[None]:
+        state.captured_on.append(stream)
         recorded.capture_begin(capture_error_mode)
         try:
             yield
@@ -62,6 +69,7 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
         state.waits += 1
 
     stream = SimpleNamespace(synchronize=lambda: None, wait_stream=wait)
+    made = lambda device: SimpleNamespace(**vars(stream), device=device)
     for module in (gpu_calls, gpu_launches, any_size_gpu_helpers, any_size_launches):
         replace(module, "torch", torch, raising=False)
     replace(torch.cuda, "CUDAGraph", Graph)
@@ -70,7 +78,9 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
     replace(torch.cuda, "current_stream", lambda index=None: stream)
     replace(torch.cuda, "device", lambda index: nullcontext())
     replace(torch.cuda, "synchronize", lambda index=None: None)
-    replace(torch.cuda, "Stream", lambda index: stream)
+    replace(torch.cuda, "Stream", made)
+    replace(torch.cuda, "_programs_streams", {}, raising=False)
+    replace(torch.Tensor, "record_stream", lambda x, used: state.kept.append((x.data_ptr(), state.stream)))
     replace(torch.cuda, "stream", lambda chosen: nullcontext())
     replace(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     replace(torch._C, "_cuda_isCurrentStreamCapturing", lambda: state.capturing, raising=False)
@@ -151,3 +161,34 @@ class SizedKernel(Kernel):
     def __call__(self, *given: Any, sizes: Any = (), boxes: Any = (), grid: Any = 1, early: bool = False) -> Any:
         self.launched([*(ctypes.c_uint64(x.data_ptr()) for x in given), *map(ctypes.c_int, sizes),
                        *(self.described(*b).memory for b in boxes)])  # fmt: skip
+
+
+class Described:
+    """A Triton function of the emulated driver that reads a tensor through a descriptor; `swizzle`: that of which its
+    compiled kernel tells."""
+
+    __name__ = "described"
+
+    def __init__(self, library: Any, swizzle: int = 3) -> None:
+        self.inner, self.compiled = Kernel(library, "described"), 0
+        fields = {"swizzle": swizzle, "elem_size": 4, "elem_type": 7, "block_size": [2, 4], "fp4_padded": False}
+        facts = SimpleNamespace(name="described", num_warps=4, shared=0, tensordesc_meta=[fields])
+        self.made = SimpleNamespace(asm={"cubin": b"described"}, metadata=facts)
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(out: Any, x: Any, n: int, *, num_warps: int) -> Any:
+            raw = ctypes.create_string_buffer(192)
+            memory = (ctypes.c_char * 128).from_buffer(raw, -ctypes.addressof(raw) % 64)
+            call = lambda name, *given: getattr(self.inner.library, name)(*given)
+            cuda_driver.write_tensor_map(call, ctypes.addressof(memory), x, (3, 4, 7, [2, 4]))
+            self.inner.launched([ctypes.c_uint64(out.data_ptr()), memory, *map(ctypes.c_int, x.shape),
+                                 *map(ctypes.c_int64, x.strides), ctypes.c_int(n)])  # fmt: skip
+            self.compiled += 1
+            return self.made
+
+        return launch
+
+
+def described(x: Any, shape: Any, block: Any, swizzle: int = 0, strides: Any = ()) -> Any:
+    """A tensor descriptor, as the helper of emitted programs makes it."""
+    return SimpleNamespace(base=x, shape=list(shape), strides=list(strides) or [shape[1], 1])

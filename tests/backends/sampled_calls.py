@@ -459,10 +459,19 @@ def _attention_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list
 
 def _max_pool_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape = s.give(call, "shape", _ints(kind))
-    if len(shape) < 3 or kind.dtype != s.dtype:
+    if len(shape) < 3 or kind.dtype != s.dtype or math.prod(shape[2:]) < 5:  # indices are drawn below 5
         raise Retry
     pooled = (*shape[:2], *(s.rng.randint(1, size) for size in shape[2:]))
     return [Type(pooled, kind.dtype), Type(pooled, "int64")]
+
+
+def _embedding_gradient(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    s.give(call, "skipped", s.rng.choice((-1, 0)))
+    if kind.rank != 2 or kind.dtype != s.dtype or _ints(kind)[0] < 5:  # indices are drawn below 5
+        raise Retry
+    lead = s.shape(1, 2)
+    s.give(call, "shape", _ints(kind))
+    return [Type((*lead, _ints(kind)[1]), kind.dtype), Type(lead, "int64")]
 
 
 #: Shape law -> rule from the output type to operand types.
@@ -477,7 +486,7 @@ _RULES: dict[str, Rule] = {
     "conv_input_gradient": _conv_input_gradient, "conv_weight_gradient": _conv_weight_gradient,
     "norm_gradient": _norm_gradient, "channel_norm_gradient": _channel_norm_gradient, "softmax_gradient": _softmax_gradient,
     "channel_statistic": _channel_statistic, "attention_statistics": _attention_statistics, "attention_gradient": _attention_gradient,
-    "max_pool_gradient": _max_pool_gradient,
+    "max_pool_gradient": _max_pool_gradient, "embedding_gradient": _embedding_gradient,
 }  # fmt: skip
 
 

@@ -186,10 +186,11 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
     first.heard, number = False, next(iter(first.busy))
     assert not pool.waits_for(number) and number not in first.busy, "it is the caller's again"
     until = time.monotonic() + 300
-    while not all(p.heard for p in pool._processes) and time.monotonic() < until:
+    done = lambda: all(p.heard for p in pool._processes) and batch.early == 4 * part and batch.found
+    while not done() and time.monotonic() < until:
         pool.pump(batch, wait=True)
-    pool.pump(batch)  # both may have answered at once
-    assert batch.early == 4 * part and batch.found, "they go on with what comes next"
+    assert done(), "they go on with what comes next"
+    assert list(pool.clock.seconds)[:2] == ["start", "read"], "they say that they have started"
     batch.add(job)
     batch.close()
     replies = [batch.take() for _ in range(4 * part)]

@@ -49,7 +49,7 @@ TOLERANCE = {1: 0.0, 2: 2e-2, 4: 2e-5, 8: 1e-11}
 def dense(template: Any, seed: int, dtype: str) -> Call | None:
     """A sampled call of a template with all operands in order in memory."""
     call = sample(template, seed, dtype)
-    if call is None or any(0 in o.type.shape for o in call.places.values()):
+    if call is None or any(0 in o.type.shape for o in call.buffers.values()):
         return None
     laid = lambda o: Operand(o.type, contiguous(o.type.shape))
     return replace(call, operands={n: laid(o) for n, o in call.operands.items()}, output=laid(call.output))
@@ -105,7 +105,9 @@ def test_every_op_has_a_generated_kernel_or_is_declared_a_gap(dtype: str) -> Non
     for op in sorted(op for op, entry in OPS.items() if entry.arity):
         plain = single(op)
         calls = [dense(plain, seed, dtype) for seed in range(6)] if plain is not None else []
-        call = next((c for c in calls if c is not None and any(o.type.dtype == dtype for o in c.places.values())), None)
+        call = next(
+            (c for c in calls if c is not None and any(o.type.dtype == dtype for o in c.buffers.values())), None
+        )
         if call is None:
             continue
         template = generated(term(plain, call))
@@ -127,7 +129,7 @@ def test_every_op_has_a_library_kernel_or_is_declared_a_gap(dtype: str) -> None:
     for op, template in own.items():
         plain = single(op)
         call = dense(plain, 1, dtype) if plain is not None else None
-        if call is None or not any(o.type.dtype == dtype for o in call.places.values()) or template.family == "view":
+        if call is None or not any(o.type.dtype == dtype for o in call.buffers.values()) or template.family == "view":
             continue
         names = dict(zip((a.name for a in plain.term.args), template.operands))
         attrs = {name: call.attrs[v.name] for (name, v) in plain.term.attrs}

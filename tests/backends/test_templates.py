@@ -33,7 +33,7 @@ NEVER = {
     **{
         (f"torch.{mask}attention_{name}", d): "wide floats only: statistics of halves are float32"
         for mask in ("", "masked_")
-        for name in ("with_statistics", "gradients")
+        for name in ("with_statistics", "gradients", "gradients_rows")
         for d in HALVES
     },
     **{("torch.softplus", d): "its threshold is exact in float32 only" for d in ("float64", *HALVES)},

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -170,6 +171,13 @@ def test_a_shipped_model_tells_schedules_apart(tmp_path: Path, timing: Make, key
     asked = [row(timing, 1.0, 5000, m=2**p) for p in range(8)]
     said = [p.us for p in store.price([Query(r.key, r.work) for r in asked], regime="cold")]
     assert min(range(8), key=said.__getitem__) == 6
+    features = Mock(side_effect=learnt.features)
+    with patch.object(learnt, "features", features):
+        again = [p.us for p in store.price([Query(r.key, r.work) for r in asked], regime="cold")]
+        store.price([Query(row(timing, 1.0, 5001, m=8).key, asked[0].work)], regime="cold")
+    assert again == said and [len(call.args[0]) for call in features.call_args_list] == [1], (
+        "each key is predicted once"
+    )
 
 
 # ---------------------------------------------------------------- accuracy

@@ -91,6 +91,7 @@ def _laws_of_training(x: Tensor, image: Tensor, window: dict[str, tuple[int, ...
         g.group_norm_gain_gradient(image, image, groups, groups, groups=2), g.softmax_gradient(x, x, axis=1), statistics,
         g.attention_gradient(k, q, k, q, q, statistics, of="key", scale=0.5, causal=False), indices,
         g.max_pool_gradient(t.cast(indices, "float32"), indices, shape=image.shape),
+        g.embedding_gradient(t.cast(t.expand_dims(indices, -1), "float32"), indices, shape=(11, 1), skipped=3),
     ]  # fmt: skip
 
 

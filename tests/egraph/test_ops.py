@@ -99,6 +99,7 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
         for of, order in ATTENTION_ORDER.items() for causal in (False, True)],
     "pool_indices": _POOLS,
     "max_pool_gradient": [(((2, 2, 3, 2), (2, 2, 3, 2)), {"shape": (2, 2, 5, 4)}), (((1, 2, 3), (1, 2, 3)), {"shape": (1, 2, 7)})],
+    "embedding_gradient": [(((2, 3, 4), (2, 3)), {"shape": (5, 4), "skipped": s}) for s in (-1, 1)],
     "dequantize": [(s, {}) for s in (((4, 6), (2, 3), (2, 3)), ((4, 6), (4, 1), (1, 1)), ((2, 0), (1, 1), (1, 1)))],
 }  # fmt: skip
 #: op -> attributes beside those of its law's cases.
@@ -124,7 +125,14 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
     kinds = [dtype] * op.arity
     if op.law == "dequantize":
         kinds[1:] = "float32", "int8"
-    if op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy", "max_pool_gradient"):
+    if op.law in (
+        "gather",
+        "gather_elements",
+        "scatter_elements",
+        "cross_entropy",
+        "max_pool_gradient",
+        "embedding_gradient",
+    ):
         kinds[1] = "int64"
     return kinds
 
@@ -133,7 +141,11 @@ def legal(op: Op) -> tuple[str, ...]:
     """The dtypes an op is defined for."""
     if op.law in ("from_float8", "unpack"):
         return ("uint8",)
-    if op.floats_only or op.law in ("attention", "conv", "max_pool_gradient") or op.name in FLOAT_MEANING:
+    if (
+        op.floats_only
+        or op.law in ("attention", "conv", "max_pool_gradient", "embedding_gradient")
+        or op.name in FLOAT_MEANING
+    ):
         return FLOATS
     if op.name == "cross_entropy":
         return ("float32", "float64")
@@ -152,7 +164,14 @@ def arrays(op: Op, shapes: Shapes, kinds: list[str], seed: int = 0) -> list[np.n
     found = []
     for i, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
         category = dtypes.category(kind)
-        if i == 1 and op.law in ("gather", "gather_elements", "scatter_elements", "cross_entropy", "max_pool_gradient"):
+        if i == 1 and op.law in (
+            "gather",
+            "gather_elements",
+            "scatter_elements",
+            "cross_entropy",
+            "max_pool_gradient",
+            "embedding_gradient",
+        ):
             found.append(_indices(op, shapes, rng))
         elif category == "float":
             found.append(np.asarray(rng.uniform(0.25, 2.0, shape)).astype(dtypes.numpy_dtype(kind)))

@@ -176,8 +176,8 @@ def test_views_know_which_e_nodes_the_graph_has() -> None:
         saturate_block(graph, RULES, Limits(iterations=3), session=InProcess()),
         union([saturate_block(graph, RULES, Limits(iterations=n), session=InProcess()) for n in (1, 2)]),
     ):
-        assert view.own is not None and view.own.sum() == len(graph.nodes())
-        alone = view.only(view.own)
+        assert view.original_nodes is not None and view.original_nodes.sum() == len(graph.nodes())
+        alone = view.only(view.original_nodes)
         assert len(alone) == len(graph.nodes()) and alone.roots == view.roots and alone.n_classes == view.n_classes
         assert [str(t) for t in best_terms(alone)] == [str(r) for r in graph.roots]
 

@@ -139,12 +139,12 @@ def test_values_inside_repeated_blocks_are_the_models_own() -> None:
     blocks = find_blocks(Graph.of(x))
     assert len(blocks.instances) > len(blocks.unique)
     plain = join_blocks(blocks, [view_of(b.graph) for b in blocks.unique])
-    assert plain.original.all()
+    assert plain.original_classes.all()
     rules = [Rule("commute", "add(x, y)", "add(y, x)"), Rule("shift", "tanh(x)", "neg(tanh(neg(x)))")]
     view = join_blocks(
         blocks, saturate_blocks([b.graph for b in blocks.unique], rules, Limits(iterations=3), guard=False)
     )
-    assert view.n_classes > view.original.sum() == plain.n_classes
+    assert view.n_classes > view.original_classes.sum() == plain.n_classes
 
 
 def test_the_glued_view_computes_the_model() -> None:

@@ -78,6 +78,16 @@ def test_a_float32_graph_is_left_alone_and_widening_ends() -> None:
     assert simplify(widen(simplify(wide))).roots == simplify(wide).roots
 
 
+def test_roundings_of_a_float32_model_stay_where_they_are_asked_for() -> None:
+    x, w = t.input("x", (2, 4)), t.param("w", (4, 4))
+    product = t.cast(x, "bfloat16") @ t.cast(w, "bfloat16")
+    graph = Graph.of([t.cast(product * 2.0, "float32") + x])
+    assert not any(n.dtype in HALVES for n in widen(graph).nodes())
+    wide = widen(graph, rounds=True)
+    assert [n.args[0] for n in wide.nodes() if n.dtype in HALVES] == [x, w] and wide.roots[0].op == "add"
+    assert widen(layer("bfloat16"), rounds=True).roots == widen(layer("bfloat16")).roots  # leaves say it already
+
+
 def test_a_leaf_that_is_returned_is_returned() -> None:
     x = t.input("x", (2,), "bfloat16")
     assert widen(Graph.of([x, x + x])).outputs[0] is x

@@ -169,7 +169,7 @@ def test_operations_of_the_model_lead_to_their_e_classes(explorer: Explorer) -> 
 # ---------------------------------------------------------------- rules of e-nodes
 def test_every_e_node_that_the_model_lacks_has_a_rule_or_a_definition(explorer: Explorer) -> None:
     made = {n for d in explorer.derivations for n in d.made}
-    own = explorer.view.own
+    own = explorer.view.original_nodes
     assert own is not None and all(own[n] or n in made for n in range(len(explorer.view)))
     rules = {d.rule for d in explorer.derivations}
     assert any(r.startswith(DEFINITION) for r in rules) and "add-commutes" in rules
@@ -177,12 +177,12 @@ def test_every_e_node_that_the_model_lacks_has_a_rule_or_a_definition(explorer: 
 
 def test_forms_that_only_forbidden_rules_reach_are_found(pair: tuple[Explorer, int, int]) -> None:
     view = pair[0].view
-    assert len(view) >= 3 and view.own is not None
-    own = [n for n in range(len(view)) if view.own[n]]
+    assert len(view) >= 3 and view.original_nodes is not None
+    own = [n for n in range(len(view)) if view.original_nodes[n]]
     chain = [Derivation("a", (own[0],), (100,)), Derivation("b", (100,), (101,)), Derivation("c", (101,), (100,))]
 
     class Larger:
-        own = [n in (0, 1, 2) for n in range(102)]
+        original_nodes = [n in (0, 1, 2) for n in range(102)]
 
         def __len__(self) -> int:
             return 102

@@ -755,6 +755,20 @@ def test_the_least_time_of_measuring_begins_when_its_processes_have_started(now:
     assert not ended(plan_solver.MAX_STARTING_S - 0.1) and ended(plan_solver.MAX_STARTING_S + 0.1)
 
 
+def test_a_kernel_that_ran_when_the_time_was_up_uses_the_time_of_the_closing_phase(now: list[float]) -> None:
+    plans = PlanSolver(variants(1), (), 2.0, (0.1,), False, lambda: False, Clock(), start=0.0, closing=0.5)
+    ends = []
+    for seen in (None, 2.1):
+        now[0] = seen or 2.0
+        assert plans.ended() == (seen is not None)
+        now[0] = 2.4
+        plans.start_closing(plans.overtime)
+        while not plans.closing_ended():
+            now[0] += 0.05
+        ends.append(round(now[0], 2))
+    assert ends == [2.95, 2.65], "half a second from then on, and from when the time was up"
+
+
 class Shipped(Prices):
     """Prices shipped with the package until measured; `slow` ones take ten times as long here."""
 
@@ -813,3 +827,26 @@ def test_a_round_that_would_end_too_late_is_not_begun(now: list[float]) -> None:
     plans.least, plans.started = 20.0, 0.0  # measuring has a minimum time
     assert not plans.leaves_no_round(1.5)
     assert not replace(plans, deterministic=True).leaves_no_round(99.0)
+
+
+def test_rounds_grow_while_processes_wait_for_solves() -> None:
+    """Twice as many kernels where measuring took less than half of the time of solving; fewer again where it took far
+    more."""
+    made = policy.AcquisitionPolicy(None, None)  # type: ignore[arg-type]
+    sizes = []
+    for solving, measuring in (
+        (1.0, 0.4),
+        (1.0, 0.6),
+        (1.0, 0.4),
+        (1.0, 0.4),
+        (1.0, 3.1),
+        (0.1, 0.01),
+        (0.1, 9.0),
+        (0.1, 9.0),
+    ):
+        made.fit_round(solving, measuring)
+        sizes.append(made.growth)
+    assert sizes == [2, 2, 4, 4, 2, 2, 1, 1]
+    stakes = {i: 1.0 / (i + 1) for i in range(90)}
+    assert len(policy._batch(stakes, 0.5, made.growth * policy.ROUND_KERNELS)) == policy.ROUND_KERNELS
+    assert len(policy._batch(stakes, 0.5, 40)) == 40 and not policy._batch(stakes, 2.0, 40)

@@ -8,6 +8,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.simplify.widen import widen
@@ -17,7 +18,7 @@ from tensor_graphs.extract.model.storage_dtypes import narrow_types
 
 def stored(*roots: Tensor) -> dict[str, set[str]]:
     """Storage dtypes of the results of each op in a widened graph."""
-    view = view_of(widen(Graph.of(*roots)))
+    view = view_of(widen(Graph.of(*roots), rounds=True))
     types, found = narrow_types(view), dict[str, set[str]]()
     for i, op in enumerate(view.op):
         if int(view.cls[i]) not in view.roots:
@@ -48,3 +49,15 @@ def test_operands_of_rounding_to_whole_numbers_stay_wide(change: Callable[[Tenso
     x = tg.input("x", (4, 64), "bfloat16")
     kinds = stored(t.cast(change(x * 3.0), "bfloat16") * x @ t.transpose(x))
     assert kinds["mul"] == {"float32", "bfloat16"}
+
+
+def test_of_a_float32_model_under_autocast_only_values_of_its_16_bit_part_are_narrow() -> None:
+    x, g, b = tg.input("x", (4, 64)), tg.param("g", (64,)), tg.param("b", (64,))
+    w, v = (t.cast(tg.param(n, (64, 64)), "bfloat16") for n in "wv")
+    normed = c.layer_norm(x, g, b, eps=1e-5)
+    product = c.gelu(t.cast(normed, "bfloat16") @ w) @ v
+    kinds = stored(t.sqrt(x + t.cast(product, "float32")) * 2.0)
+    assert kinds["matmul"] == kinds["gelu"] == {"bfloat16"}
+    assert kinds["layer_norm"] == {"bfloat16"}, "the model rounds it before its only use"
+    assert kinds["add"] == kinds["sqrt"] == {"float32"}
+    assert kinds["cast"] == {"bfloat16"}, "weights and the product's operand are rounded before the product"

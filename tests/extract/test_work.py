@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 
+import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.backends.triton.backend import generated
 from tensor_graphs.egraph.composites.composite_ops import causal_mask
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -44,6 +48,20 @@ def test_what_is_gathered_from_is_not_read_whole() -> None:
         assert call_work(template, found) == (7.0, 5 * 8 * 2 + 5 * 8 + 5 * 8 * 2), pattern
     both = LibraryKernel("x", "triton", "gather(t, i, axis=0) + slice(t, axis=0, start=0, stop=5)", "")
     assert call_work(both, found)[1] == 1000 * 8 * 2 + 5 * 8 + 5 * 8 * 2
+
+
+def test_a_generated_kernels_own_terms_are_read() -> None:
+    """The work is that of its pattern, which takes longer to read, if they have the sizes of the call."""
+    cache, at, new = t.input("cache", (1, 64, 8)), t.input("at", (1,), "int64"), t.input("new", (1, 1, 8))
+    rows = t.broadcast_to(t.reshape(at, (1, 1, 1)), (1, 1, 8))
+    template = generated(t.scatter_elements(cache, rows, new * 2.0, 1))
+    sizes = {"cache": (1, 64, 8), "at": (1,), "new": (1, 1, 8)}
+    kinds = {n: (sizes[n], "int64" if n == "at" else "float32") for n in template.operands}
+    work = call_work(template, call((1, 64, 8), "float32", **kinds))
+    with patch.object(type(template), "roots", []):
+        assert call_work(template, call((1, 64, 8), "float32", **kinds)) == work and work[1] == 8 * 4 + 8 + 8 * 4
+    with patch("tensor_graphs.extract.model.work.output_terms", side_effect=AssertionError("read")):
+        assert call_work(template, call((1, 64, 8), "float32", **kinds)) == work
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(5, 5), (3, 7), (7, 3), (1, 9)])

@@ -228,7 +228,7 @@ def odd_choice(found: Hypergraph, rng: random.Random, done: set[Any]) -> Choice 
 def kernel_key(candidate: Any) -> Any:
     """Key of a candidate kernel: equal for kernels with equal calls."""
     call = candidate.call
-    places = tuple((o.type, o.strides) for o in call.places.values())
+    places = tuple((o.type, o.strides) for o in call.buffers.values())
     return candidate.template.name, candidate.template.pattern, places, repr(call.attrs)
 
 

@@ -57,12 +57,12 @@ def specified(one: Case, rng: random.Random) -> str:
         assert lowered is not None
         classes = {
             **{n: v.cls for n, v in c.inputs},
-            **dict(zip([n for n in c.call.places if n not in c.call.operands], [v.cls for v in c.outputs])),
+            **dict(zip([n for n in c.call.buffers if n not in c.call.operands], [v.cls for v in c.outputs])),
         }
-        if any(classes[n] not in value for n in c.call.places):
+        if any(classes[n] not in value for n in c.call.buffers):
             continue
         memory = {n: lying(value[classes[n]], o) for n, o in c.call.operands.items()}
-        outs = {n: o for n, o in c.call.places.items() if n not in c.call.operands}
+        outs = {n: o for n, o in c.call.buffers.items() if n not in c.call.operands}
         for n, o in outs.items():
             fresh = np.asarray(np.nan if dtypes.is_float(o.type.dtype) else 77)
             base = c.template.bases.get(n)  # of which the kernel writes some places
@@ -87,7 +87,7 @@ def specified(one: Case, rng: random.Random) -> str:
             )
             near = np.abs(got - want) <= 1e-8 * peak if dtypes.is_float(o.type.dtype) else got == want
             if not np.all(near | ~fine):
-                return f"{c.template.name} {c.template.pattern} {c.call.places}\n{lowered.kernel}\ngives {got!r}\nnot {want!r}"
+                return f"{c.template.name} {c.template.pattern} {c.call.buffers}\n{lowered.kernel}\ngives {got!r}\nnot {want!r}"
     return ""
 
 

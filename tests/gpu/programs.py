@@ -183,12 +183,14 @@ def wanted(
     return evaluate(roots, {}, params=params, float64=True)
 
 
-def write(folder: Path) -> dict[str, list[str]]:
+def write(folder: Path, only: str = "") -> dict[str, list[str]]:
     """A saved program for each form of each class in each emitter, `EMITTER.NUMBER.FORM/`, with `want.safetensors`
-    beside it; by "class (emitter)" the names of those folders."""
+    beside it; by "class (emitter)" the names of those folders. `only`: part of the names of these."""
     found: dict[str, list[str]] = {}
     for number, name in enumerate(CLASSES):
         for emitter in EMITTERS:
+            if only not in f"{name} ({emitter})":
+                continue
             for form, (template, call) in enumerate(programs(name, emitter)):
                 target, given = folder / f"{emitter}.{number}.{form}", operands(call)
                 Program(kernel_plan(template, call), given).save(target)

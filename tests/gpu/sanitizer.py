@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,11 +33,17 @@ TOOLS = {
 REPORT = re.compile(
     r"=========\s+(Invalid|Misaligned|Error: |Warning: |Race reported|Barrier error|Uninitialized|Address|Out-of-range)"
 )
-READ = re.compile(r"Read (?:Thread .*|access) at ([A-Za-z_]\w*_[0-9a-f]{10}\w*)\+0x([0-9a-f]+)")
+ACCESS = re.compile(r"(Read|Write) (?:Thread .*|access) at ([A-Za-z_]\w*_[0-9a-f]{10}\w*)\+0x([0-9a-f]+)")
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")
-NEAR = 4  # instructions between a barrier and what is read behind it, at most
+WHOLE_BARRIER = re.compile(r"BAR\.SYNC\S* 0x1$")  # Triton's barrier of all warps of a block, unless under a predicate
+NEAR = 4  # instructions between a barrier and what is read behind it or written before it, at most
 TOLD = re.compile(r"^(\S+): (\S+) (ok|wrong)$")
 BEGUN = re.compile(r"^(\S+): begun$")
+COMPILE = """
+import runpy, sys
+kernel = runpy.run_path(sys.argv[1])["CudaKernel"].known[sys.argv[2]]
+open(sys.argv[3], "wb").write(bytes(kernel.compiled("sm_90").code))
+"""  # a kernel of a program.py, for the GPUs of which the proofs below know the instructions
 KEPT = 60  # lines of the reports of a tool that are kept
 
 
@@ -48,7 +54,7 @@ class Seen:
     right: dict[str, str] = field(default_factory=dict)  # program -> its error
     wrong: dict[str, str] = field(default_factory=dict)  # program -> what happened
     reports: Counter[str] = field(default_factory=Counter)  # program, or "" for what is nobody's -> errors
-    given: Counter[str] = field(default_factory=Counter)  # program -> reports of how roles are given out
+    false: Counter[str] = field(default_factory=Counter)  # program -> reports that the machine code refutes
     lines: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -57,7 +63,7 @@ class Seen:
         self.right |= other.right
         self.wrong |= other.wrong
         self.reports += other.reports
-        self.given += other.given
+        self.false += other.false
         self.lines += other.lines
 
 
@@ -76,32 +82,113 @@ def reported(output: str, owners: Mapping[str, str], listing: Callable[[str], st
         text = "\n".join(block)
         names = re.findall(r"[A-Za-z_]\w*_[0-9a-f]{10}\w*", text)
         owner = next((owners[n] for n in names if n in owners), "")
-        reads = {(kernel, int(offset, 16)) for kernel, offset in READ.findall(text)}
-        given = bool(reads) and all(gives_out_roles(listing(kernel), offset) for kernel, offset in reads)
-        (seen.given if given else seen.reports)[owner] += 1
+        accesses = {(kind, kernel, int(offset, 16)) for kind, kernel, offset in ACCESS.findall(text)}
+        (seen.false if is_false(accesses, listing) else seen.reports)[owner] += 1
         seen.lines += block
     return seen
 
 
-def gives_out_roles(listing: str, offset: int) -> bool:
-    """Whether at this offset of a kernel a warp reads the byte that says what role it has: behind a barrier of all the
-    block's warps. (Triton's; racecheck reports it where roles have barriers of their own beside.)"""
-    found = [(int(m[1], 16), m[2]) for m in INSTRUCTION.finditer(listing)]
-    at = next((i for i, (place, _) in enumerate(found) if place == offset), None)
-    if at is None or "LDS.U8" not in found[at][1]:
+def is_false(accesses: Set[tuple[str, str, int]], listing: Callable[[str], str]) -> bool:
+    """Whether a kernel's machine code refutes a reported race. `accesses`: (Read or Write, kernel, offset)."""
+    kernels = {kernel for _, kernel, _ in accesses}
+    if len(kernels) != 1:
         return False
-    return any(re.search(r"BAR\.SYNC\S* 0x1$", text) for _, text in found[max(0, at - NEAR) : at])
+    code = listing(*kernels)
+    reads, writes = ([at for kind, _, at in accesses if kind == wanted] for wanted in ("Read", "Write"))
+    if gives_out_roles(code, reads, writes):
+        return True
+    return len(reads) == len(writes) == 1 and starts_barrier(code, writes[0], reads[0])
 
 
-def disassembled(folder: Path, kernel: str) -> str:
-    """A kernel's instructions, from Triton's cache; empty where there is no tool for that, or no such kernel."""
+def gives_out_roles(listing: str, reads: Sequence[int], writes: Sequence[int]) -> bool:
+    """Whether warps read the byte that says what role they have at each offset `reads`, behind a barrier of all the
+    block's warps, and each of `writes` stores these bytes before such a barrier. (Triton's; racecheck reports it where
+    roles have barriers of their own beside.)"""
+    code = instructions(listing)
+    places = [place for place, _ in code]
+    if not reads or not {*reads, *writes} <= {*places}:
+        return False
+    reading, writing = map(places.index, reads), map(places.index, writes)
+    barriers = {i for i, (_, text) in enumerate(code) if WHOLE_BARRIER.match(text)}
+    return all("LDS.U8" in code[i][1] and barriers & {*range(i - NEAR, i)} for i in reading) and all(
+        code[i][1].startswith("STS") and barriers & {*range(i, i + NEAR + 1)} for i in writing
+    )
+
+
+def starts_barrier(listing: str, write: int, read: int) -> bool:
+    """Whether thread 0 of a block makes an mbarrier at the offset `write` and arrives there at `read`: accesses of one
+    thread, in its order. (Of CUDA C++: the instruction that makes it is one of a whole warp, and racecheck reports it.)
+
+    Both run unless the predicate `SR_TID.X != 0` holds (blocks have one dimension), on the same address, without a
+    branch between them.
+    """
+    block = next((b for b in straight(listing) if {write, read} <= {place for place, _ in b}), [])
+    places, texts = [place for place, _ in block], [text for _, text in block]
+    if write not in places or read not in places:
+        return False
+    at, end = places.index(write), places.index(read)
+    made = re.fullmatch(r"@!(UP\d) SYNCS\.EXCH\.64 URZ, \[(UR\d+)\], UR\d+", texts[at])
+    arrives = re.fullmatch(r"@!(P\d) SYNCS\.ARRIVE\S* RZ, \[(UR\d+)\], R\d+", texts[end])
+    if at >= end or made is None or arrives is None or made[2] != arrives[2]:
+        return False
+    voted, _ = last(texts[:at], rf"VOTEU\.ALL {made[1]}, {arrives[1]}")
+    chosen, thread = last(texts[:voted], rf"ISETP\.NE\.AND {arrives[1]}, PT, (R\d+), RZ, PT")
+    known, _ = last(texts[:chosen], rf"S2R ({thread}), SR_TID\.X")
+    kept = [(thread, known, chosen), (arrives[1], chosen, end), (made[1], voted, at), (made[2], at, end)]
+    return 0 <= known < chosen < voted and all(
+        one not in written(text) for one, i, j in kept for text in texts[i + 1 : j]
+    )
+
+
+def instructions(listing: str) -> list[tuple[int, str]]:
+    """(offset, text) of each instruction of a listing."""
+    return [(int(m[1], 16), m[2]) for m in INSTRUCTION.finditer(listing)]
+
+
+def straight(listing: str) -> Iterator[list[tuple[int, str]]]:
+    """The instructions of a listing in parts without labels and branches inside."""
+    for part in re.split(r"^\s*\.L\S*:", listing, flags=re.MULTILINE):
+        block: list[tuple[int, str]] = []
+        for place, text in instructions(part):
+            if re.search(r"\b(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BSYNC|BREAK|WARPSYNC|YIELD)\b", text):
+                yield block
+                block = []
+            else:
+                block.append((place, text))
+        yield block
+
+
+def last(texts: Sequence[str], pattern: str) -> tuple[int, str]:
+    """(index, last group) of the last text that a pattern matches as a whole; (-1, "") if there is none."""
+    found = ((i, re.fullmatch(pattern, texts[i])) for i in reversed(range(len(texts))))
+    return next(((i, m[m.lastindex or 0]) for i, m in found if m), (-1, ""))
+
+
+def written(text: str) -> set[str]:
+    """The registers and predicates that an instruction may write: its first two operands (of a vote the first), and
+    what follows a register that a wide instruction names."""
+    opcode, _, rest = re.sub(r"^@!?\S+\s+", "", text).partition(" ")
+    found = {o.strip() for o in rest.split(",")[: 1 if opcode.startswith("VOTEU") else 2]}
+    if re.search("64|128|WIDE", opcode):
+        found |= {f"{m[1]}{int(m[2]) + k}" for o in found if (m := re.fullmatch(r"(U?R)(\d+)", o)) for k in range(4)}
+    return found
+
+
+def disassembled(folder: Path, names: Mapping[str, str], kernel: str) -> str:
+    """A kernel's instructions: of a binary in Triton's cache, or of its CUDA C++ compiled again; empty where there is
+    no tool for that, or no such kernel. `names`: the program of `folder` in which a kernel is."""
     import triton
 
     own = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
     tool = str(own) if own.exists() else shutil.which("nvdisasm")
-    found = next(folder.rglob(f"{kernel}.cubin"), None)
-    if tool is None or found is None:
+    found = next((folder / "triton").rglob(f"{kernel}.cubin"), None)
+    if tool is None or kernel not in names:
         return ""
+    if found is None:
+        found = folder / f"{kernel}.cubin"
+        given = [str(folder / names[kernel] / "program.py"), kernel, str(found)]
+        if subprocess.run([sys.executable, "-c", COMPILE, *given], check=False, capture_output=True).returncode:
+            return ""
     return subprocess.run([tool, "-c", str(found)], capture_output=True, text=True, check=False).stdout
 
 
@@ -138,7 +225,7 @@ def passed(folder: Path, names: Sequence[str], tool: str, until: float) -> Seen:
         seen.right |= {n: e for n, e, verdict in told if verdict == "ok"}
         seen.wrong |= {n: f"error {e}" for n, e, verdict in told if verdict == "wrong"}
         owners = {k: n for n in left for k in kernels_of(folder / n)}
-        seen.add(reported(output, owners, partial(disassembled, folder / "triton")))
+        seen.add(reported(output, owners, partial(disassembled, folder, owners)))
         seen.seconds += time.monotonic() - began
         behind = [n for n in left if n not in {n for n, *_ in told}]
         if not behind:
@@ -171,10 +258,11 @@ def table(classes: Mapping[str, Sequence[str]], seen: Mapping[str, Seen]) -> str
             *(cell(programs, one) for one in seen.values()),
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    if any(one.given for one in seen.values()):
+    if any(one.false for one in seen.values()):
         rows += [
             "",
-            "+n: reported of the byte by which Triton gives out roles; in the machine code a barrier of all warps is before it.",
+            "+n: reports that the machine code refutes: of the byte by which Triton gives out roles, with a barrier of all warps "
+            "between its store and its loads, or of an mbarrier at which the thread arrives that made it.",
         ]
     others = {tool: n for tool, one in seen.items() if (n := one.reports[""])}
     if others:
@@ -186,9 +274,9 @@ def cell(programs: Sequence[str], one: Seen) -> str:
     """What a pass says of a class."""
     wrong = [f"{p}: {one.wrong[p]}" for p in programs if p in one.wrong]
     count = sum(one.reports[p] for p in programs)
-    given = sum(one.given[p] for p in programs)
+    false = sum(one.false[p] for p in programs)
     told = "; ".join([*([f"**{count}**"] if count else []), *wrong]).replace("|", "/") or "0"
-    return f"{told} +{given}" if given else told
+    return f"{told} +{false}" if false else told
 
 
 def main() -> int:
@@ -198,7 +286,7 @@ def main() -> int:
     parser.add_argument("--tools", nargs="*", default=["memcheck", "racecheck"], choices=TOOLS)
     parser.add_argument("--jobs", type=int, default=8, help="processes side by side")
     parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--only", help="part of the names of classes")
+    parser.add_argument("--only", default="", help="part of the names of classes, as in the table")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -211,7 +299,7 @@ def checked(options: argparse.Namespace, folder: Path, until: float) -> int:
     sys.path.insert(0, str(HERE))
     import programs
 
-    classes = {n: p for n, p in programs.write(folder).items() if options.only is None or options.only in n}
+    classes = programs.write(folder, options.only)
     print(f"{sum(map(len, classes.values()))} programs of {len(classes)} classes written")
     if not sanitizer():
         print("there is no compute-sanitizer here: programs are only run alone")

@@ -42,7 +42,7 @@ def exact_logits(folder: Path, ids: list[int]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("case", "dtype"), [("gemma3", "bfloat16"), ("llama", "float32"), ("gpt_oss", "float32")])
 def test_logits_after_decoding_are_those_of_whole_sequences(tmp_path: Path, case: str, dtype: str) -> None:
     folder = write_checkpoint(tmp_path, {**CONFIGS[case], "torch_dtype": dtype}, seed=2)
-    made = Generator(folder, max_length=128, batch=2, budget=15)
+    made = Generator(folder, max_length=128, batch=2, budget=5)
     rng = np.random.default_rng(0)
     prompts = [[int(v) for v in rng.integers(0, VOCAB, n)] for n in (5, 40)]
     found = made.generate(prompts, 30)
@@ -65,7 +65,7 @@ def test_drafts_and_held_prompts_give_the_same_tokens(tmp_path: Path, case: str)
     first = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "torch_dtype": "float32"}
     folder = write_checkpoint(tmp_path, {**CONFIGS[case], "torch_dtype": "float32"}, seed=2)
     draft = write_checkpoint(tmp_path / "draft", {**CONFIGS[case], **first}, seed=2)
-    options: dict[str, Any] = {"max_length": 128, "batch": 2, "budget": 10}
+    options: dict[str, Any] = {"max_length": 128, "batch": 2, "budget": 4}
     rng = np.random.default_rng(0)
     prompts = [[int(v) for v in rng.integers(0, VOCAB, n)] for n in (5, 40)]
     plain, made = Generator(folder, **options), Generator(folder, **options, draft=draft, draft_tokens=3, reuse=True)

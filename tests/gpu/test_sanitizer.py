@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="emitted programs work on Torch's tensors")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
 
 from . import programs, run_program, sanitizer
-from .sanitizer import Seen, gives_out_roles, passed, reported, table
+from .sanitizer import Seen, gives_out_roles, passed, reported, starts_barrier, table
 
 FEW = ("pointwise", "pool")
 
@@ -37,6 +37,7 @@ def test_every_class_has_programs_of_some_emitter() -> None:
 def test_emitted_programs_run_without_the_package(written: tuple[Path, dict[str, list[str]]]) -> None:
     folder, classes = written
     assert {*classes} == {f"{n} ({e})" for n in FEW for e in programs.EMITTERS}
+    assert [*programs.write(folder / "one", "pool (triton)")] == ["pool (triton)"]
     names = [p for name, found in classes.items() if "triton" in name for p in found]
     command = [sys.executable, run_program.__file__, "--device", "cpu", *(str(folder / n) for n in names)]
     done = subprocess.run(
@@ -63,6 +64,8 @@ triton.0.0: begun
 =========
 ========= Error: Race reported between Read access at rows_0123456789_join+0x160 in program.py:247
 =========     and Write access at rows_0123456789_join+0xc40 in program.py:247 [8 hazards]
+========= Warning: Race reported between Write access at attention_0123456789+0x1a0
+=========     and Read access at attention_0123456789+0x1d0 [256 hazards]
 ========= ERROR SUMMARY: 4 errors
 """
 
@@ -78,19 +81,73 @@ LISTING = """
         /*0190*/                   BAR.SYNC.DEFER_BLOCKING 0x0, 0x80 ;
         /*0200*/                   LDS.U8 R4, [R2] ;
         /*0210*/                   LDS R4, [R2] ;
+        /*0c40*/                   STS [UR6+0x22060], R2 ;
+        /*0c50*/                   BAR.SYNC.DEFER_BLOCKING 0x1 ;
+        /*1000*/                   STS [UR6+0x22060], R2 ;
+        /*1010*/                   MEMBAR.ALL.CTA ;
+        /*1020*/                   NOP ;
+        /*1030*/                   NOP ;
+        /*1040*/                   NOP ;
+        /*5770*/                   STS.64 [UR7+0x28098], R2 ;
+        /*5780*/                   BAR.SYNC.DEFER_BLOCKING 0x1 ;
 """
 
 
-def test_a_role_is_read_behind_a_barrier_of_all_warps() -> None:
+def test_a_role_is_read_behind_a_barrier_of_all_warps_and_stored_before_one() -> None:
     at = [0x130, 0x160, 0x200, 0x210, 0x220]
-    assert [gives_out_roles(LISTING, offset) for offset in at] == [True, True, False, False, False]
+    assert [gives_out_roles(LISTING, [offset], [0xC40]) for offset in at] == [True, True, False, False, False]
+    assert [gives_out_roles(LISTING, [0x130], [store]) for store in (0x1000, 0x200, 0x2000)] == [False] * 3
+    assert not gives_out_roles(LISTING, [], [0xC40])
+
+
+BARRIER = """
+.text.attention_0123456789:
+        /*0010*/                   S2R R0, SR_TID.X ;
+        /*0020*/                   S2UR UR7, SR_CgaCtaId ;
+        /*0050*/                   BSSY B0, `(.L_x_0) ;
+        /*0080*/                   ISETP.NE.AND P0, PT, R0, RZ, PT ;
+        /*00a0*/                   LEA.HI R2, R54, R0, RZ, 0x5 ;
+        /*00d0*/                   VOTEU.ALL UP0, P0 ;
+        /*00e0*/              @!P0 IMAD.MOV.U32 R3, RZ, RZ, 0x600 ;
+        /*0100*/                   @!UP0 UMOV UR6, 0x400 ;
+        /*0160*/                   VOTEU.ALL UP0, P0 ;
+        /*0170*/                   LEA.HI R4, R4, R53, RZ, 0x2 ;
+        /*01a0*/                   @!UP0 SYNCS.EXCH.64 URZ, [UR6], UR4 ;
+        /*01b0*/              @!P0 NOP ;
+        /*01c0*/                   USHF.R.U32.HI UR5, URZ, 0x4, UR8 ;
+        /*01d0*/              @!P0 SYNCS.ARRIVE.TRANS64 RZ, [UR6], R3 ;
+        /*01e0*/                   ISETP.GE.AND P0, PT, R0, 0x20, PT ;
+        /*0210*/                   UCGABAR_ARV ;
+        /*0230*/              @!P0 BRA `(.L_x_1) ;
+"""
+
+
+def test_a_thread_arrives_at_the_mbarrier_that_it_made() -> None:
+    assert starts_barrier(BARRIER, 0x1A0, 0x1D0)
+    assert not any(starts_barrier(BARRIER, *at) for at in ((0x1D0, 0x1A0), (0x1A0, 0x1E0), (0x160, 0x1D0), (0, 0x1D0)))
+    others = {
+        "SR_TID.X": "SR_LANEID",  # a thread of each warp
+        "ISETP.NE.AND P0, PT, R0, RZ, PT": "ISETP.NE.AND P0, PT, R0, 0x1, PT",
+        "LEA.HI R2, R54,": "LEA.HI R0, R54,",  # harmless: behind the comparison
+        "USHF.R.U32.HI UR5,": "USHF.R.U32.HI UR6,",  # another mbarrier
+        "USHF.R.U32.HI UR5, URZ,": "USHF.R.U64 UR5, URZ,",
+        "LEA.HI R4, R4,": "LEA.HI R4, P0, R4,",  # another predicate
+        "@!P0 NOP": "@!P0 BRA `(.L_x_1)",
+        "/*01b0*/": ".L_x_3:\n        /*01b0*/",
+        "VOTEU.ALL UP0, P0": "VOTEU.ALL UP0, P1",
+        "S2UR UR7, SR_CgaCtaId": "S2R R0, SR_LANEID",
+        "VOTEU.ALL UP0": "VOTEU.ANY UP0",
+    }
+    told = [starts_barrier(BARRIER.replace(old, new), 0x1A0, 0x1D0) for old, new in others.items()]
+    assert told == [new.startswith("LEA.HI R0") for new in others.values()]
 
 
 def test_errors_belong_to_the_program_whose_kernel_they_are_in() -> None:
-    owners = {"rows_0123456789": "a", "rows_0123456789_join": "b"}
-    assert reported(MEMORY, owners).reports == {"a": 1, "": 1, "b": 3}
-    seen = reported(MEMORY, owners, {"rows_0123456789_join": LISTING}.__getitem__)
-    assert seen.reports == {"a": 1, "": 1, "b": 1} and seen.given == {"b": 2} and len(seen.lines) == 14
+    owners = {"rows_0123456789": "a", "rows_0123456789_join": "b", "attention_0123456789": "c"}
+    assert reported(MEMORY, owners).reports == {"a": 1, "": 1, "b": 3, "c": 1}
+    listings = {"rows_0123456789_join": LISTING, "attention_0123456789": BARRIER}
+    seen = reported(MEMORY, owners, lambda kernel: listings.get(kernel, ""))
+    assert seen.reports == {"a": 1, "": 1, "b": 1} and seen.false == {"b": 2, "c": 1} and len(seen.lines) == 16
     assert not reported("========= ERROR SUMMARY: 0 errors\n", {}).reports
 
 

@@ -386,3 +386,136 @@ def test_a_condition_that_is_longer_than_its_axis_selects_nothing_beyond(tmp_pat
     with pytest.raises(TensorGraphsError, match="outside size 2"):
         load_onnx(save(tmp_path, [node("Compress", ["x", "keep"], ["y"], axis=0)], [keep]))
     load_onnx(save(tmp_path, [node("Compress", ["x", "keep"], ["y"], axis=1)], [keep]))
+
+
+# ---------------------------------------------------------------- signatures: what ONNX's checker does not compare
+def ints(name: str, values: Any) -> Any:
+    return numpy_helper.from_array(np.asarray(values, np.int64), name)
+
+
+def floats(name: str, *shape: int) -> Any:
+    return numpy_helper.from_array(np.ones(shape, np.float32), name)
+
+
+X4 = [info("x", (1, 2, 4, 4))]
+
+
+@pytest.mark.parametrize(("bad", "weights", "inputs", "word"), [
+    # dtypes: not the operator's, or not that of the other operand
+    (node("Add", ["x", "n"], ["y"]), [ints("n", [1, 2, 3])], None, "takes one dtype"),
+    (node("Exp", ["n"], ["y"]), [ints("n", [1, 2, 3])], None, "does not take"),
+    (node("And", ["x", "x"], ["y"]), [], None, "does not take"),
+    (node("DequantizeLinear", ["n", "s", "z"], ["y"]), [numpy_helper.from_array(np.ones(3, np.uint8), "n"), floats("s"),
+     numpy_helper.from_array(np.array(1, np.int8), "z")], None, "takes one dtype"),
+    (node("Tile", ["x", "r"], ["y"]), [numpy_helper.from_array(np.array([1, 2], np.float32), "r")], None, "does not take"),
+    # numbers outside of an attribute's range, which counted as another value
+    (node("ReduceSum", ["x"], ["y"], keepdims=-5), [], None, "keepdims is -5"),
+    (node("LpNormalization", ["x"], ["y"], p=3), [], None, "p is 3"),
+    (node("MeanVarianceNormalization", ["x"], ["y"], axes=[7]), [], X4, "axis 7"),
+    (node("Resize", ["x", "", "", "s"], ["y"], axes=[7]), [ints("s", [8])], X4, "axis 7"),
+    (node("Resize", ["x", "", "", "s"], ["y"], axes=[2, 2]), [ints("s", [8, 8])], X4, "repeat"),
+    (node("ReverseSequence", ["x", "n"], ["y"], batch_axis=9), [ints("n", [1])], [info("x", (1, 3))], "batch_axis"),
+    (node("Attention", ["x", "x", "x"], ["y"], softcap=-1.0), [], X4, "softcap"),
+    # lists of another length, which were cut
+    (node("CenterCropPad", ["x", "s"], ["y"], axes=[2, 3]), [ints("s", [2])], X4, "sizes"),
+    (node("MaxPool", ["x"], ["y"], kernel_shape=[2, 2], pads=[1, 1]), [], X4, "pads"),
+    (node("ConvTranspose", ["x", "w"], ["y"], kernel_shape=[3, 3]), [floats("w", 2, 1, 2, 2)], X4, "kernel_shape"),
+    (node("ConvTranspose", ["x", "w"], ["y"], output_padding=[1, 1, 1]), [floats("w", 2, 1, 2, 2)], X4, "output_padding"),
+    # operands that made the result larger, or were broadcast
+    (node("PRelu", ["x", "w"], ["y"]), [floats("w", 4, 2, 3)], None, "broadcast"),
+    (node("Gemm", ["x", "w", "b"], ["y"]), [floats("w", 3, 1), floats("b", 2, 4)], None, "broadcast"),
+    (node("Gemm", ["x", "x"], ["y"]), [], [info("x", (2, 2, 2))], "matrices"),
+    (node("QuantizeLinear", ["x", "s"], ["y"]), [floats("s", 4)], [info("x", (2, 1))], "axis 1"),
+    (node("NegativeLogLikelihoodLoss", ["x", "n"], ["y"]), [ints("n", [1])], None, "shape [2]"),
+    (node("GatherElements", ["x", "n"], ["y"]), [ints("n", np.zeros((2, 5)))], None, "positions"),
+    (node("GatherND", ["x", "n"], ["y"]), [ints("n", [[0, 0, 1]])], None, "index tuples"),
+    (node("Einsum", ["x"], ["y"], equation="ii->i"), [], None, "axes of size"),
+    (node("GlobalMaxPool", ["x"], ["y"]), [], None, "spatial"),
+    (node("GRU", ["x", "w", "r"], ["y"], hidden_size=7), [floats("w", 1, 6, 4), floats("r", 1, 6, 2)], [info("x", (1, 2, 4))], "hidden_size"),
+    (node("LSTM", ["x", "w", "r"], ["y"]), [floats("w", 3, 8, 4), floats("r", 1, 8, 2)], [info("x", (1, 2, 4))], "operand 1"),
+    (node("ConstantOfShape", ["n"], ["y"], value=ints("v", [1, 2])), [ints("n", [2, 3])], None, "2 values"),
+    (node("Constant", [], ["y"], value_int=1, value_float=2.0), [], None, "2 values"),
+    (node("ArgMax", ["x"], ["y"]), [], [info("x", (0, 3))], "no elements"),
+], ids=lambda v: v.op_type if hasattr(v, "op_type") else "")  # fmt: skip
+def test_nodes_against_their_operator(bad: Any, weights: list[Any], inputs: Any, word: str, tmp_path: Path) -> None:
+    outputs = [helper.make_tensor_value_info("y", F, None)]
+    refused(save(tmp_path, [bad], weights, inputs, outputs, opset=23), BadModelError, word)
+
+
+def test_default_values_of_function_attributes(tmp_path: Path) -> None:
+    """ONNX's inliner leaves them out."""
+    body = helper.make_function(
+        "vendor", "F", ["a"], ["b"], [node("LeakyRelu", ["a"], ["b"])], [helper.make_opsetid("", 20)]
+    )
+    body.node[0].attribute.append(
+        onnx.AttributeProto(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT)
+    )
+    body.attribute_proto.append(helper.make_attribute("alpha", 0.25))
+    outer = helper.make_function("vendor", "G", ["a"], ["b"], [node("F", ["a"], ["b"], domain="vendor")],
+                                 [helper.make_opsetid("", 20), helper.make_opsetid("vendor", 1)])  # fmt: skip
+    x = np.array([[-4, 0, 4]] * 2, np.float32)
+    for op, more, slope in (("F", {}, 0.25), ("F", {"alpha": 0.5}, 0.5), ("G", {}, 0.25)):
+        file = save(tmp_path, [node(op, ["x"], ["y"], domain="vendor", **more)], functions=[body, outer])
+        np.testing.assert_array_equal(evaluate(load_onnx(file), {"x": x})[0], np.where(x < 0, slope * x, x))
+
+
+def test_overloaded_functions(tmp_path: Path) -> None:
+    """A function may call another one of its name."""
+    bodies = [
+        helper.make_function(
+            "vendor", "F", ["a"], ["b"], [made], [helper.make_opsetid("", 20), helper.make_opsetid("vendor", 1)]
+        )
+        for made in (node("Neg", ["a"], ["b"]), node("F", ["a"], ["b"], domain="vendor", overload="one"))
+    ]
+    bodies[0].overload, bodies[1].overload = "one", "two"
+    file = save(tmp_path, [node("F", ["x"], ["y"], domain="vendor", overload="two")], functions=bodies)
+    assert evaluate(load_onnx(file), {"x": np.ones((2, 3), np.float32)})[0][0, 0] == -1
+    body = helper.make_function("", "Relu", ["a"], ["b"], [node("Neg", ["a"], ["b"])], [helper.make_opsetid("", 20)])
+    refused(save(tmp_path, [node("Relu", ["x"], ["y"])], functions=[body]), BadModelError, "'Relu'")
+    refused(
+        save(tmp_path, [node("F", ["x"], ["y"], domain="vendor")], functions=[bodies[0]] * 2), BadModelError, "inlined"
+    )
+
+
+def test_declarations_that_contradict(tmp_path: Path) -> None:
+    relu, add = node("Relu", ["x"], ["y"]), node("Add", ["x", "w"], ["y"])
+    refused(save(tmp_path, [relu], outputs=[info("y", (2, 3), TensorProto.INT64)]), BadModelError, "'y'", "declared")
+    for declared in (info("w", (2, 3)), info("w", (3,), TensorProto.INT64)):
+        refused(save(tmp_path, [add], [floats("w", 3)], [info("x"), declared]), BadModelError, "'w'", "declared")
+
+
+def branch(outputs: int) -> Any:
+    names = ["p", "q"][:outputs]
+    return helper.make_graph([node("Neg", ["x"], [n]) for n in names], "branch", [], [info(n) for n in names])
+
+
+def test_subgraphs_of_other_numbers_of_values(tmp_path: Path) -> None:
+    yes = numpy_helper.from_array(np.array(True), "c")
+    for inside, outside in ((1, 2), (2, 1)):
+        made = node("If", ["c"], ["y", "z"][:outside], then_branch=branch(inside), else_branch=branch(inside))
+        refused(save(tmp_path, [made], [yes], outputs=[info("y"), info("z")][:outside]), BadModelError, "branch")
+    carried = helper.make_graph([node("Add", ["v", "x"], ["o"]), node("Identity", ["k"], ["g"])], "body",
+                                [info("i", (), TensorProto.INT64), info("k", (), TensorProto.BOOL), info("v")],
+                                [info("g", (), TensorProto.BOOL), info("o")])  # fmt: skip
+    many = [ints("m", 2), yes]
+    refused(save(tmp_path, [node("Loop", ["m", "c", "x"], ["y", "z"], body=carried)], many), BadModelError, "body")
+    carried.initializer.append(floats("v", 2, 3))
+    refused(save(tmp_path, [node("Loop", ["m", "c", "x"], ["y"], body=carried)], many), BadModelError, "initializer")
+
+
+def test_sizes_keep_their_dtype(tmp_path: Path) -> None:
+    """int32 arithmetic on free sizes meets int32 constants, and comparisons of sizes are bools."""
+    one = numpy_helper.from_array(np.array([1], np.int32), "one")
+    nodes = [node("Shape", ["x"], ["s"]), node("Cast", ["s"], ["i"], to=TensorProto.INT32), node("Gather", ["i", "at"], ["d"]),
+             node("Mul", ["d", "one"], ["e"]), node("Cast", ["e"], ["f"], to=TensorProto.INT64),
+             node("Concat", ["f", "minus"], ["t"], axis=0), node("Reshape", ["x", "t"], ["y"])]  # fmt: skip
+    for at in (0, 1):
+        file = save(tmp_path, nodes, [one, ints("at", [at]), ints("minus", [-1])], [info("x", ("n", 3))])
+        assert evaluate(load_onnx(file, dims={"n": 2}), {"x": np.ones((2, 3), np.float32)})[0].shape == (2 + at, 3 - at)
+        assert load_onnx(file)
+    total = [
+        node("Shape", ["x"], ["s"]),
+        node("ReduceProd", ["s"], ["p"], noop_with_empty_axes=1),
+        node("Reshape", ["x", "p"], ["y"]),
+    ]
+    assert load_onnx(save(tmp_path, total, inputs=[info("x", ("n", 3))])).outputs[0].rank == 2

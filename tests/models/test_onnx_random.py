@@ -1,5 +1,5 @@
-"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py), and functions over the whole range of their
-arguments."""
+"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py) and changed ones (onnx_mutations.py), and functions
+over the whole range of their arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ pytest.importorskip("onnxruntime")
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
+from ..fuzz import onnx_mutations  # noqa: E402
 from ..fuzz.onnx_draws import NODES  # noqa: E402
 from ..fuzz.onnx_nodes import tried  # noqa: E402
 
@@ -32,8 +33,10 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("op", [op for op in NODES if op not in OTHERWISE])
 def test_operators_with_random_attributes(op: str, tmp_path: Path) -> None:
-    said = [tried(seed, op, tmp_path) for seed in range(8)]
+    said = [tried(seed, op, tmp_path) for seed in range(7)]
     assert not [s for s in said if s and not s.startswith("-")]
+    changed = [onnx_mutations.tried(seed, op, tmp_path, others=False) for seed in range(2)]
+    assert not [s for kind, s in changed if kind == "RAW"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

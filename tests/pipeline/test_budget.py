@@ -14,6 +14,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.backends.generate import lowering_pool
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
@@ -21,26 +22,34 @@ from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.options import Options
+from tensor_graphs.pipeline import search as searching
 from tensor_graphs.pipeline.cache import plan_cache as remember
+from tensor_graphs.pipeline.context import reserves
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.stages import accept as accept_stage
+from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages import exclusions, verify_or_retry
+from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.match import generation_limit
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
-from tensor_graphs.pipeline.stages.time_program import UNTIMED
 from tensor_graphs.progress import Progress
+from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.verification import reference
 
 from ..only_in import only_in
 
+UNTIMED = str(Omission(OmittedWork.TIMING))
+
 RNG = np.random.default_rng(0)
 PARAMS = {n: RNG.standard_normal(s).astype(np.float32) for n, s in {"w": (16, 16), "g": (16,), "b": (16,)}.items()}
 X = RNG.standard_normal((8, 16)).astype(np.float32)
+WAIT_S = 60.0  # for what must happen
 ALL_CUT = ["rewriting", "kernels of", "measuring", "verification on 2 of 3 inputs", "timing of the whole program"]
 
 
@@ -295,6 +304,101 @@ def test_a_plan_that_a_budget_cut_is_searched_again_with_a_larger_one(home: Path
     assert tg.optimize(graph(), backend="numpy", budget=0.0).report.from_plan_cache
     again = tg.optimize(graph(), backend="numpy", budget=60.0)
     assert not again.report.from_plan_cache and again.report.omitted == [] and right(again)
+
+
+@pytest.mark.parametrize("budget", [2.0, 5.0, 15.0, 40.0])
+@pytest.mark.parametrize("ahead", [False, True], ids=["cpu", "gpu"])
+def test_measuring_leaves_the_stages_after_it_their_time(
+    ahead: bool, budget: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much was used before it, measuring, its closing phase and what is expected after them end in the budget,
+    but for a least share of what was left."""
+    given: list[tuple[float, float]] = []
+
+    def searched(*values: Any, seconds: float, closing: float, **more: Any) -> Any:
+        given.append((seconds, closing))
+        return SimpleNamespace(seconds={})
+
+    monkeypatch.setattr(choosing, "search", searched)
+    now, measurer = [0.0], SimpleNamespace(ahead=ahead)
+    nothing: Any = SimpleNamespace(candidates=())
+    session = Session(Options(budget=budget), now=lambda: now[0])
+    session.verification_s, session.input_s, session.compiling_s = 0.02 * budget, 0.01 * budget, 0.05 * budget
+    session.clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
+    after = 0.07 * budget if not ahead else 0.02 * budget + reserves.building_s(session) + reserves.ending_s(session)
+    shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
+    for share in shares:
+        now[0] = share * budget
+        choosing.choose(session, nothing, nothing, measurer)  # type: ignore[arg-type]
+    for share, (seconds, closing) in zip(shares, given, strict=True):
+        left = max(0.0, 1 - share) * budget
+        least = 0.8 * left * (choosing.SEARCH_GPU if ahead else choosing.SEARCH_CPU)
+        assert seconds == pytest.approx(least) or share * budget + seconds + closing + after <= budget + 1e-9
+        assert closing <= 0.1 * budget + 1e-9 and seconds <= 0.8 * left + 1e-9
+    assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
+
+
+@pytest.mark.parametrize(
+    ("used", "kept", "most"), [(0.0, 0.0, 10.0), (0.0, 6.0, 7.0), (4.0, 14.0, 4.0), (30.0, 6.0, 0.0)]
+)
+def test_rewriting_leaves_the_stages_after_it_their_time(
+    used: float, kept: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of what they leave of 20 s, but a quarter of what is left in any case."""
+    now, given = [0.0], []
+
+    def saturated(*values: Any, deadline: float, **more: Any) -> Any:
+        given.append(deadline)
+        raise Halted
+
+    monkeypatch.setattr(rewriting, "saturate_in_stages", saturated)
+    session = Session(Options(budget=20.0), now=lambda: now[0])
+    now[0] = used
+    with pytest.raises(Halted):
+        rewriting.rewrite(session, graph(), None, kept)
+    assert given == [most]
+
+
+def test_a_further_input_is_verified_only_if_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An input takes 100 s of 600 s, the first verification of a program begins after 350 s."""
+    clock = Clock("build", 350.0)
+    plain = verify_or_retry.run_first
+
+    def slow(program: Any, values: Any) -> Any:
+        clock.time += 100.0
+        return plain(program, values)
+
+    monkeypatch.setattr(verify_or_retry, "run_first", slow)
+    monkeypatch.setattr(searching, "expected_run_seconds", lambda *given: 100.0)
+    made = run(Progress(clock.say), clock)
+    assert right(made) and made.report.verification["seeds"] == 2
+    assert "verification on 1 of 3 inputs" in " ".join(made.report.omitted)
+
+
+def test_c_kernels_are_compiled_while_the_reference_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the program runs after both."""
+    plain, run_first = reference.evaluate, verify_or_retry.run_first
+    compiling, computed, ended = (threading.Event() for _ in range(3))
+
+    def compiled(program: Any) -> None:
+        compiling.set()
+        assert computed.wait(WAIT_S)
+        ended.set()
+
+    def evaluated(*given: Any, **more: Any) -> Any:
+        assert compiling.wait(WAIT_S)
+        found = plain(*given, **more)
+        computed.set()
+        return found
+
+    def ran(program: Any, values: Any) -> Any:
+        assert ended.is_set()
+        return run_first(program, values)
+
+    monkeypatch.setattr(Program, "compile", compiled)
+    monkeypatch.setattr(reference, "evaluate", evaluated)
+    monkeypatch.setattr(verify_or_retry, "run_first", ran)
+    assert right(run(Progress()))
 
 
 def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -> None:

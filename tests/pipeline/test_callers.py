@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,28 @@ def test_noise_takes_no_caller(monkeypatch: pytest.MonkeyPatch, share: float, ma
     assert program.report.program_us == 100
 
 
+@pytest.mark.parametrize(("queued", "why"), [(99.0, None), (100.0, None), (101.0, "in a row")])
+def test_on_a_gpu_calls_in_a_row_must_not_be_slower(
+    monkeypatch: pytest.MonkeyPatch, queued: float, why: str | None
+) -> None:
+    """Single calls of the caller's function take half of the program's time, calls in a row `queued` of 100."""
+    program = tg.optimize(gated, (X, Y), **{**GIVEN, "allow_caller": False})
+    given = replace(caller.Caller.of(gated, (X, Y), {}), device="cuda:0")  # type: ignore[type-var]
+    single = {"caller": 50.0, "program": 100.0, "wrapped": 50.0}
+    row = {"program": 1600.0, "wrapped": 16 * queued}
+    took = lambda calls: single if "caller" in calls else row
+    monkeypatch.setattr(caller_timing, "sampled", lambda calls, **how: {n: [took(calls)[n]] * 9 for n in calls})
+    clock = lambda call: 50.0
+    found = caller_timing.why_program_runs(program, given, program.report, left=5, ended=lambda: False, clock=clock)
+    assert found == why or (why is not None and found is not None and why in found)
+
+
+def test_a_gpu_without_a_number_is_the_first_one() -> None:
+    on = lambda device: replace(caller.Caller.of(gated, (X, Y), {}), device=device)  # type: ignore[type-var]
+    assert on("cuda:0").is_on("cuda") and on("cuda:1").is_on("cuda:1") and on("cpu").is_on("cpu")
+    assert not on("cuda:1").is_on("cuda") and not on("cpu").is_on("cuda") and not on("cuda:0").is_on("cpu")
+
+
 # ---------------------------------------------------------------- modules
 torch = pytest.importorskip("torch", reason="modules are PyTorch's")
 
@@ -184,7 +207,7 @@ class Nested(torch.nn.Module):
 def test_modules_run_with_nested_arguments_and_other_weights() -> None:
     module, x, shift = Nested().eval(), torch.from_numpy(X.copy()), torch.ones(3)
     args = ({"x": x}, True)
-    made = tg.optimize(module, args, example_kwargs={"shift": shift}, budget=20.0, effort=0)
+    made = tg.optimize(module, args, example_kwargs={"shift": shift}, budget=20.0, effort=0, backend="torch")
     assert made.report.runs == "caller", made.report.compared
     with torch.no_grad():
         want = module(*args, shift=shift)
@@ -232,7 +255,7 @@ def test_programs_with_states_are_not_exchanged() -> None:
             self.total.add_(x.sum(0))
             return x + self.total
 
-    made = tg.optimize(Counting().eval(), (torch.from_numpy(X.copy()),), budget=20.0, effort=0)
+    made = tg.optimize(Counting().eval(), (torch.from_numpy(X.copy()),), budget=20.0, effort=0, backend="torch")
     assert type(made) is Program and "states" in made.report.compared
 
 

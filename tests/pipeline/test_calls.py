@@ -249,8 +249,16 @@ def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
         pass
 
 
+def with_tangent(function: Callable[[Any], Any], x: Any) -> None:
+    """Calls a function of a tensor with a dual tensor."""
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        function(forward_ad.make_dual(x, x))
+
+
 @pytest.mark.parametrize("backend", ["torch", None])
-@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
+@pytest.mark.parametrize("transform", ["vmap", "grad", "jvp", "forward_ad"])
 def test_programs_under_torch_func_are_named_errors(transform: str, backend: str | None) -> None:
     """C and NumPy have no data to read there, and kernels of PyTorch would drop tangents."""
     torch = pytest.importorskip("torch")
@@ -260,6 +268,7 @@ def test_programs_under_torch_func_are_named_errors(transform: str, backend: str
         "vmap": lambda: torch.func.vmap(program)(x[None]),
         "grad": lambda: torch.func.grad(lambda a: program(a).sum())(x),
         "jvp": lambda: torch.func.jvp(program, (x,), (x,)),
+        "forward_ad": lambda: with_tangent(program, x),
     }
     for _ in range(3):
         with pytest.raises(UsageError, match="has no array"):

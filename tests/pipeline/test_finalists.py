@@ -30,6 +30,7 @@ from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.execution import timing
 from tensor_graphs.pipeline.stages import time_finalists, time_launching
 from tensor_graphs.pipeline.stages.time_finalists import fastest_finalist
+from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.report.records import FinalistReport
 from tensor_graphs.report.report import Report
 
@@ -190,7 +191,10 @@ def test_a_first_run_that_uses_up_the_budget_ends_the_stage(choice: Choice, monk
             late.append(39.0)
 
     best, _, session = timed(choice, lambda c: Slow(c, 4.0), late=late, budget=40.0, verification_s=0.1)
-    assert best is choice and session.omitted == ["timing plans as programs", time_launching.OMITTED]
+    assert best is choice and session.omitted == [
+        Omission(OmittedWork.TIMING_PLANS),
+        Omission(OmittedWork.TIMING_OVERLAPS),
+    ]
     assert "first run" in session.clock.seconds and "finalists" not in session.clock.seconds
 
 
@@ -266,7 +270,7 @@ def test_compilers_take_no_time_from_timing_and_leave_some_for_the_stages_after(
     session.verification_s = 0.5
     assert after_search_s(session) > launching_s(session) + after_finalists_s(session) > 0.5 + launching_s(session)
     small = Session(Options(backend="gpu", budget=5.0))
-    assert after_search_s(small) == after_finalists_s(small) == launching_s(small) == 0.0
+    assert 0.0 == launching_s(small) < after_finalists_s(small) < after_search_s(small) < 2.5
 
 
 def test_ways_to_launch_take_the_time_of_further_inputs_of_the_verification(choice: Choice, results: list[Any]) -> None:
@@ -276,7 +280,7 @@ def test_ways_to_launch_take_the_time_of_further_inputs_of_the_verification(choi
 
 def test_other_launches_are_not_tried_without_time_or_with_other_results(choice: Choice, results: list[Any]) -> None:
     best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), budget=1.9)
-    assert not best.launching and time_launching.OMITTED in session.omitted
+    assert not best.launching and Omission(OmittedWork.TIMING_OVERLAPS) in session.omitted
     results[:] = torch.tensor([0.0, float("nan")]), torch.tensor([-0.0, float("nan")])
     best, _, session = timed(choice, lambda c: Overlapping(c, 10.0))
     assert (

@@ -40,9 +40,10 @@ from tensor_graphs.pipeline.short_search import match_short_form
 from tensor_graphs.pipeline.stages import time_program
 from tensor_graphs.pipeline.stages import verify_or_retry as accept
 from tensor_graphs.pipeline.stages.choose import choose
-from tensor_graphs.pipeline.stages.match import SOME_LEFT_OUT, match_all
+from tensor_graphs.pipeline.stages.match import match_all
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.pipeline.stages.rewrite import Rewritten, rewrite
+from tensor_graphs.report.omissions import UNREWRITTEN, Omission, OmittedWork
 
 WAIT_S = 60.0  # for what must happen
 
@@ -211,7 +212,7 @@ def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_c
     own, blocks = object(), find_blocks(task.work)
     rewritten = Rewritten(view_of(task.work), blocks, [], [])
     assert match_all(session, task, rewritten, own) == [own]  # type: ignore[arg-type]
-    assert session.omitted == ["kernels of the rewritten graph"]
+    assert session.omitted == [UNREWRITTEN]
 
 
 def test_generated_kernels_have_their_least_time_from_when_libraries_were_matched(
@@ -256,7 +257,6 @@ def test_a_deep_model_is_searched_by_its_short_form(
 
     monkeypatch.setattr(search_stage, "choose", chosen)
     monkeypatch.setattr("tensor_graphs.pipeline.stages.accept.choose", chosen)
-    monkeypatch.setattr("tensor_graphs.pipeline.context.reserves.LEAST_BUDGET_S", 9.0)
     x = tg.input("x", (8, 16))
     for i in range(layers):
         h = tg.rms_norm(x, tg.param(f"g{i}", (16,)), eps=1e-6)
@@ -276,22 +276,63 @@ def test_a_deep_model_is_searched_by_its_short_form(
     assert np.allclose(program(X), want, rtol=1e-3, atol=1e-4)
 
 
+def deep(session: Session) -> tuple[Task, Rewritten]:
+    """A model of twelve equal layers, and what rewriting without any rule makes of it."""
+    x = tg.input("x", (8, 16))
+    for i in range(12):
+        x = x + tg.silu(tg.rms_norm(x, tg.param(f"g{i}", (16,)), eps=1e-6) @ tg.param(f"w{i}", (16, 16)))
+    task = Task(Graph.of(x), prepare(session, Graph.of(x), None), select("numpy"))
+    blocks = find_blocks(task.work)
+    views = [view_of(b.graph) for b in blocks.unique]
+    return task, Rewritten(join_blocks(blocks, views), blocks, views, [])
+
+
 @pytest.mark.parametrize("left_out", [0, 1])
 def test_kernels_left_out_of_a_short_form_are_reported(
     left_out: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The clock ends matching on the short form; the whole model's hypergraph, of kernels carried over, is complete."""
-    x = tg.input("x", (8, 16))
-    for i in range(12):
-        x = x + tg.silu(tg.rms_norm(x, tg.param(f"g{i}", (16,)), eps=1e-6) @ tg.param(f"w{i}", (16, 16)))
-    session, model = Session(Options(backend="numpy", budget=60.0)), Graph.of(x)
-    task = Task(model, prepare(session, model, None), select("numpy"))
-    blocks = find_blocks(task.work)
-    views = [view_of(b.graph) for b in blocks.unique]
-    rewritten = Rewritten(join_blocks(blocks, views), blocks, views, [])
-    short = match_short_form(session, task, rewritten)
-    assert short is not None and not short.stats["left_out"]
-    short = replace(short, stats={**short.stats, "left_out": left_out})
+    session = Session(Options(backend="numpy", budget=60.0))
+    task, rewritten = deep(session)
+    form = match_short_form(session, task, rewritten)
+    assert form is not None and not form.graph.stats["left_out"]
+    form = replace(form, graph=replace(form.graph, stats={**form.graph.stats, "left_out": left_out}))
     monkeypatch.setattr(search_stage, "choose", lambda s, g, pricer, _, **more: choose(s, g, pricer, None, **more))
-    found = search_stage.search_short_form(session, task, rewritten, short, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
-    assert found is not None and session.omitted == [SOME_LEFT_OUT] * left_out
+    found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
+    assert found is not None and session.omitted == [Omission(OmittedWork.GENERATING)] * left_out
+
+
+def test_without_time_for_a_rewritten_short_form_the_unrewritten_one_is_searched() -> None:
+    clock = SimpleNamespace(time=0.0)
+    session = Session(Options(backend="numpy", budget=10.0), now=lambda: clock.time)
+    task, rewritten = deep(session)
+    own = match_short_form(session, task, rewritten)
+    assert own is not None and own.whole is rewritten.view and session.omitted == []
+    clock.time = 9.0
+    assert match_short_form(session, task, rewritten) is None and session.omitted == []
+    form = match_short_form(session, task, rewritten, own.graph)
+    assert form is not None and form.graph is own.graph and form.whole is not rewritten.view
+    assert session.omitted == [UNREWRITTEN]
+
+
+def test_a_deep_model_is_matched_with_generated_kernels_in_its_short_form_only(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Library kernels of the whole model come first: they are a plan."""
+    asked: list[tuple[int, int]] = []
+
+    def matched(session: Session, view: Any, backends: Any, *given: Any, **more: Any) -> Any:
+        asked.append((len(view), len(backends)))
+        return graph("short" if len(asked) == 2 else "whole")
+
+    monkeypatch.setattr(overlapped_tuning, "match_kernels", matched)
+    monkeypatch.setattr(overlapped_tuning, "measure_ahead", lambda *given, progress, **more: progress(""))
+    session = Session(Options(backend="gpu", budget=5.0))
+    task, rewritten = deep(session)
+    task = replace(task, backends=select("gpu"))
+    early = start_tuning(session, task, rewritten.blocks, Store(tmp_path), measuring.GpuMeasurer(Store(tmp_path)))
+    early.matched()
+    assert early.graph.name == "whole" and early.short_graph.name == "short"  # type: ignore[union-attr]
+    early.end()
+    (whole, libraries), (short, every) = asked
+    assert 2 * short < whole and libraries < every

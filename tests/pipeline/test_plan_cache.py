@@ -37,10 +37,12 @@ from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.forms import choose_form
 from tensor_graphs.pipeline.stages import time_program, verify_program
 from tensor_graphs.pipeline.stages import verify_or_retry as accept
-from tensor_graphs.pipeline.stages.time_program import UNTIMED
 from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.progress import Progress
+from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.report.report import Report
+
+UNTIMED = str(Omission(OmittedWork.TIMING))
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((24, 24)).astype(np.float32)

@@ -93,3 +93,19 @@ def test_the_tutorials_example_of_a_stopped_search_runs(capsys: pytest.CaptureFi
     exec(begin + code.replace("Timer(3.0", "Timer(0.0"), {})
     shown = capsys.readouterr().out
     assert shown.startswith("load ") and "the search was stopped: " in shown.splitlines()[-1]
+
+
+def test_the_architecture_names_the_file_of_every_stage() -> None:
+    """Each file that times a stage is in the row of the stage, by its path."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("| stage in a report |")[2]
+    rows = re.findall(r"^\| ([a-z' ,]+) \| (`.*) \|$", text.partition("\n\n")[0], re.MULTILINE)
+    files = {stage: cell for names, cell in rows for stage in names.split(", ")}
+    pipeline, found = ROOT / "src/tensor_graphs/pipeline", set[str]()
+    for path in pipeline.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        constants = dict(zip(("STAGE", "FIRST_RUN"), ("finalists", "first run")))
+        for name in re.findall(r"(?:session|self)\.(?:stage|clock\.running)\((\"[^\"]+\"|[A-Z_]+)", text):
+            stage = constants.get(name, name.strip('"'))
+            assert f"`{path.relative_to(ROOT)}`" in files.get(stage, ""), f"{stage} in {path.name}"
+            found.add(stage)
+    assert found == files.keys()

@@ -59,11 +59,11 @@ from tensor_graphs.pipeline.forms.choose_form import why_not_replaceable
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.sources.caller import Caller
 from tensor_graphs.pipeline.sources.source import as_graph
-from tensor_graphs.pipeline.stages.match import SOME_LEFT_OUT
 from tensor_graphs.pipeline.trace_checks import trace_check as caller_reference
 from tensor_graphs.pipeline.trace_checks import trace_check_large, trace_randomness
 from tensor_graphs.processes import memory_limits as host
 from tensor_graphs.progress import Progress
+from tensor_graphs.report.omissions import Omission, OmittedWork
 from tensor_graphs.verification import comparison, reference, strips, verify
 from tensor_graphs.verification import memory_checks as room
 
@@ -105,7 +105,7 @@ def test_the_graph_as_it_came_is_not_matched_for_ever(tmp_path: Path) -> None:
     with settings.override(home=str(tmp_path)):
         session = Session(Options(backend="auto", budget=1e-6, measure=False, verify=False))
         program = optimize_graph(session, growth.graph("wide", 60))
-    assert program.report is not None and SOME_LEFT_OUT in program.report.omitted
+    assert program.report is not None and str(Omission(OmittedWork.GENERATING)) in program.report.omitted
 
 
 # ---------------------------------------------------------------- loading

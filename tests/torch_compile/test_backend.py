@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,7 @@ def test_processes_share_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     more = {
         "measure": True,
         "budget": 30,
+        "backend": "torch",
     }  # time to compare the plan with the graph as it is written, in the first search
     for options in (QUICK | more, BEHIND | more):
         torch._dynamo.reset()
@@ -241,9 +244,50 @@ def test_the_entry_point_registers_the_backend(tmp_path: Path) -> None:
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
-def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly() -> None:
+Forked = Callable[[str], subprocess.CompletedProcess[str]]
+
+FORKS = """
+import json, os, sys
+import torch._dynamo, torch._inductor, tensor_graphs.torch_compile.search
+for line in sys.stdin:
+    code, out, err = json.loads(line)
+    if (child := os.fork()) == 0:
+        for file, number in ((out, 1), (err, 2)):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+        exec(code)
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """Runs code in a process of its own, forked from one that has imported PyTorch, and waits for its end."""
+    folder = tmp_path_factory.mktemp("forks")
+    out, err = folder / "out", folder / "err"
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=known
+    )
+    assert process.stdin is not None and process.stdout is not None
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        for file in (out, err):
+            file.unlink(missing_ok=True)
+        process.stdin.write(json.dumps([code, str(out), str(err)]) + "\n")
+        process.stdin.flush()
+        status = int(process.stdout.readline())
+        return subprocess.CompletedProcess([], status, out.read_text(), err.read_text())
+
+    yield run
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly(fork: Forked) -> None:
     """The parent exits during a search; its child, forked before, has called the compiled function."""
-    done = python(
+    done = fork(
         "import os, time, torch, warnings, tensor_graphs as tg\n"
         "from tensor_graphs.torch_compile import search\n"
         "warnings.simplefilter('ignore')\n"
@@ -269,9 +313,9 @@ def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly() -> None:
 @pytest.mark.parametrize(
     "end", ["os.kill(os.getpid(), signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"]
 )
-def test_nothing_is_left_where_the_process_ends_at_once(end: str) -> None:
+def test_nothing_is_left_where_the_process_ends_at_once(end: str, fork: Forked) -> None:
     """No function of `atexit` runs; the search process removes the folder of all searches, and ends."""
-    done = python(
+    done = fork(
         "import os, signal, time, torch, warnings, tensor_graphs as tg\n"
         "from tensor_graphs.torch_compile import search\n"
         "warnings.simplefilter('ignore')\n"
@@ -290,9 +334,9 @@ def test_nothing_is_left_where_the_process_ends_at_once(end: str) -> None:
     assert not (Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def test_nothing_is_left_by_a_child_process_of_multiprocessing() -> None:
+def test_nothing_is_left_by_a_child_process_of_multiprocessing(fork: Forked) -> None:
     """Such a child ends without the functions of `atexit`; it ends during a search."""
-    done = python(
+    done = fork(
         "import multiprocessing, time, torch, warnings, tensor_graphs as tg\n"
         "from tensor_graphs.cache_folder import _temporary_folder\n"
         "from tensor_graphs.torch_compile import search\n"

@@ -62,6 +62,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "group norm": (lambda a, g, b: F.group_norm(a, 2, g, b), (x(3, 4, 5), x(4), x(4))),
     "layer norm": (lambda a, g, b: F.layer_norm(a, (4, 5), g, b), (x(3, 4, 5), x(4, 5), x(4, 5))),
     "loss": (lambda a, i: F.cross_entropy(a, i, label_smoothing=0.1), (x(3, 4), torch.tensor([1, 0, 2]))),
+    "loss, weights": (
+        lambda a, i, w: F.cross_entropy(a, i, w.double(), ignore_index=1),
+        (x(3, 4, 2), torch.tensor([[1, 0], [2, 1], [3, 3]]), torch.tensor([3, 1, 2, 5])),
+    ),
+    "loss, each": (lambda a, i: F.nll_loss(a, i, reduction="none"), (x(3, 4), torch.tensor([1, -100, 2]))),
+    "loss, sum": (lambda a, i: F.nll_loss(a, i, reduction="sum"), (x(4), torch.tensor(2))),
     "indexing": (lambda a, i: a[i].cumsum(0).amax(1), (x(3, 4), torch.tensor([0, 2, 0]))),
     "log sigmoid": (F.logsigmoid, (x(3, 4),)),
     "strides": (lambda a: torch.as_strided(a.transpose(0, 1) * 2, (2, 6), (1, 2)), (x(3, 4),)),

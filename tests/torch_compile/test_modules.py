@@ -17,10 +17,12 @@ from tensor_graphs.errors import WorkerError
 
 torch = pytest.importorskip("torch")
 compiled_graph = pytest.importorskip("tensor_graphs.torch_compile.compiled_graph")
+effects = pytest.importorskip("tensor_graphs.torch_compile.effects").effects
 nn, F = torch.nn, torch.nn.functional
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
 
+PLAIN = {"backend": "torch"}  # of cases about other things than kernels: products in C take over a second to compile
 #: Options of a search that takes a fraction of a second.
 QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 
@@ -123,10 +125,10 @@ CASES: dict[str, Case] = {
     "int argument": Case(lambda: Call(lambda m, a, n: torch.tanh(a * n) + n), [lambda n=n: (x(3, 4), n) for n in (2, 5, 9, 5)], 2),
     "keyword": Case(lambda: Call(lambda m, a, *, b: torch.tanh(a) * b + 1), [lambda: (x(3, 4),)] * 2, named={"b": torch.ones(4)}),
     "batch norm, eval": Case(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), [lambda: (x(2, 3, 8, 8),)] * 2),
-    "batch norm, training": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), [lambda: (x(6, 4),)] * 3),
+    "batch norm, training": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), [lambda: (x(6, 4),)] * 3, compile=PLAIN),
     "dropout, eval": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()).eval(), [lambda: (x(6, 4),)] * 2),
-    "attention": Case(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), [lambda: (x(2, 5, 8),) * 3] * 2),
-    "encoder layer": Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [lambda: (x(2, 5, 8),)] * 2),
+    "attention": Case(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), [lambda: (x(2, 5, 8),) * 3] * 2, compile=PLAIN),
+    "encoder layer": Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [lambda: (x(2, 5, 8),)] * 2, compile=PLAIN),
     "sdpa": Case(lambda: Call(lambda m, q: F.scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True)), [lambda: (x(2, 2, 5, 8),)] * 2),
     "lstm": Case(lambda: Call(lambda m, a: m.lstm(a)[0].tanh() * 2 + 1, lstm=nn.LSTM(4, 4)), [lambda: (x(3, 2, 4),)] * 2, programs=-1),
     "tied weights": Case(
@@ -140,7 +142,7 @@ CASES: dict[str, Case] = {
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).to(memory_format=torch.channels_last),
         [lambda: (x(2, 3, 6, 6).to(memory_format=torch.channels_last),)] * 2,
     ),
-    "an operator without a builder": Case(lambda: Call(randomized, w=nn.Parameter(x(4, 4))), [lambda: (x(3, 4),)] * 2, programs=1),
+    "an operator without a builder": Case(lambda: Call(randomized, w=nn.Parameter(x(4, 4))), [lambda: (x(3, 4),)] * 2, programs=1, compile=PLAIN),
     "a quantised layer": Case(
         lambda: torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Tanh()), dtype=torch.qint8),
         [lambda: (x(3, 8),)] * 2, programs=-1,
@@ -160,7 +162,7 @@ CASES: dict[str, Case] = {
         lambda: Call(lambda m, a, flag: torch.cat([y.exp() * 2 if flag else y - 1 for y in a])),
         [lambda f=f: ([x(2, 3), x(1, 3)], f) for f in (True, False, True)], programs=2,
     ),
-    "views of a result that is written": Case(lambda: Call(viewed, linear=nn.Linear(8, 8)), [lambda: (x(3, 8),)] * 3, programs=2),
+    "views of a result that is written": Case(lambda: Call(viewed, linear=nn.Linear(8, 8)), [lambda: (x(3, 8),)] * 3, programs=2, compile=PLAIN),
     "arguments that share written memory": Case(lambda: Call(overlapping, count=torch.zeros(())), [lambda n=n: overlap(n) for n in (1, 1, 2, 2)], programs=-1),
     "views of a tensor that share written memory": Case(lambda: Call(overlapping, count=torch.zeros(())), [lambda: overlap(0)] * 3, programs=-1),
     "non-contiguous input": Case(lambda: Call(lambda m, a: torch.exp(a) * 2 - a), [lambda: (x(4, 3).T,)] * 2),
@@ -239,7 +241,8 @@ def drawn(a: Any) -> Any:
     """Random operators of which some need no program's result and others two programs' results."""
     chosen = torch.multinomial(a.abs() * 2 + 1, 2)
     noise = torch.rand(3, 4)
-    return chosen, F.dropout(a.tanh() * 2 + noise, 0.5, True).exp() * 2, torch.randperm(5), noise + torch.randn(4)
+    dropped = F.dropout((a.tanh() * 2 + noise).t(), 0.5, True)  # in the order of memory
+    return chosen, dropped.exp() * 2, torch.randperm(5), noise + torch.randn(4)
 
 
 def test_random_operators_keep_their_order() -> None:
@@ -377,7 +380,10 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "attention": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), lambda: x(2, 5, 8)),
     "embedding": (lambda: nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 4), nn.Softmax(-1)), lambda: torch.arange(6)),
-    "dropout": (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 8), nn.Tanh()), lambda: x(3, 8)),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.ReLU(), nn.AlphaDropout(0.2), nn.TransformerEncoderLayer(8, 2, 16, 0.3), nn.Tanh()),
+        lambda: x(3, 8),
+    ),
     "depthwise and transposed": (
         lambda: nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Upsample(scale_factor=2), nn.ConvTranspose2d(8, 4, 2, 2, groups=2)), lambda: x(2, 4, 5, 5),
     ),
@@ -419,7 +425,13 @@ def test_gradients_are_those_of_eager(name: str) -> None:
         expected = {n: p.grad for n, p in reference.named_parameters()} | {"input": b.grad}
         alike(found, expected, 1e-3)
         alike(dict(module.named_buffers()), dict(reference.named_buffers()))
-    assert ran() == before + 1, tg.torch_compile.last_report()
+    report = tg.torch_compile.last_report()
+    assert report is not None and ran() == before + 1, report
+    if name == "dropout":  # masks are drawn before one program of each pass, and are its inputs
+        assert [len(traced.parts) for traced in report.traced] == [1, 1]
+        assert {i.operator for i in report.traced[0].islands} == {
+            "aten.empty_strided.default", "aten.native_dropout.default", "aten.bernoulli.p"
+        }  # fmt: skip
 
 
 def test_a_backward_pass_may_run_again() -> None:
@@ -447,6 +459,63 @@ def test_gradients_that_are_differentiated_again_stay_eager() -> None:
         alike(*penalties, 1e-3)
     report = tg.torch_compile.last_report()
     assert report.runs == "eager" and "differentiated again" in report.why
+
+
+@pytest.mark.parametrize("tolerance", ["eager", "exact"])
+def test_a_compiled_optimizer_steps_once(tolerance: str) -> None:
+    """Parameters are tensors of the optimizer's graph, not arguments: trial calls stepped them as well."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    reference, before = copy.deepcopy(module), ran()
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.5) for m in (module, reference)]
+    step = tg.compile(optimizers[0].step, **QUICK, tolerance=tolerance)
+    for _ in range(3):
+        a = x(3, 4)
+        for m in (module, reference):
+            m.zero_grad()
+            m(a).square().sum().backward()
+        step()
+        optimizers[1].step()
+        alike(module.state_dict(), reference.state_dict())
+    assert tolerance == "exact" or ran() > before
+
+
+def test_operators_with_effects_are_called_once() -> None:
+    """Collectives would wait for other processes in each trial call."""
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    calls = []
+
+    @torch.library.custom_op("tensor_graphs_tests::noted", mutates_args=())
+    def noted(a: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return a * 2
+
+    noted.register_fake(lambda a: torch.empty_like(a))
+    _register_effectful_op(torch.ops.tensor_graphs_tests.noted.default, _EffectType.ORDERED)
+    compiled, a = tg.compile(lambda a: torch.tanh(noted(torch.sin(a) * 2)) + 1, **QUICK), x(3, 4)
+    for _ in range(3):
+        alike([compiled(a)], [torch.tanh(torch.sin(a) * 4) + 1])
+    assert len(calls) == 3 and "trial calls would repeat" in tg.torch_compile.last_report().why
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (graph.placeholder("a"),)))
+    assert "wait_tensor" in effects(torch.fx.GraphModule(nn.Module(), graph))
+
+
+def test_forward_mode_differentiation_stays_eager() -> None:
+    """Programs would drop tangents, which exist without gradients, too."""
+    from torch.autograd import forward_ad
+
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval()
+    compiled, a, before = tg.compile(module, **QUICK), x(3, 8), ran()
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(a)
+        with forward_ad.dual_level():
+            given = forward_ad.make_dual(a, torch.ones_like(a))
+            found, expected = (forward_ad.unpack_dual(m(given)).tangent for m in (compiled, module))
+            alike([found], [expected])
+        alike([compiled(a)], [module(a)])
+    assert ran() == before + 1
 
 
 def test_batch_norm_trains_at_every_batch_size() -> None:

@@ -42,9 +42,10 @@ IMAGE, VECTOR = (4, 6, 9, 8), (6,)
 #: Function of a training step, its operands, and kernels that its forward and backward graph must have.
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = {
     "conv": (lambda a, w: F.conv2d(a, w, None, 2, 1), (x(2, 3, 9, 8), x(4, 3, 3, 3)),
-             ("torch.conv_input_gradient", "torch.conv_weight_gradient")),
+             ("torch.conv_input_gradient", "torch.conv_weight_gradient", "cuda.conv_input_gradient_last", "cuda.conv_weight_gradient")),
     "batch norm": (lambda a, w, b: F.batch_norm(a, torch.zeros(6), torch.ones(6), w, b, True), (x(*IMAGE), x(*VECTOR), x(*VECTOR)),
-                   ("c.batch_norm_training", "c.batch_norm_gradients4", "torch.batch_norm_gradients4")),
+                   ("c.batch_norm_training", "c.batch_norm_gradients4", "torch.batch_norm_gradients4", "cuda.batch_norm_training",
+                    "cuda.cudnn_batch_norm_training", "cuda.batch_norm_gradients4")),
     "batch norm, relu": (
         lambda a, w, b: F.relu(F.batch_norm(a, torch.zeros(6), torch.ones(6), w, b, True)), (x(*IMAGE), x(*VECTOR), x(*VECTOR)),
         ("c.batch_norm_training_relu", "c.batch_norm_gradients4_relu|c.batch_norm_gradients4_hidden"),
@@ -54,16 +55,21 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
         (x(*IMAGE), x(*VECTOR), x(*VECTOR), x(*IMAGE)), ("c.batch_norm_training_residual_left_relu",),
     ),
     "layer norm": (lambda a, w, b: F.layer_norm(a, (6,), w, b), (x(4, 5, 6), x(6), x(6)),
-                   ("torch.norm_with_statistics", "torch.layer_norm_gradients3")),
+                   ("torch.norm_with_statistics", "torch.layer_norm_gradients3", "cuda.norm_with_statistics", "cuda.layer_norm_gradients3")),
     "group norm": (lambda a, w, b: F.group_norm(a, 2, w, b), (x(*IMAGE), x(*VECTOR), x(*VECTOR)),
-                   ("torch.group_norm_with_statistics", "torch.group_norm_gradients4")),
-    "softmax": (lambda a: F.softmax(a, -1), (x(4, 5),), ("torch.softmax_gradient",)),
-    "log softmax": (lambda a: F.log_softmax(a, -1), (x(4, 5),), ("torch.log_softmax_gradient",)),
+                   ("torch.group_norm_with_statistics", "torch.group_norm_gradients4", "cuda.group_norm_with_statistics",
+                    "cuda.group_norm_gradients4")),
+    "softmax": (lambda a: F.softmax(a, -1), (x(4, 5),), ("torch.softmax_gradient", "cuda.softmax_gradient")),
+    "log softmax": (lambda a: F.log_softmax(a, -1), (x(4, 5),), ("torch.log_softmax_gradient", "cuda.log_softmax_gradient")),
     "attention": (
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (x(2, 2, 5, 4), x(2, 2, 5, 4), x(2, 2, 5, 4)),
-        ("torch.attention_with_statistics", "torch.attention_gradients"),
+        lambda q, k, v: F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)), is_causal=True).transpose(1, 2),
+        (x(2, 5, 2, 8), x(2, 5, 2, 8), x(2, 5, 2, 8)),
+        ("torch.attention_with_statistics", "torch.attention_gradients", "torch.attention_gradients_rows", "cuda.attention_gradients_rows_efficient", "cuda.attention_with_statistics_efficient",
+         "cuda.attention_gradients_efficient"),
     ),
-    "max pool": (lambda a: F.max_pool2d(a, 3, 2, 1), (x(2, 3, 9, 8),), ("c.max_pool_with_indices", "c.max_pool_gradient")),
+    "max pool": (lambda a: F.max_pool2d(a, 3, 2, 1), (x(2, 3, 9, 8),), ("c.max_pool_with_indices", "c.max_pool_gradient", "cuda.max_pool_with_indices", "cuda.max_pool_gradient")),
+    "embedding": (lambda w, i: F.embedding(i, w, padding_idx=3), (x(7, 4), torch.tensor([[1, 3], [0, 1]])),
+                  ("torch.embedding_gradient", "cuda.embedding_gradient")),
 }  # fmt: skip
 
 
@@ -78,7 +84,7 @@ def traced_graphs(function: Callable[..., Any], operands: tuple[Any, ...]) -> li
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
 
-    given = [v.clone().requires_grad_() for v in operands]
+    given = [v.clone().requires_grad_(v.is_floating_point()) for v in operands]
     traced = aot.aot_function(function, fw_compiler=imported, bw_compiler=imported, decompositions=decompositions())
     made = traced(*given)
     made.backward(torch.randn_like(made))
@@ -90,8 +96,9 @@ def test_operators_of_eager_steps_are_single_kernels(name: str) -> None:
     function, operands, wanted = CASES[name]
     known: set[str] = set()
     for graph in traced_graphs(function, operands):
-        chosen = [backend(b) for b in ("numpy", "torch", "c")]
-        known |= {c.template.name for c in candidate_hypergraph(view_of(graph), chosen, view_strides).candidates}
+        for names_of in (("numpy", "torch", "c"), ("torch_cuda",)):
+            chosen = [backend(b) for b in names_of]
+            known |= {c.template.name for c in candidate_hypergraph(view_of(graph), chosen, view_strides).candidates}
     for names in wanted:
         assert known & set(names.split("|")), f"{names} is no candidate"
 

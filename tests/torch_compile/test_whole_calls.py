@@ -283,6 +283,21 @@ def test_copies_pickles_hooks_and_outer_compilation(monkeypatch: pytest.MonkeyPa
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("program", [1.0, 100.0], ids=["programs", "module"])
+def test_hooks_of_the_compiled_module(program: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They belong to the wrapper: calls of the module itself would leave them out."""
+    monkeypatch.setattr(judge, "timed", timed(10.0, program))
+    module, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).eval(), torch.randn(3, 8)
+    compiled = tg.compile(module, **QUICK)
+    for _ in range(40):
+        compiled(x)
+    doubled = compiled.register_forward_hook(lambda m, args, out: out * 2)
+    for _ in range(40):
+        torch.testing.assert_close(compiled(x), 2 * module(x))
+    doubled.remove()
+    torch.testing.assert_close(compiled(x), module(x))
+
+
 def test_a_function_keeps_its_name_and_compiles_inside_of_another() -> None:
     def twice(a: Any) -> Any:
         return torch.tanh(a) * 2

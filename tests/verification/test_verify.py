@@ -254,7 +254,7 @@ def test_the_error_of_rewrites_on_the_host_and_on_a_device(device: str) -> None:
 def test_values_that_were_only_moved_are_as_they_came() -> None:
     x, w, v = tg.input("x", (4, 6)), tg.param("w", (6, 6)), tg.param("v", (6, 6))
     view = saturate_block(Graph.of([x @ w, x @ v, tg.exp(x) * 2.0 + tg.exp(x) * 3.0]), ALL, session=InProcess())
-    known, original = original_values(view), view.original
+    known, original = original_values(view), view.original_classes
     assert original[list(view.classes.values())].all() and original.sum() == len(set(view.classes.values()))
     assert (known >= original).all() and (~known).any()
     for i, op in enumerate(view.op):

@@ -73,8 +73,9 @@ class ChunkFrame(ThreadFrame):
 class ScoreLines:
     """CUDA lines that compute the softmax weights of a chunk of positions.
 
-    `before`: before the loop over chunks, the loads that scores need besides keys. `masks`: what does not depend on
-    the products of queries and keys. `weights`: from the products to the weights.
+    `before`: lines before the loop over chunks, which load the operands of scores other than keys. `masks`: lines that
+    compute the parts of scores that do not depend on products of queries and keys. `weights`: lines that compute the
+    weights from these products.
     """
 
     before: list[str]

@@ -88,8 +88,8 @@ class ProgramEmitter(EmittedValues):
         if step.doc:
             self.each.append(f"# {one_line(step.doc)}")
         if step.output in self.fresh:
-            name = self._named(step.output, kind, identifier(f"v{step.output}", self.taken))
-            self.each.append(f"{name} = {self._written(step, names)}")
+            made = [self._named(v, kind, identifier(f"v{v}", self.taken)) for v in step.outputs]
+            self.each.append(f"{', '.join(made)} = {self._written(step, names)}")
         else:
             names |= dict(zip(output_names(len(step.outputs)), [self.ref(v, kind) for v in step.outputs]))
             text = self._written(step, names)
@@ -116,7 +116,7 @@ class ProgramEmitter(EmittedValues):
         fixed addresses, arrays in scratch memory."""
         text = step.template.write(replace(step.call, names=names))
         values = {**dict(step.inputs), **dict(zip(output_names(len(step.outputs)), step.outputs))}
-        operands = step.call.places
+        operands = step.call.buffers
         fixed = {
             name for o, name in names.items()
             if o != "scratch" and o not in step.template.prep and not self._dynamic(values[o]) and operands[o].dense

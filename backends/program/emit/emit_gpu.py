@@ -83,7 +83,7 @@ class GpuProgramEmitter(ProgramEmitter):
         self.own |= {found[1] for found in started if found and found[1] in known}
         if not all(found and found[1] in known for found in started):
             self.by_library |= {self.root[v] for v in (*step.outputs, *(v for _, v in step.inputs))}
-            narrow = {o.type.dtype for o in step.call.places.values()} <= HALVES
+            narrow = {o.type.dtype for o in step.call.buffers.values()} <= HALVES
             exact = narrow and step.template.family == "contraction" and "_wide" not in step.template.name
             self.strict |= step.template.family in MULTIPLYING and not exact
         return text

@@ -108,7 +108,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
         rows = self.rounded.get(step.output)
         if rows is None:
             return super()._written(step, names)
-        found, places = dict(names), dict(step.call.places)
+        found, places = dict(names), dict(step.call.buffers)
         for o, v in self._matrices(step).items():
             kind = self.plan.values[v].type
             width = kind.shape[-1]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from ...ir.definitions import sources_of
-from .cuda_driver import Driver, DriverAttribute, DriverConfig
+from .cuda_driver import Driver, DriverAttribute, DriverConfig, parameter_memory, write_tensor_map
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,16 +44,31 @@ class Variants:
         return name + "".join("-" if x.data_ptr() & 15 else "+" for x in given if isinstance(x, torch.Tensor))
 
     def note(self, name: str, given: Sequence[Any], compiled: Any, early: bool) -> None:
-        """Keep the kernel `compiled` that a launch of `name` on `given` compiled; `early`: programmatic dependent
-        launch."""
+        """Keep the binary of the kernel `compiled`, which Triton compiled for the launch of `name` with the arguments
+        `given`. `early`: whether it is launched by programmatic dependent launch."""
         key = self.key(name, given)
         if key in self.known:
             return
-        facts = compiled.metadata
+        facts, boxed = compiled.metadata, [x for x in given if hasattr(x, "base")]
+        maps = list(getattr(facts, "tensordesc_meta", None) or ())
         scratch = any(getattr(facts, part, 0) for part in ("global_scratch_size", "profile_scratch_size"))
         plain = "cubin" in compiled.asm and not scratch and getattr(facts, "num_ctas", 1) == 1
-        found = {"function": facts.name, "block": 32 * facts.num_warps, "shared": facts.shared, "early": bool(early)} if plain else {}  # fmt: skip
+        plain &= len(maps) == len(boxed) and not any(m["fp4_padded"] for m in maps)
+        plain &= all(getattr(x, "padding", "zero") == "zero" for x in boxed)
+        types = {8: 10, 9: 8, 10: 9}  # types of elements that the driver numbers in another order than Triton
+        found = {
+            "function": facts.name, "block": 32 * facts.num_warps, "shared": facts.shared, "early": bool(early),
+            "maps": [[m["swizzle"], m["elem_size"], types.get(m["elem_type"], m["elem_type"]), list(m["block_size"])] for m in maps],
+        } if plain else {}  # fmt: skip
         self.known[key] = (compiled.asm["cubin"], found) if plain else None
+
+    def maps(self, kernel: Any, given: Sequence[Any]) -> Sequence[Any]:
+        """Facts for the tensor maps of the descriptors among the arguments `given` of `kernel` (`write_tensor_map`);
+        empty if they are not known."""
+        name = getattr(getattr(kernel, "base", kernel), "__name__", "")
+        found = {**self.known, **(self.stored or {})}.get(self.key(name, given))
+        facts: Sequence[Any] = found[1].get("maps", ()) if found else ()
+        return facts
 
     def launch(self, name: str, grid: Any, *given: Any, **options: Any) -> None:
         """Launch the stored kernel `name` on the arguments `given` and Torch's current stream.
@@ -64,10 +79,18 @@ class Variants:
         key = device, self.key(name, given)
         if key not in self.loaded:
             self.loaded[key] = self.load(key[1])
-        function, facts, count = self.loaded[key]
-        values = [ctypes.c_uint64(x.data_ptr()) if isinstance(x, torch.Tensor) else ctypes.c_int(x) for x in given]
-        values += [ctypes.c_uint64(0)] * (count - len(values))  # scratch memory, which is not used
-        parameters = (ctypes.c_void_p * max(1, count))(*map(ctypes.addressof, values))
+        function, facts, spans = self.loaded[key]
+        _memory, base, parameters = parameter_memory(spans)
+        places, maps = iter(spans), iter(facts.get("maps", ()))
+        for x in given:
+            if hasattr(x, "base"):
+                write_tensor_map(self.driver, base + next(places)[0], x, next(maps))
+            numbers = (
+                [x.data_ptr()] if isinstance(x, torch.Tensor) else [*x.shape, *x.strides] if hasattr(x, "base") else [x]
+            )
+            for number in numbers:
+                start, size = next(places)
+                ctypes.memmove(base + start, number.to_bytes(size, "little", signed=True), size)
         attribute = DriverAttribute(key=6, value=1)
         shape = ((ctypes.c_uint * 3)(*n) for n in ((*grid, 1, 1)[:3], (facts["block"], 1, 1)))
         config = DriverConfig(*shape, facts["shared"], torch._C._cuda_getCurrentRawStream(device),
@@ -75,7 +98,7 @@ class Variants:
         self.driver("cuLaunchKernelEx", ctypes.byref(config), function, parameters, None)
 
     def load(self, key: str) -> Any:
-        """(function of a stored kernel on the current device, its launch facts, its number of parameters)."""
+        """(function of a stored kernel on the current device, its launch facts, (offset, bytes) of its parameters)."""
         if key not in self.stored:
             raise NotStored(f"there is no compiled kernel {key}")
         binary, facts = self.stored[key]
@@ -86,11 +109,11 @@ class Variants:
         self.driver("cuModuleGetFunction", ctypes.byref(function), module, facts["function"].encode())
         if facts["shared"] > 48 << 10:
             self.driver("cuFuncSetAttribute", function, ctypes.c_int(8), ctypes.c_int(facts["shared"]))
-        count, start, size = 0, ctypes.c_size_t(), ctypes.c_size_t()
+        spans, start, size = list[tuple[int, int]](), ctypes.c_size_t(), ctypes.c_size_t()
         ask = self.driver.library.cuFuncGetParamInfo
-        while not ask(function, ctypes.c_size_t(count), ctypes.byref(start), ctypes.byref(size)):
-            count += 1
-        return function, facts, count
+        while not ask(function, ctypes.c_size_t(len(spans)), ctypes.byref(start), ctypes.byref(size)):
+            spans.append((start.value, size.value))
+        return function, facts, spans
 
 
 #: helper name -> source

@@ -81,6 +81,9 @@ class CallsBySize:
             self.warm(warm, states or {})
 
     def __call__(self, *given: Any) -> Any:
+        if self.gpu and torch._C._cuda_getDevice() != self.index:
+            with torch.cuda.device(self.index):
+                return self(*given)
         with self.lock:
             shapes = tuple([x.shape for x in given])
             calls = self.kept.get(shapes)
@@ -88,10 +91,19 @@ class CallsBySize:
             if capturing or calls is None or not calls.settled or calls is not self.last:
                 calls = self.prepared(shapes, calls, capturing)
             results = calls(*given)
-            self.streams.add(calls.stream)
+            if not capturing and calls.stream not in self.streams:
+                self.used_on(calls.stream, calls.stream_object)
             if not self.way and calls.settled:
                 self.chosen(calls)
             return results
+
+    def used_on(self, stream: int, stream_object: Any) -> None:
+        """Note that calls on a stream use the workspace: its memory is not used anew before they end, even if the
+        program is released before."""
+        self.streams.add(stream)
+        memory = None if self.workspace is None else self.workspace.views.get(torch.uint8)
+        if memory is not None and self.gpu:
+            memory.record_stream(stream_object)
 
     def chosen(self, calls: Any) -> None:
         """Launch in the way that recorded calls found to be the fastest."""
@@ -145,7 +157,7 @@ class CallsBySize:
         calls.known, calls.wanted = self.known, False  # `prepared` says when launches are recorded
         if self.workspace is not None and self.workspace.grown != self.grown:
             self.drop(len(self.kept), capturing)  # their launches use the memory before
-            self.grown = self.workspace.grown
+            self.grown, self.streams = self.workspace.grown, set()
         if not capturing:
             self.drop(len(self.kept) - self.KEPT + 1, capturing)
             self.kept[shapes] = calls

@@ -18,7 +18,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from ...ir.definitions import sources_of
-from .cuda_driver import DriverConfig
+from .cuda_driver import DriverConfig, write_tensor_map
 from .gpu_launches import DirectLaunch
 
 if TYPE_CHECKING:
@@ -31,12 +31,15 @@ class LaunchTemplate:
     """A recorded launch, as a template for launches of the same kernel at other sizes.
 
     `values` are the arguments of the recorded call: tensors, integers and tensor descriptors of Triton; `boxes` are the
-    operands accessed by TMA. `source` gives (address, index of the caller's tensor or -1, offset) of a tensor. Raises
-    LookupError if the parameters are not these arguments in order, or if an address is no multiple of 16 bytes (another
-    variant of the kernel).
+    operands accessed by TMA. `source` gives (address, index of the caller's tensor or -1, offset) of a tensor. `maps`:
+    facts for the tensor maps of the descriptors (`write_tensor_map`); without them, launches with other descriptors are
+    refused. Raises LookupError if the parameters are not these arguments in order, or if an address is no multiple of
+    16 bytes (another variant of the kernel).
     """
 
-    def __init__(self, one: Any, values: Sequence[Any], boxes: Sequence[Any], source: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, one: Any, values: Sequence[Any], boxes: Sequence[Any], source: Callable[[Any], Any], maps: Sequence[Any] = ()
+    ) -> None:  # fmt: skip
         self.driver, self.function, self.layout, self.early = one.driver, one.function, one.layout, one.early
         self.block, self.shared, self.base = one.how.block, one.how.shared, one.parameters[0] - one.layout[0][0]
         self.memory, self.attribute = one.memory, one.attribute
@@ -44,9 +47,10 @@ class LaunchTemplate:
         self.pointers_type = ctypes.c_void_p * len(self.starts)
         self.pointers = []  # (start, index in `values`, index of the caller's tensor)
         self.numbers = []  # (start, bytes, index in `values`)
-        self.described = []  # (index in `values`, descriptor)
+        self.described = []  # (index in `values`, descriptor), of those whose maps stay as they were recorded
+        self.mapped = []  # (index in `values`, start, index of the caller's tensor, map's facts, parameters of its sizes)
         self.boxes = []  # (start, index of the caller's tensor)
-        spans = iter(self.layout)
+        spans, facts = iter(self.layout), iter(maps)
         for k, x in enumerate(values):
             start, size = next(spans, (0, 0))
             if isinstance(x, torch.Tensor):
@@ -54,10 +58,14 @@ class LaunchTemplate:
                 self.check(size == 8 and not where & 15 and self.read(start, 8) == where)
                 self.pointers.append((start, k, number))
             elif hasattr(x, "base"):
-                self.check(size == 128 and source(x.base)[1] < 0)
-                self.described.append((k, self.facts(x)))
-                for _ in range(2 * len(x.shape)):  # its shape and strides
-                    next(spans, None)
+                number, tile = source(x.base)[1], next(facts, None)
+                sizes = [next(spans, (0, 0)) for _ in (*x.shape, *x.strides)]
+                self.check(size == 128 and (tile is not None or number < 0))
+                if tile is None:
+                    self.described.append((k, self.facts(x)))
+                    continue
+                self.mapped.append((k, start, number, tile, sizes))
+                self.check([self.read(*where) for where in sizes] == [*x.shape, *x.strides])
             else:
                 self.check(type(x) is int and size in (4, 8) and self.read(start, size) == x)
                 self.numbers.append((start, size, k))
@@ -67,6 +75,9 @@ class LaunchTemplate:
             self.boxes.append((start, source(tensor)[1]))
         self.check(not any(self.read(start, size) for start, size in spans))  # scratch memory, which is not used
         self.once()
+        recorded = self.own.raw
+        self.describe(self.parameters[0] - self.starts[0], values)
+        self.check(self.own.raw == recorded)  # tensor maps are made like those of the kernel's own interface
 
     def once(self) -> None:
         """Allocate the template's own memory for parameters, which each launch from the template overwrites."""
@@ -107,10 +118,23 @@ class LaunchTemplate:
             pack(self.own, start, *[given[k] for k in indices])
         for where, found in zip(self.maps, maps):
             ctypes.memmove(where, found.getPtr(), 128)
+        self.describe(self.parameters[0] - self.starts[0], values)
         self.config.grid[:] = self.blocks(grid)
         self.config.stream = stream
         if code := self.call(*self.arguments):
             self.driver.checked(self.call, self.arguments, code)
+
+    def describe(self, base: int, values: Sequence[Any]) -> None:
+        """Write tensor maps, shapes and strides of a call's descriptors into parameters at the address `base`. Raises
+        LookupError if the driver refuses a tensor map."""
+        for k, start, _, tile, sizes in self.mapped:
+            x = values[k]
+            try:
+                write_tensor_map(self.driver, base + start, x, tile)
+            except RuntimeError as error:
+                raise LookupError(str(error)) from None
+            for (where, size), n in zip(sizes, (*x.shape, *x.strides)):
+                ctypes.memmove(base + where, n.to_bytes(size, "little", signed=True), size)
 
     def check_numbers(self, values: Sequence[Any]) -> None:
         """Raise LookupError unless all integers fit into their parameters; the kernel has another variant for larger
@@ -168,6 +192,12 @@ class SizedLaunch(DirectLaunch):
             (ctypes.c_int32 if size == 4 else ctypes.c_int64).from_address(base + start).value = values[k]
         for k, facts in like.described:
             like.check(like.facts(values[k]) == facts)
+        like.describe(base, values)
+        for position, (k, start, number, *_) in enumerate(like.mapped):
+            box = ctypes.c_void_p(base + start)
+            self.boxed.append((box, position))
+            if number >= 0:
+                self.boxes.append((box, number, self.offset(values[k].base.data_ptr(), *spans[number])))
         for k, ((start, number), found, (tensor, *_)) in enumerate(zip(like.boxes, maps, boxes)):
             ctypes.memmove(base + start, found.getPtr(), 128)
             box = ctypes.c_void_p(base + start)
@@ -214,7 +244,8 @@ class KnownLaunches:
             if key not in self.templates:
                 values, boxes = [*given, *options.get("sizes", ())], options.get("boxes", ())
                 try:
-                    self.templates[key] = LaunchTemplate(one, values, boxes, kernels.source)
+                    maps = kernels.variants.maps(kernel, given) if kernels.variants is not None else ()
+                    self.templates[key] = LaunchTemplate(one, values, boxes, kernels.source, maps)
                 except LookupError:  # launched through its own interface
                     continue
         kernels.sites = None

@@ -86,5 +86,17 @@ def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:
     return memory, base, (ctypes.c_void_p * max(len(spans), 1))(*(base + a for a, _ in spans))
 
 
+def write_tensor_map(driver: Any, where: int, x: Any, facts: Sequence[Any]) -> None:
+    """Write the tensor map of `x`, a tensor descriptor of Triton, to the address `where`, as Triton's launcher does.
+    `facts`: swizzle, bytes of an element, type of the elements (numbers of the driver), and sizes of the box."""
+    swizzle, itemsize, kind, block = facts
+    rank = len(block)
+    sizes, steps = (ctypes.c_uint64 * rank)(*x.shape[::-1]), (ctypes.c_uint64 * rank)()
+    steps[: rank - 1] = [itemsize * n for n in x.strides[-2::-1]]
+    box, ones = (ctypes.c_uint32 * rank)(*block[::-1]), (ctypes.c_uint32 * rank)(*[1] * rank)
+    map_, address = ctypes.c_void_p(where), ctypes.c_void_p(x.base.data_ptr())
+    driver("cuTensorMapEncodeTiled", map_, kind, rank, address, sizes, steps, box, ones, 0, swizzle, 2, 0)
+
+
 #: helper name -> source
 HELPERS: dict[str, str] = dict(sources_of(__name__))

@@ -3,6 +3,7 @@ struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
 
 #define DEVICE __device__ __forceinline__
+#define RARE __device__ __noinline__
 
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
 // float of an integer 0 to 255, and of a signed byte: its bits become the low mantissa bits of 2 ** 23, which is faster than a conversion.

@@ -195,11 +195,12 @@ class AbsentCompiler:
     """Stand-in for a compiler's Python module in programs whose kernels are compiled already: any attribute and any
     call of it gives another stand-in.
 
-    `base`: the first argument of the call that gave this object; for tensor descriptors, the tensor.
+    `base`: the first argument of the call that gave this object; for tensor descriptors, the tensor. `shape` and
+    `strides`: further arguments, those of a tensor descriptor.
     """
 
-    def __init__(self, base: Any = None) -> None:
-        self.base = base
+    def __init__(self, base: Any = None, shape: Any = (), strides: Any = ()) -> None:
+        self.base, self.shape, self.strides = base, shape, strides
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -210,7 +211,7 @@ class AbsentCompiler:
         return AbsentCompiler()
 
     def __call__(self, base: Any = None, *given: Any, **named: Any) -> Any:
-        return AbsentCompiler(base)
+        return AbsentCompiler(base, *given[:2])
 
     def __bool__(self) -> bool:
         return False

@@ -303,9 +303,9 @@ PyObject *tensor_graphs_direct_call(PyObject *given) {
 // ---------------------------------------------------------------- launches whose parameters depend on sizes
 typedef struct { int64_t kind, start, base, value, offset; } Field;  // kind 0: address, 1 or 2: integer of 4 or 8 bytes
 typedef struct { int64_t function, attributes, block[3], shared, early, grid[3]; } Shape;  // grid: index of an integer, or -number
-// Tensor map of a matrix of 16-bit elements, as `CudaKernel.described` makes it: `rows`, `columns` and `apart` (elements from
-// row to row) are an index of an integer or -number, `block` is the box.
-typedef struct { int64_t start, base, value, offset, rows, columns, apart, block[2]; } Box;
+// Tensor map of a matrix: `rows`, `columns` and `apart` (elements from row to row) are an index of an integer or -number, `block`
+// is the box; `swizzle`, `type` and `promotion` are the driver's.
+typedef struct { int64_t start, base, value, offset, rows, columns, apart, block[2], swizzle, itemsize, type, promotion; } Box;
 typedef struct {
     Config config;
     void *function, **parameters;
@@ -346,10 +346,10 @@ static int encoded(Sequence *q, Sized *one, const Box *b, const int64_t *values,
     uint64_t where = b->offset + (b->value < 0 ? 0 : values[b->value]) + (b->base < 0 ? 0 : bases[b->base]);
     int64_t rows = number(values, b->rows), columns = number(values, b->columns), apart = number(values, b->apart);
     if (!q->encode || rows < 1 || columns < 1 || apart < 1) return 0;
-    uint64_t sizes[2] = {(uint64_t)columns, (uint64_t)rows}, steps[1] = {2 * (uint64_t)apart};
+    uint64_t sizes[2] = {(uint64_t)columns, (uint64_t)rows}, steps[1] = {(uint64_t)b->itemsize * (uint64_t)apart};
     uint32_t block[2] = {(uint32_t)b->block[1], (uint32_t)b->block[0]}, ones[2] = {1, 1};
-    // 16-bit integers, rank 2; no interleaving, swizzle of 128 bytes, promotion to 256 bytes in L2, zeros outside
-    return !q->encode(one->memory + b->start, 1, 2, (void *)where, sizes, steps, block, ones, 0, 3, 3, 0);
+    return !q->encode(one->memory + b->start, (int)b->type, 2, (void *)where, sizes, steps, block, ones, 0, (int)b->swizzle,
+                      (int)b->promotion, 0);  // no interleaving, zeros outside
 }
 
 // Write the parameters of a launch; 0 where the kernel needs another variant, for other alignments or larger integers.

@@ -25,7 +25,8 @@ DRIVER = ("cuLaunchKernelEx", "cuCtxSetCurrent", "cuTensorMapEncodeTiled")  # fu
 class TensorMap:
     """A tensor map (TMA descriptor) among the parameters of a recorded launch. `start`: its offset in the parameter
     memory; `base`, `where`: variable of the tensor that its address is relative to, and bytes from there; numbers of
-    rows, of columns and of elements from row to row (`apart`); shape of the box (`block`)."""
+    rows, of columns and of elements from row to row (`apart`); shape of the box (`block`); how it is encoded (`tile`:
+    swizzle, bytes of an element, type of the elements, promotion in the L2 cache, as the driver numbers them)."""
 
     start: int
     base: str
@@ -34,6 +35,7 @@ class TensorMap:
     columns: Any
     apart: Any
     block: Sequence[int]
+    tile: tuple[int, int, int, int]
 
     @property
     def sizes(self) -> tuple[Any, ...]:
@@ -41,20 +43,27 @@ class TensorMap:
         return self.where, self.rows, self.columns, self.apart
 
 
-def encoded(library: Any, where: int, rows: int, columns: int, apart: int, block: Sequence[int]) -> bytes:
-    """The tensor map (TMA descriptor, 128 bytes) of a matrix of `rows` by `columns` 16-bit elements at the address
-    `where`, in boxes of the shape `block`, as `CudaKernel.described` makes it.
+TRITON_PROMOTION = 2  # to 128 bytes (`write_tensor_map`)
+OWN_TILE = 3, 2, 1, 3  # of `CudaKernel.described`: 128-byte swizzle, 16-bit integers, promotion to 256 bytes
+
+
+def encoded(
+    library: Any, where: int, rows: int, columns: int, apart: int, block: Sequence[int], tile: tuple[int, int, int, int] = OWN_TILE,
+) -> bytes:  # fmt: skip
+    """The tensor map (TMA descriptor, 128 bytes) of a matrix of `rows` by `columns` elements at the address `where`, in
+    boxes of the shape `block`, encoded as `tile` says (`TensorMap`).
 
     `library`: the CUDA driver. `apart`: elements from a row to the next. Raises LookupError if the driver makes none.
     """
+    swizzle, itemsize, kind, promotion = tile
     memory = ctypes.create_string_buffer(192)
     start = -(-addressof(memory) // 64) * 64
     encode = getattr(library, "cuTensorMapEncodeTiled", None)
-    sizes, steps = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(2 * apart)
+    sizes, steps = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(itemsize * apart)
     given = start, where, sizes, steps, (ctypes.c_uint32 * 2)(*block[::-1]), (ctypes.c_uint32 * 2)(1, 1)
     pointers = [ctypes.cast(x, ctypes.c_void_p) if isinstance(x, ctypes.Array) else ctypes.c_void_p(x) for x in given]
-    more = [ctypes.c_int(x) for x in (0, 3, 3, 0)]
-    if encode is None or encode(pointers[0], ctypes.c_int(1), ctypes.c_uint32(2), *pointers[1:], *more):
+    more = [ctypes.c_int(x) for x in (0, swizzle, promotion, 0)]
+    if encode is None or encode(pointers[0], ctypes.c_int(kind), ctypes.c_uint32(2), *pointers[1:], *more):
         raise LookupError("a tensor map cannot be encoded")
     return string_at(start, 128)
 
@@ -134,11 +143,11 @@ class SizeCallWriter:
     def template(self, one: Launched) -> LaunchTemplate:
         """The template of the recorded launch `one`, from which launches at other sizes are made. Call it for the
         launches in the order in which they were recorded. Raises Untraceable if no template of the launch is known, or
-        if the launch takes tensor descriptors of Triton."""
+        if the launch takes tensor descriptors of Triton of more than two axes."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
-        if found is None or found.described:
-            raise Untraceable("a launch like no recorded one" if found is None else "a tensor descriptor of Triton")
+        if found is None or found.described or any(len(tile[3]) != 2 for *_, tile, _ in found.mapped):
+            raise Untraceable("a launch like no recorded one" if found is None else "a tensor descriptor of more axes")
         return found
 
     # ------------------------------------------------------------ lines
@@ -183,6 +192,11 @@ class SizeCallWriter:
         return [
             *((POINTER, start, values[k]) for start, k, _ in like.pointers),
             *((PACKED[size], start, values[k]) for start, size, k in like.numbers),
+            *(
+                (PACKED[size], start, n)
+                for k, *_, sizes in like.mapped
+                for (start, size), n in zip(sizes, (*values[k].shape, *values[k].strides))
+            ),
         ]
 
     @staticmethod
@@ -205,7 +219,14 @@ class SizeCallWriter:
             base, where = self.place(x)
             step = apart[0] if apart and apart[0] != 0 else columns
             name = "" if base is None else base.name
-            found.append((base, TensorMap(start, name, where, rows, columns, step, tuple(block))))
+            found.append((base, TensorMap(start, name, where, rows, columns, step, tuple(block), OWN_TILE)))
+        for k, start, _, (swizzle, itemsize, kind, block), _ in like.mapped:
+            x = one.given[k]
+            base, where = self.place(x.base)
+            (rows, columns), (step, _) = x.shape, x.strides
+            tile = swizzle, itemsize, kind, TRITON_PROMOTION
+            name = "" if base is None else base.name
+            found.append((base, TensorMap(start, name, where, rows, columns, step, tuple(block), tile)))
         return found
 
     def reads(self, one: Launched, like: LaunchTemplate) -> None:
@@ -252,7 +273,7 @@ class SizeCallWriter:
                 self.checks.append((like, (kind, start, base), known_value(offset)))
             for _, box in self.maps(one, like):
                 sizes = map(number, (box.rows, box.columns, box.apart))
-                boxes.append(pack("=9q", box.start, *address(box.base, box.where), *sizes, *box.block))
+                boxes.append(pack("=13q", box.start, *address(box.base, box.where), *sizes, *box.block, *box.tile))
                 self.checks.append((like, box, [known_value(x) for x in box.sizes]))
             blocks: Sequence[Any] = like.blocks(one.grid)
             self.checks.append((like, None, [known_value(b) for b in blocks]))
@@ -289,7 +310,9 @@ class SizeCallWriter:
                 there = string_at(like.parameters[like.starts.index(parameter.start)] or 0, 128)
                 where, rows, columns, apart = value
                 where += starts[parameter.base]
-                same = there == encoded(like.driver.library, where, rows, columns, apart, parameter.block)
+                same = there == encoded(
+                    like.driver.library, where, rows, columns, apart, parameter.block, parameter.tile
+                )
             else:
                 kind, start, base = parameter
                 if base not in starts:

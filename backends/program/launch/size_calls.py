@@ -6,8 +6,8 @@ symbolic sizes (size_trace.py), and the record becomes a Python function whose l
 At other sizes that satisfy the same conditions, that function evaluates the integer expressions, allocates results and
 launches.
 
-Programs with Triton's tensor descriptors, with states, or with Python code that cannot be recorded have no such
-function: their emitted code makes all calls. `SizeCalls.why` has the reasons.
+Programs with tensor descriptors of more than two axes, with states, or with Python code that cannot be recorded have no
+such function: their emitted code makes all calls. `SizeCalls.why` has the reasons.
 
 Imports: the standard library, `backends.runtime`.
 """

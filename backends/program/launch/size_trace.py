@@ -317,6 +317,12 @@ class Tracer:
         if not all(holds for _, holds in conditions):
             raise Untraceable("a condition")
 
+    @staticmethod
+    def described(x: Any, shape: Any, block: Any, swizzle: int = 0, strides: Any = ()) -> Any:
+        """Stand-in for the helper `described` during recording: a tensor descriptor of `x` with its shape and
+        strides."""
+        return SimpleNamespace(base=x, shape=list(shape), strides=list(strides) or [shape[1], 1])
+
     def calls(self, *given: Any, **options: Any) -> Any:
         """Stand-in for the class `Calls` during recording: keeps and returns the arguments with which `at` makes its
         object for calls."""
@@ -326,7 +332,7 @@ class Tracer:
     def run(self, at: Any, shapes: Sequence[Sequence[int]]) -> Any:
         """Record the emitted function `at` on traced sizes of the value `shapes`, and the launching function that it
         makes on traced tensors; returns the lines of the results."""
-        own = {"check_sizes": self.check_sizes, "Calls": self.calls, "max": self.extreme(max), "min": self.extreme(min),
+        own = {"check_sizes": self.check_sizes, "described": self.described, "Calls": self.calls, "max": self.extreme(max), "min": self.extreme(min),
                "Launches": lambda *given: SimpleNamespace(of=lambda kernel: Launcher(self, kernel))}  # fmt: skip
         space = dict(self.space)
         for name, value in self.space.items():

@@ -16,7 +16,7 @@ def chosen_terms(view: EGraphView, kernels: Iterable[Sequence[int]]) -> list[Ten
     E-classes that no kernel computes are the model's leaves and terms of weights. Raises ExtractionError if the kernels
     do not make up a term of a root.
     """
-    own = view.own if view.own is not None else [False] * len(view)
+    own = view.original_nodes if view.original_nodes is not None else [False] * len(view)
     chosen: dict[int, list[int]] = {}
     for nodes in kernels:
         inside: dict[int, list[int]] = {}

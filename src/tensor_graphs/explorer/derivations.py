@@ -190,7 +190,7 @@ def without_rules(view: EGraphView, found: Sequence[Derivation], forbidden: froz
     `found`: all derivations of the view (`derivations`). E-nodes of the model and e-nodes without a derivation do not
     count.
     """
-    own = view.own if view.own is not None else [False] * len(view)
+    own = view.original_nodes if view.original_nodes is not None else [False] * len(view)
     known = {n for d in found for n in d.made}
     alive = {n for n in range(len(view)) if own[n] or n not in known}
     waiting = [d for d in found if d.rule not in forbidden]

@@ -48,8 +48,8 @@ def view_to_json(view: EGraphView) -> dict[str, Any]:
     return {
         "classes": [[t.dtype, list(concrete(t.shape)), bool(w)] for t, w in zip(view.types, view.weight)],
         "nodes": [[op, attrs_to_json(op, view.attrs[i]), cls[i], view.kids(i).tolist()] for i, op in enumerate(view.op)],
-        "roots": list(view.roots), "own": [] if view.own is None else np.flatnonzero(view.own).tolist(),
-        "original": np.flatnonzero(view.original).tolist(),
+        "roots": list(view.roots), "own": [] if view.original_nodes is None else np.flatnonzero(view.original_nodes).tolist(),
+        "original": np.flatnonzero(view.original_classes).tolist(),
         "age": [] if view.age is None else view.age.tolist(),
     }  # fmt: skip
 

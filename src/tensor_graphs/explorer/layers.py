@@ -47,8 +47,8 @@ def modules_of(session: Session, graph: Graph, sizes: Mapping[str, int] | None) 
     """Module path of each operation of the prepared (simplified, widened) form of a loaded graph; empty if the source
     has none.
 
-    The operations that the importer recorded are prepared once more, as outputs: each result is the prepared form of
-    one.
+    The operations whose module the importer recorded are prepared once more, as outputs of one graph; its results are
+    then their prepared forms, in the same order.
     """
     if not graph.modules:
         return {}

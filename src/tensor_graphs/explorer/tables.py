@@ -65,7 +65,7 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
     left side of the first of these rules.
     """
     n = len(view)
-    own = view.own if view.own is not None else np.zeros(n, np.bool_)
+    own = view.original_nodes if view.original_nodes is not None else np.zeros(n, np.bool_)
     age = view.age if view.age is not None else np.full(view.n_classes, -1, np.int32)
     root = np.zeros(view.n_classes, np.bool_)
     root[list(view.roots)] = True
@@ -78,7 +78,7 @@ def view_tables(view: EGraphView, made_by: Mapping[int, Sequence[str]], made_fro
         "op.name": known, "op.also": [" ".join((*OPS[op].onnx, *OPS[op].aten)) for op in known],
         "class.type": [str(t) for t in view.types], "class.bytes": _floats([float(nbytes_of(t)) for t in view.types]),
         "class.weight": view.weight, "class.root": root, "class.age": age,
-        "class.original": view.original,
+        "class.original": view.original_classes,
         "node.class": view.cls, "node.op": list(view.op), "node.name": [leaf.get(i, "")[:LONGEST_TEXT] for i in range(n)],
         "node.attrs": ["" if i in leaf else text_of_attrs(a) for i, a in enumerate(view.attrs)],
         "node.kid.off": view.off, "node.kid.item": view.kid, "node.own": own, "node.age": np.where(own, 0, since),

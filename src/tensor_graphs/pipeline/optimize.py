@@ -110,7 +110,9 @@ def _found(
     if slot.data is None:
         start_measurer(session, backends)
     warnings = list(session.warnings)
-    task = Task(graph, prepare(session, graph, sizes, begin=slot.data is None, in_place=not on_gpu(backends)), backends)
+    gpu = on_gpu(backends)
+    prepared = prepare(session, graph, sizes, begin=slot.data is None, in_place=not gpu, rounds=gpu)
+    task = Task(graph, prepared, backends)
     (refuse_too_large_for_gpu if task.on_gpu else refuse_too_large)(task.model.graph)
     with memory_errors_named(task.model.graph):
         program = recall(session, task, slot, warnings)

@@ -2,9 +2,8 @@
 
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
-starts. If no time is left for that search, the hypergraph matched here is used. A deep model's rewritten short form
-(the model with few of its repeated layers, short_search.py) is there soon: until then only library kernels are matched
-and measured.
+starts. If no time is left for that search, the hypergraph matched here is used. Of a deep model only the short form
+(the model with few of its repeated layers, short_search.py) is matched with generated kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..extract.model.pricing import Measurer
 from ..extract.search.search import measure_ahead
 from .context.session import Session
 from .costs.prices import CostPricer
-from .short_search import wants_short_form
+from .short_search import wanted_short_form
 from .stages.match import generation_limit, match_kernels, only_generated
 from .stages.prepare import Task
 from .stages.rewrite import as_written
@@ -37,7 +36,8 @@ T = TypeVar("T")
 
 @dataclass
 class OverlappedTuning:
-    """Background thread that matches and measures hypergraphs in order (`matching`, small ones first).
+    """Background thread that matches and measures hypergraphs in order: those of the whole model (`matching`, small
+    ones first), then that of its short form (`short`), if it has one.
 
     Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
     when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
@@ -46,7 +46,9 @@ class OverlappedTuning:
 
     matching: Sequence[Callable[[], Hypergraph]]
     search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
-    graph: Hypergraph | None = None  # the last hypergraph made
+    short: Callable[[], Hypergraph] | None = None
+    graph: Hypergraph | None = None  # the last hypergraph of the whole model
+    short_graph: Hypergraph | None = None  # that of the short form
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,7 +67,7 @@ class OverlappedTuning:
         self._over = True
         self._matching.join()
         self._stop()
-        self.graph = None
+        self.graph = self.short_graph = None
 
     def _match(self) -> None:
         try:
@@ -74,10 +76,14 @@ class OverlappedTuning:
             self._matched.set()
 
     def _match_in_order(self) -> None:
-        for n, make in enumerate(self.matching, 1):
+        steps = [*self.matching, *([self.short] if self.short is not None else [])]
+        for n, make in enumerate(steps, 1):
             graph = None if self._over else self._tried(make)
-            self.graph = graph or self.graph
-            if n == len(self.matching):
+            if make is self.short:
+                self.short_graph = graph
+            else:
+                self.graph = graph or self.graph
+            if n == len(steps):
                 self._matched.set()  # not only when its search measures: the host would wait for a solve
             self._stop()
             if graph is None:
@@ -113,13 +119,13 @@ def start_tuning(
     session: Session, task: Task, blocks: Blocks, store: Store, measurer: Measurer
 ) -> OverlappedTuning:  # fmt: skip
     """Start overlapped tuning of the unrewritten graph, which consists of `blocks`: library kernels first, then
-    generated kernels."""
+    generated kernels; those of a deep model in its short form."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
-    def match(chosen: Sequence[Backend]) -> Hypergraph:
+    def match(chosen: Sequence[Backend], blocks: Blocks = blocks) -> Hypergraph:
         with clock.running("match"):
             enough = generation_limit(session, backends)
             view = as_written(blocks) if task.symbolic is None else view_of(task.work)
@@ -136,9 +142,10 @@ def start_tuning(
             measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
-    if len(steps) > 1 and wants_short_form(session, task, blocks):
-        del steps[1:]
-    return OverlappedTuning([partial(match, step) for step in steps], measure)
+    short = wanted_short_form(session, task, blocks) if len(steps) > 1 else None
+    if short is None:
+        return OverlappedTuning([partial(match, step) for step in steps], measure)
+    return OverlappedTuning([partial(match, libraries)], measure, partial(match, backends, short))
 
 
 __all__ = ["OverlappedTuning", "start_tuning"]

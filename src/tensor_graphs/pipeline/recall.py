@@ -14,6 +14,7 @@ from ..backends.program.program import Program
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from ..extract.model.kernel import Backend
+from ..report.omissions import Omission, OmittedWork
 from .cache.cached_kernels import read_kernels, write_kernels
 from .cache.facts import fact, keep_fact
 from .cache.plan_cache import (
@@ -31,7 +32,7 @@ from .context.session import Session, kept_warnings, open_store, store_root
 from .execution.run_program import renamed
 from .search import SearchResult, attach_provenance
 from .stages.prepare import Task, for_every_size
-from .stages.time_program import UNTIMED, time_program
+from .stages.time_program import time_program
 from .stages.verify_program import verify_program
 
 CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back, which takes as long, without time left
@@ -72,7 +73,7 @@ def look_up(
 
 def unchecked(omitted: Sequence[str]) -> list[str]:
     """Those of a report's omitted stages that `recall` completes: verification, timing of the whole program."""
-    return [stage for stage in omitted if stage.startswith("verification") or stage == UNTIMED]
+    return [text for text in omitted if (omission := Omission.of(text)) and omission.can_be_completed]
 
 
 def recall(session: Session, task: Task, slot: CacheSlot, warnings: Sequence[str]) -> Program | None:
@@ -105,13 +106,13 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     program.take_binaries(compiled)
     report, verified = cached.report, cached.verified if options.verify else ""
     content = content_digest(task.source.params, program.tensors) if options.verify else ""
-    partly = [c for c in report.omitted if c.startswith("verification")]
+    partly = [c for c in report.omitted if (omission := Omission.of(c)) and omission.work is OmittedWork.VERIFICATION]
     if options.verify and (content != verified or (partly and completing)):
         report.omitted, verified = [c for c in report.omitted if c not in partly], ""
         try:
             verdict = verify_program(session, task, program)
         except Halted:
-            report.omitted.append("verification")
+            report.omitted.append(str(Omission(OmittedWork.VERIFICATION)))
         else:
             if verdict is None:
                 given = "for these weights" if content != cached.verified else "on more inputs"
@@ -119,8 +120,9 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
             report.verification, verified = verdict.to_json(), content
             report.omitted += [verdict.omitted] if verdict.omitted else []
         program.reset()
-    if UNTIMED in report.omitted and completing and not session.over:
-        report.omitted.remove(UNTIMED)
+    untimed = str(Omission(OmittedWork.TIMING))
+    if untimed in report.omitted and completing and not session.over:
+        report.omitted.remove(untimed)
         faster = time_program(session, task, program, report)
         if faster is not None and not (cached.as_written or task.symbolic or options.limited):
             raise StalePlan("the graph as it is written is faster")

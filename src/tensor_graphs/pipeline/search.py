@@ -22,23 +22,24 @@ from ..extract.model.pricing import Measurer
 from ..extract.model.work import graph_flops
 from ..extract.search.search import Choice
 from ..processes.switch_interval import threads_alternate
+from ..report.omissions import Omission, OmittedWork
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..verification.reference import expected_seconds, weight_bytes
+from ..verification.reference import expected_run_seconds, expected_seconds, weight_bytes
 from ..verification.verify import planned_inputs
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
-from .context.reserves import ENDING_S, is_kept
+from .context.reserves import COMPILING_S, after_search_on_host_s, ending_s
 from .context.session import Session, open_store
 from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
 from .forms.choose_form import faster_unoptimized
 from .overlapped_tuning import OverlappedTuning, start_tuning
-from .short_search import match_short_form, search_short_form
+from .short_search import ShortForm, match_short_form, search_short_form
 from .stages.accept import acceptance
 from .stages.choose import Carried, choose_cheapest, nothing_carried
 from .stages.make_report import describe_plan, make_report
-from .stages.match import match_all, unmatched_part
+from .stages.match import match_all
 from .stages.prepare import Task, for_every_size
 from .stages.provenance import attach
 from .stages.rewrite import Rewritten, found_blocks, rewrite
@@ -93,7 +94,10 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
         tuning = start_tuning(session, task, blocks, store, measurer)
     try:
-        rewritten = rewrite(session, task.work, blocks)
+        if not task.on_gpu:
+            _expect(session, task, derived=True)
+        kept = 0.0 if task.on_gpu else after_search_on_host_s(session)
+        rewritten = rewrite(session, task.work, blocks, kept)
         graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
@@ -133,38 +137,44 @@ def _match(
 ) -> tuple[list[Hypergraph], Carried]:  # fmt: skip
     """The hypergraphs to search, made after overlapped tuning has matched its own, with the candidates from which their
     first solves start; ends the tuning. A deep model's short form is searched here."""
-    short: Hypergraph | None = None
+    short: ShortForm | None = None
     if tuning is not None:
         with session.stage("candidates"):
             tuning.matched()
-        short = match_short_form(session, task, rewritten)
+        short = match_short_form(session, task, rewritten, tuning.short_graph)
     match = partial(match_all, session, task, rewritten, tuning.graph if tuning is not None else None)
     graphs, carried = list[Hypergraph](), nothing_carried
     if short is None:
         graphs = match()
         session.lowerings.close()  # frees the worker processes' memory
-    _expect(session, task, derived=not weights.started)
+    if task.on_gpu:
+        _expect(session, task, derived=not weights.started)
     if tuning is not None:
         with session.stage("overlapped tuning"):
             tuning.end()
         session.warnings += [f"measuring while the graph was rewritten ended early: {f}" for f in tuning.faults]
     if short is not None:
         assert measurer is not None
-        found = search_short_form(session, task, rewritten, short, store, measurer)
+        found = search_short_form(session, task, short, store, measurer)
         graphs, carried = ([found.whole], found.carried) if found is not None else (match(), nothing_carried)
         session.lowerings.close()
     return graphs, carried
 
 
 def _expect(session: Session, task: Task, *, derived: bool) -> None:
-    """Estimate the seconds of binding and verifying a program, the time that measuring leaves. `derived`: whether that
-    includes computing derived weights."""
+    """Estimate the seconds of compiling, binding and verifying a program, the time that measuring leaves.
+
+    `derived`: whether that includes computing derived weights.
+    """
     graph, flops = task.model.graph, graph_flops(list(task.work.roots))
     if session.options.verify:
         session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
+        session.input_s = expected_run_seconds(graph, flops, task.on_gpu)
         session.verified_inputs = planned_inputs(graph, flops)
-    if task.on_gpu and is_kept(session):
-        session.ending_s = ENDING_S
+    if not task.on_gpu:
+        session.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
+    else:
+        session.ending_s = ending_s(session)
         session.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
 
 
@@ -180,10 +190,10 @@ def _finished(
     if symbolic is not None:
         report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":
-        session.omitted.append("measuring")
+        session.omitted.append(Omission(OmittedWork.MEASURING))
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
-    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(session.omitted))
+    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
     _note_unsearched(session, report)
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
@@ -197,7 +207,7 @@ def _finished(
 
 def _note_unsearched(session: Session, report: Report) -> None:
     """Record for user kernels without matches that part of the e-graph was left out, and why."""
-    left_out = next((part for part in map(unmatched_part, report.omitted) if part), "")
+    left_out = next((o.unsearched for o in session.omitted if o.unsearched), "")
     if left_out:
         for row in report.user_kernels:
             row.unsearched = f"{left_out}: {'the search was stopped' if session.progress.stopped else 'out of time'}"

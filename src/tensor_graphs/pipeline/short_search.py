@@ -15,6 +15,7 @@ from ..costdb.store.store import Store
 from ..egraph.blocks.blocks import Blocks
 from ..egraph.blocks.short_form import short_form
 from ..egraph.view.joined_view import join_blocks
+from ..egraph.view.view import EGraphView
 from ..errors import NoPlanError
 from ..extract.candidates.carried import carried_kernels
 from ..extract.candidates.hypergraph import Hypergraph
@@ -23,15 +24,24 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.search.carried_plan import carried_plan, kernels_to_carry
 from ..extract.search.search import Choice
-from .context.reserves import WHOLE_S, is_kept
+from ..report.omissions import UNREWRITTEN, Omission, OmittedWork
+from .context.reserves import whole_s
 from .context.session import Session, open_store
 from .costs.prices import CostPricer
 from .stages.choose import choose
-from .stages.match import SOME_LEFT_OUT, generation_limit, hypergraph, matching_limit
+from .stages.match import generation_limit, hypergraph, matching_limit
 from .stages.prepare import Task
-from .stages.rewrite import Rewritten
+from .stages.rewrite import Rewritten, as_written
 
 SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
+
+
+@dataclass(frozen=True)
+class ShortForm:
+    """A short form as the hypergraph of its kernels, and the e-graph of the whole model that it stands for."""
+
+    graph: Hypergraph
+    whole: EGraphView
 
 
 @dataclass(frozen=True)
@@ -48,50 +58,56 @@ class ShortSearch:
         return carried_plan(self.choice.chosen, self.short, graph) if graph is self.whole else ()
 
 
-def wants_short_form(session: Session, task: Task, blocks: Blocks) -> bool:
-    """Whether a model of these blocks is searched by its short form: if it has one, its sizes are fixed, the budget
-    suffices for all stages, and neither memory nor error of the whole plan is limited."""
-    return _wanted(session, task) and short_form(blocks) is not None
-
-
-def _wanted(session: Session, task: Task) -> bool:
+def wanted_short_form(session: Session, task: Task, blocks: Blocks) -> Blocks | None:
+    """The short form of a model of these blocks if the model is searched by it: if it has one, its sizes are fixed, and
+    neither memory nor error of the whole plan is limited. Else None."""
     limited = session.options.memory_limit is not None or session.options.error_budget is not None
-    return task.symbolic is None and is_kept(session) and not limited
+    return None if limited or task.symbolic is not None else short_form(blocks)
 
 
-def match_short_form(session: Session, task: Task, rewritten: Rewritten) -> Hypergraph | None:
-    """The hypergraph of the model's rewritten short form; None if it is not wanted (`wants_short_form`), or there is no
-    time for it."""
-    short = short_form(rewritten.blocks) if _wanted(session, task) and not rewritten.smaller else None
+def match_short_form(
+    session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
+) -> ShortForm | None:  # fmt: skip
+    """The model's rewritten short form with its kernels; None if it is not wanted (`wanted_short_form`).
+
+    Without time for it that of the unrewritten model with the kernels in `unrewritten`, which were matched before; None
+    if there are none.
+    """
+    short = None if rewritten.smaller else wanted_short_form(session, task, rewritten.blocks)
     if short is None:
         return None
-    view, stop = join_blocks(short, rewritten.block_views), matching_limit(session, task, None)
+    view, stop = join_blocks(short, rewritten.block_views), matching_limit(session, task, unrewritten)
     try:
-        return hypergraph(session, view, task.backends, stop, generation_limit(session, task.backends))
+        enough = generation_limit(session, task.backends)
+        return ShortForm(hypergraph(session, view, task.backends, stop, enough), rewritten.view)
     except Halted:
-        return None
+        if unrewritten is None:
+            return None
+    session.omitted.append(UNREWRITTEN)
+    return ShortForm(unrewritten, as_written(rewritten.blocks))
 
 
 def search_short_form(
-    session: Session, task: Task, rewritten: Rewritten, short: Hypergraph, store: Store, measurer: Measurer
+    session: Session, task: Task, form: ShortForm, store: Store, measurer: Measurer
 ) -> ShortSearch | None:  # fmt: skip
-    """Search a model's short form `short`, and match the kernels found in the whole model. Returns both; None if the
+    """Search a model's short form, and match the kernels found in the whole model. Returns both; None if the
     short form has no plan, or its kernels do not cover the whole model. Kernels that the clock left out of either are
     reported as omitted."""
+    short = form.graph
     with open_store(session, store), gc_frozen():
         try:
-            choice = choose(session, short, CostPricer(store), measurer, kept=WHOLE_S, solve_seconds=SOLVE_S)
+            choice = choose(session, short, CostPricer(store), measurer, kept=whole_s(session), solve_seconds=SOLVE_S)
         except NoPlanError:
             return None
-    kernels = carried_kernels(short, kernels_to_carry(choice), rewritten.view)
-    whole = hypergraph(session, rewritten.view, task.backends, carried=kernels)
+    kernels = carried_kernels(short, kernels_to_carry(choice), form.whole)
+    whole = hypergraph(session, form.whole, task.backends, carried=kernels)
     made = {v for c in whole.candidates for v in c.outputs}
     covered = all(r in made or whole.given.get(r.cls) == r.strides for r in whole.roots)
     if not covered:
         return None
     if short.stats.get("left_out") or whole.stats.get("left_out"):
-        session.omitted.append(SOME_LEFT_OUT)
+        session.omitted.append(Omission(OmittedWork.GENERATING))
     return ShortSearch(short, choice, whole)
 
 
-__all__ = ["ShortSearch", "match_short_form", "search_short_form", "wants_short_form"]
+__all__ = ["ShortForm", "ShortSearch", "match_short_form", "search_short_form", "wanted_short_form"]

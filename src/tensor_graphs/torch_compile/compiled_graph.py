@@ -15,6 +15,7 @@ from . import judge
 from .create_graph import on_create_graph
 from .decompositions import decompositions
 from .eager_form import eager_form
+from .effects import effects
 from .exact import bitwise_difference
 from .options import CompileOptions
 from .recurrent_operators import keep_layers_whole
@@ -40,13 +41,17 @@ class CompiledGraph:
     """One Dynamo graph: its eager module, and the graph that AOTAutograd traced, in which some parts are programs."""
 
     def __init__(self, module: Any, options: CompileOptions) -> None:
+        from torch.autograd import forward_ad
+
         self.module, self.options = eager_form(module), options
+        self._modes = forward_ad  # has the level of forward-mode differentiation
         self.report = GraphReport(f"graph{next(_numbers)}", _names(module))
         self.traced: list[TracedGraph] = []
         self._compiled: Callable[..., Any] | None = None
         self._arity = 0  # number of the Dynamo graph's inputs
         self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
+        self._held: list[Any] = []  # tensors of the graph module that the graph writes
         self._parameters: set[str] = set()  # names of placeholders: parameters, and buffers that are not written
         self._slower = ""  # why programs do not win although their median is smaller
         self._said: set[str] = set()
@@ -93,14 +98,21 @@ class CompiledGraph:
         facts = context.fw_metadata if context is not None else None
         names = [node.name for node in module.graph.find_nodes(op="placeholder")]
         count, frozen = len(names), list[int]()
+        if once := effects(module):
+            self._give_up(f"trial calls would repeat {once}, which other processes or the outside see")
+            return lambda *args: module(*args)
         if facts is not None and kind == "forward":
             facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
             written = {i for i, x in enumerate(facts.input_info) if x.mutates_data or x.mutates_metadata}
             if len(facts.input_info) == count:
                 self._parameters |= {names[i] for i in facts.static_input_indices if i not in written}
-                if count == self._arity:  # fewer: arguments that share memory were merged, and have other positions
-                    self._written = written
+                held = _held_tensors(self.module)
+                if count == self._arity + len(held):  # AOTAutograd's inputs are the held tensors, then the arguments
+                    self._written = {i - len(held) for i in written if i >= len(held)}
+                    self._held = [x for i, x in enumerate(held) if i in written]
+                else:  # arguments that share memory were merged, and have other positions
+                    self._held = held
                 if kind == "inference":
                     frozen = [i for i in facts.static_input_indices if i not in written]
         try:
@@ -121,8 +133,8 @@ class CompiledGraph:
     # ------------------------------------------------------------ calls
     def __call__(self, *args: Any) -> Any:
         """The graph's results: of programs if they are in use for these arguments, else of the eager graph."""
-        if self.report.runs == EAGER or self._compiled is None:
-            return self.module(*args)
+        if self.report.runs == EAGER or self._compiled is None or self._modes._current_level >= 0:
+            return self.module(*args)  # also in forward-mode differentiation: programs would drop tangents
         if self.report.runs == SEARCHING and self._searching():
             return self._eager(args)
         try:
@@ -211,9 +223,10 @@ class CompiledGraph:
         written = range(len(args)) if self._written is None else self._written
         devices = [x.device for x in args if isinstance(x, torch.Tensor) and is_gpu(x.device)]
         first.trial, why = True, ""
+        step: judge.TrialStep | None = None
         try:
             with torch.random.fork_rng(devices=list({d.index for d in devices})):
-                step = judge.TrialStep(args, list(written), gradients)
+                step = judge.TrialStep(args, list(written), gradients, self._held)
                 before = len(self.traced)
                 step.run(compiled)
                 step.reset()
@@ -224,7 +237,9 @@ class CompiledGraph:
                 won, eager_us, program_us, self._slower = judge.faster(eager, program, bool(devices), step.reset)
                 if won and self.options.tolerance == "exact":
                     frozen = {id(x) for v in ready for x in v.frozen.tensors}
-                    if off := bitwise_difference(compiled, self.module, args, list(written), gradients, frozen):
+                    if off := bitwise_difference(
+                        compiled, self.module, args, list(written), gradients, frozen, self._held
+                    ):
                         won, why = False, f"programs have other bits than eager calls: {off}"
         except NoProgram:
             return
@@ -233,6 +248,8 @@ class CompiledGraph:
             self._warn(f"a trial call of the programs failed: {type(error).__name__}: {str(error)[:200]}")
         finally:
             first.trial = False
+            if step is not None:
+                step.reset()
         used = [v for v in ready if v.tried] or ready
         for variant in used:
             if not variant.active():
@@ -271,6 +288,14 @@ class CompiledGraph:
             self._said.add(message)
             self.report.warnings.append(message)
             warned(f"{self.report.name}: {message}")
+
+
+def _held_tensors(module: Any) -> list[Any]:
+    """Parameters, then buffers of a graph module, which it has beside its arguments, in AOTAutograd's order."""
+    return [
+        *(x for _, x in module.named_parameters(remove_duplicate=False)),
+        *(x for _, x in module.named_buffers(remove_duplicate=False)),
+    ]
 
 
 def _names(module: Any) -> list[str]:

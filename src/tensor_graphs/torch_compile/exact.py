@@ -23,14 +23,14 @@ SHARE, MOST_S = 0.125, 2.0
 
 def bitwise_difference(
     compiled: Callable[..., Any], eager: Callable[..., Any], args: Sequence[Any], written: Sequence[int],
-    gradients: bool, kept: Collection[int],
+    gradients: bool, kept: Collection[int], held: Sequence[Any] = (),
 ) -> str:  # fmt: skip
     """The first difference in bits between the compiled and the eager graph, as text; "" for none.
 
     Compares results, written arguments and gradients, on `args`, and with random and special numbers in place of their
     floats, but not in place of the tensors whose ids are in `kept`. `written`: positions of the arguments that the
-    graph writes. `gradients`: whether the backward pass runs. Draws from the default random generators, which the
-    caller restores.
+    graph writes; `held`: tensors of the graph module that it writes. `gradients`: whether the backward pass runs. Draws
+    from the default random generators, which the caller restores.
     """
     import torch
 
@@ -40,9 +40,12 @@ def bitwise_difference(
             break
         found = []
         for form in (compiled, eager):
-            step = TrialStep(given, written, gradients)
+            step = TrialStep(given, written, gradients, held)
             torch.manual_seed(number)
-            found.append([*step.values(form), *(step.args[i] for i in written)])
+            try:
+                found.append([*step.values(form), *(step.args[i] for i in written), *(x.clone() for x in held)])
+            finally:
+                step.reset_held()
         for k, (x, y) in enumerate(zip(*found, strict=True)):
             if isinstance(y, torch.Tensor) and (text := unequal_bits(x, y)):
                 return f"result {k} {text}"

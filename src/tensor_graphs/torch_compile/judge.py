@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from ..pipeline.execution.timing import (
     FEW,
+    QUEUED,
     Run,
+    call_clock_of,
     is_surely_faster,
+    repeated,
     sampled,
-    wall_us,
     why_not_faster,
     why_pairs_lost,
     wins_pairs,
@@ -22,7 +24,6 @@ from ..pipeline.execution.timing import (
 MOST_S, SETTLED_S = 1.0, 0.1
 #: Relative margin by which the compiled graph must be faster.
 NOISE = 0.02
-QUEUED = 16  # calls in a row on a GPU without waiting for their results
 
 
 def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[float]]:
@@ -33,20 +34,14 @@ def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[flo
     """
     until = time.perf_counter() + 2 * MOST_S
     ended: Callable[[], bool] = lambda: time.perf_counter() > until
-    return sampled(calls, seconds=MOST_S, settled=SETTLED_S, clock=_clock(on_gpu), ended=ended, first=first)
-
-
-def _clock(on_gpu: bool) -> Callable[[Run], float]:
-    """Function that returns the wall-clock µs of a call, on a GPU until the device is idle."""
-    if not on_gpu:
-        return wall_us
-    import torch
-
-    def synchronized(call: Run) -> float:
-        torch.cuda.synchronize()
-        return wall_us(lambda: (call(), torch.cuda.synchronize()))
-
-    return synchronized
+    return sampled(
+        calls,
+        seconds=MOST_S,
+        settled=SETTLED_S,
+        clock=call_clock_of("cuda" if on_gpu else "cpu"),
+        ended=ended,
+        first=first,
+    )
 
 
 class Judgement(NamedTuple):
@@ -74,7 +69,7 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
     if len(eager_us) >= FEW and not wins_pairs(program_us, eager_us, NOISE):
         return Judgement(False, *times, why_pairs_lost(program_us, eager_us, NOISE))
     if on_gpu:
-        taken = timed({"eager": _repeated(eager), "program": _repeated(compiled)}, on_gpu, first)
+        taken = timed({"eager": repeated(eager, QUEUED), "program": repeated(compiled, QUEUED)}, on_gpu, first)
         queued = median(taken["eager"]) / QUEUED, median(taken["program"]) / QUEUED
         if queued[1] > queued[0]:
             single = f"singly, {times[1]:.1f} µs and {times[0]:.1f} µs"
@@ -84,27 +79,22 @@ def faster(eager: Run, compiled: Run, on_gpu: bool, first: Run) -> Judgement:
     return Judgement(True, *times)
 
 
-def _repeated(call: Run) -> Run:
-    def calls() -> None:
-        for _ in range(QUEUED):
-            call()
-
-    return calls
-
-
 class TrialStep:
     """Repeatable call of a graph with a real call's arguments: forward, and backward if results need gradients.
 
-    Tensors that the graph writes, and those that share memory with them, are copied; `reset` restores the copies.
+    Arguments that the graph writes, and those that share memory with them, are copied; `reset` restores the copies.
     Gradients go to detached leaves, so neither `.grad` nor hooks of the caller's tensors are touched. `written`:
-    positions of the arguments that the graph writes. `gradients`: whether the backward pass runs.
+    positions of the arguments that the graph writes. `gradients`: whether the backward pass runs. `held`: tensors of
+    the graph module that the graph writes (the parameters in the step of an optimizer); calls write them where they
+    are, and `reset`, which has to follow the last call, restores them.
     """
 
-    def __init__(self, args: Sequence[Any], written: Sequence[int], gradients: bool) -> None:
+    def __init__(self, args: Sequence[Any], written: Sequence[int], gradients: bool, held: Sequence[Any] = ()) -> None:
         import torch
 
-        self.args = list(args)
-        self._copies: list[tuple[Any, Any]] = []  # (what calls write, its first content): tensors or storages
+        self.args, self.held = list(args), held
+        # (what calls write, its first content): tensors or storages
+        self._copies: list[tuple[Any, Any]] = [(x, x.detach().clone()) for x in held]
         tensors = {i: x for i, x in enumerate(args) if isinstance(x, torch.Tensor)}
         shared = _aliases(tensors, written)
         for i, x in tensors.items():
@@ -141,8 +131,19 @@ class TrialStep:
 
     def reset(self) -> None:
         """Restore the tensors that the graph writes."""
-        for copy, kept in self._copies:
-            copy.copy_(kept)
+        import torch
+
+        with torch.no_grad():
+            for copy, kept in self._copies:
+                copy.copy_(kept)
+
+    def reset_held(self) -> None:
+        """Restore the graph module's tensors only, not the copies of arguments."""
+        import torch
+
+        with torch.no_grad():
+            for tensor, kept in self._copies[: len(self.held)]:
+                tensor.copy_(kept)
 
     def run(self, function: Callable[..., Any]) -> Any:
         """Call a graph, forward and backward; returns the results of the forward pass."""

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..models.torch_export.traced import unsupported
+from .random_operators import draw_first
 from .report import IslandReport, PartReport, TracedReport
 
 
@@ -49,6 +50,7 @@ def split(
 
     copied = _copy(module)
     _fill_seeds(copied)
+    draw_first(copied)
     views = _views_of_results(copied.graph, seen)
     reasons = {
         **_misplaced(copied),

@@ -157,10 +157,17 @@ class WholeCalls:
         self._last: tuple[Any, ...] | None = None
         self._settled = False  # whether all signatures that were met go to the caller's own callable
         self.unseen, self.direct = 0, own  # number of next calls whose signature is not looked at, and where they go
+        self._hooked = False  # whether the compiled module has hooks of its own, which calls of `own` would leave out
         self._repeated: tuple[Any, int] = None, 0  # the last signature that `_signature` made, and how often in a row
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None, "unseen": 0, "direct": self.own}
+
+    def keep_compiled(self) -> None:
+        """From now on, make all calls by the compiled callable: it has got hooks."""
+        self._hooked, self._settled, self._last, self._stepping, self.unseen = True, False, None, None, 0
+        self._chosen.clear()
+        self._trials.clear()
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Results of a call by the chosen callable: the compiled one, or the caller's own."""
@@ -211,6 +218,8 @@ class WholeCalls:
 
     def _undecided(self, key: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         trial = self._trials.get(key)
+        if self._hooked:
+            return self.compiled(*args, **named)
         if trial is None:
             found = self.compiled(*args, **named)
             self._begin(key)
@@ -286,6 +295,23 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
             calls.unseen -= 1
             return calls.direct(*args)
         return calls(*args, **named)
+
+
+def _registration(name: str) -> Callable[..., Any]:
+    """`torch.nn.Module`'s method `name`, which registers a hook, for a compiled module, to which calls go from then
+    on."""
+    registered = getattr(torch.nn.Module, name)
+
+    @functools.wraps(registered)
+    def method(self: CompiledModule, *args: Any, **named: Any) -> Any:
+        self._calls.keep_compiled()
+        return registered(self, *args, **named)
+
+    return method
+
+
+for _name in ("forward_pre_hook", "forward_hook", "full_backward_pre_hook", "full_backward_hook", "backward_hook"):
+    setattr(CompiledModule, f"register_{_name}", _registration(f"register_{_name}"))
 
 
 def compiled(model: Any, **given: Any) -> Any:

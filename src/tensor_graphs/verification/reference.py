@@ -109,11 +109,17 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = T
     and its reference), each of `flops` operations, in which every value is written once and read once. `derived`:
     whether quantized weights are copied, too; if not, they are on the GPU already.
     """
-    nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
     known = rates.GPU if on_gpu else rates.HOST
     weights = weight_bytes(graph, derived) if on_gpu else sum(leaf.type.nbytes for leaf in graph.leaves("param"))
-    read = weights / known.weight_bytes_per_s
-    return read + 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
+    return weights / known.weight_bytes_per_s + expected_run_seconds(graph, flops, on_gpu)
+
+
+def expected_run_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
+    """Estimate of the seconds that verifying `graph` on a further input takes: `expected_seconds` without the
+    weights."""
+    nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
+    known = rates.GPU if on_gpu else rates.HOST
+    return 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
 
 
 def call_seconds(graph: Graph) -> float:

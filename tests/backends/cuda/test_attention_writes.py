@@ -305,6 +305,6 @@ def test_a_cache_that_is_read_counts_and_is_cold() -> None:
     (_, ours), (_, least) = (call_work(one, call_of(one, "bfloat16")) for one in (template, alone))
     assert 0 < ours - least < 8 * 256 * 2
     bench = Bench(device_of("cpu"), template.pattern, call)
-    first, second = bench.sets[0], bench._set(bench.sets[0].operands)
+    first, (second,) = bench.sets[0], bench._copied(1)
     assert bench.nbytes > 2 * 2 * 768 * 256
     assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first.outputs, second.outputs))

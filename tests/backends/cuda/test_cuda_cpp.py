@@ -226,6 +226,24 @@ def test_double_precision(tmp_path: Path) -> None:
     check(template, call, *_compiled_alone(template, call, tmp_path), "float64")
 
 
+def test_sines_and_cosines_of_all_sizes(tmp_path: Path) -> None:
+    """To two units in the last place, also next to multiples of pi / 2 and far from zero, where other code reduces."""
+    turns = np.arange(-3000, 3000) * (np.pi / 2)
+    far = np.random.default_rng(0).standard_normal(2000) * np.repeat([1.0, 1e3, 1e5, 1e9, 1e30], 400)
+    given = np.concatenate([turns, far, [0.0, 105614.9, 105615.0, 1e-40, np.inf, -np.inf, np.nan, 3.4e38]]).astype("f4")
+    template = generated([t.sin(x("a", len(given))), t.cos(x("a", len(given)))])
+    operand = Operand(Type(given.shape, "float32"), (1,))
+    launch, kernel = _compiled_alone(template, Call({"a": operand}, operand, {}, more=(operand,)), tmp_path)
+    found = np.zeros((2, len(given)), "f4")
+    places = {"a": given, "out": found[0], "out1": found[1]}
+    kernel([places[n].ctypes.data for n in launch.args], launch.grid, launch.block)
+    with np.errstate(invalid="ignore"):
+        for y, exact in zip(found, (np.sin(given.astype("f8")), np.cos(given.astype("f8")))):
+            fine = np.isfinite(exact)
+            assert (np.isnan(y) == ~fine).all()
+            assert (np.abs(y - exact)[fine] <= 2 * np.spacing(np.abs(exact[fine]).astype("f4"))).all()
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int32"])
 def test_whole_numbers_wrap_before_they_are_widened(dtype: str, tmp_path: Path) -> None:
     """C++ adds narrow integers as `int`."""

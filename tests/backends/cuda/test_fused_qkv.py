@@ -404,7 +404,7 @@ def right(program: Program, graph: Graph, given: dict[str, np.ndarray], places: 
         assert all(relative_error(program.get_state(n), v) < 1e-5 for n, v in held.items())
 
 
-@pytest.mark.parametrize("kind", [{"kv": 1}, {"kv": H, "biases": True}, {"norms": True}], ids=["one head of keys", "as many, biases", "norms"])  # fmt: skip
+@pytest.mark.parametrize("kind", [{"kv": 1, "norms": True}, {"kv": H, "biases": True}], ids=["one head of keys, norms", "as many, biases"])  # fmt: skip
 def test_steps_of_decoding_have_two_kernels(kind: dict[str, Any]) -> None:
     """Whatever the heads, with biases and with norms; what a product stored may become the same three values as
     well."""

@@ -71,6 +71,7 @@ class Calls:
         self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
         self.recording_s = 0.0
         self.stream = -1
+        self.followed: set[int] = set()  # streams whose calls use the memory of this object
         #: Stream of the last call; at first the one on which the program's weights were made.
         self.stream_object: Any = torch.cuda.current_stream(self.index) if self.gpu else None
         self.lock = Lock()
@@ -96,7 +97,7 @@ class Calls:
             if not self.wanted:
                 return self.first(read, stream)
             found = self.plain(read)
-            self.record(read, stream)
+            self.record_with_room(read, stream)
             return found
 
     # ------------------------------------------------------------ arguments
@@ -129,11 +130,16 @@ class Calls:
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
-        """Make a stream wait for the last call if that ran on another stream, because calls share memory."""
+        """Make a stream wait for the last call if that ran on another stream, because calls share memory. That memory
+        is not used anew before the stream's calls end, even if the program is released before."""
         current = torch.cuda.current_stream()
         if self.stream_object is not None:
             current.wait_stream(self.stream_object)
         self.stream, self.stream_object = stream, current
+        if stream not in self.followed:
+            self.followed.add(stream)
+            for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
+                x.record_stream(current)
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
@@ -234,7 +240,7 @@ class Calls:
         found = self.plain(given)
         self.steady = frozenset() if self.moved else self.steady - frozenset(moved)
         self.moved = True
-        self.record(given, stream)
+        self.record_with_room(given, stream)
         return found
 
     def results(self, tensors: Sequence[Any], fixed: Any) -> Any:
@@ -253,6 +259,16 @@ class Calls:
         return tuple(found)
 
     # ------------------------------------------------------------ recording
+    def record_with_room(self, given: Sequence[Any], stream: int) -> None:
+        """Record the launches (`record`), for which inputs and results need memory once more. If memory runs out, later
+        calls launch kernel by kernel."""
+        try:
+            self.record(given, stream)
+        except torch.cuda.OutOfMemoryError as error:
+            self.wanted, self.ready, self.flat_ready, self.settled = False, False, False, True
+            self.places, self.pinned, self.recorded, self.executable = {}, {}, None, None
+            warnings.warn(f"calls of this program launch kernel by kernel: {error}", RuntimeWarning, stacklevel=4)
+
     def record(self, given: Sequence[Any], stream: int) -> None:
         """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
         pinned = self.steady & self.library
@@ -269,6 +285,7 @@ class Calls:
         if not direct:
             warnings.warn(f"calls of this program copy inputs and results: {why}", RuntimeWarning, stacklevel=4)
         self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
+        self.followed = {stream}
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
@@ -317,12 +334,15 @@ class Calls:
         """The results of `launch`, run while a CUDA graph is captured.
 
         `torch.cuda.graph` waits for the device and empties the allocator's cache, so that later calls allocate anew;
-        not so with `quick`.
+        not so with `quick`. Its own stream would be on the device that it captured on first in this process.
         """
+        streams = vars(torch.cuda).setdefault("_programs_streams", {})
+        stream = streams.setdefault(self.index, None) or torch.cuda.Stream(self.index)
+        streams[self.index] = stream
         if not quick:
-            with torch.cuda.graph(recorded, capture_error_mode="thread_local"):
+            with torch.cuda.graph(recorded, stream=stream, capture_error_mode="thread_local"):
                 return self.launched(places)
-        with torch.cuda.stream(torch.cuda.Stream(self.index)):
+        with torch.cuda.stream(stream):
             recorded.capture_begin(capture_error_mode="thread_local")
             try:
                 return self.launched(places)
@@ -361,9 +381,21 @@ class Calls:
         States are restored afterwards."""
         saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
+        try:
+            self.time_ways(times, given, stream)
+        finally:
+            for name, x in self.states.items():
+                x.copy_(saved[name])
+        best = min(times.values())
+        self.times = times
+        return next(way for way in ways if times[way] <= 1.03 * best)
+
+    def time_ways(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
+        """Time whole calls in each way of launching that `times` names, and set its seconds there. The calls change the
+        states."""
         count = 1
         for turn in range(4):
-            for way in ways:
+            for way in times:
                 if way != "flat":  # which has written addresses of what libraries returned in its calls
                     self.kernels.restore()
                     self.last = []
@@ -377,11 +409,6 @@ class Calls:
                 times[way] = min(times[way], took) if turn else float("inf")
             if not turn:
                 count = max(1, min(20, int(1e-3 / took)))
-        for name, x in self.states.items():
-            x.copy_(saved[name])
-        best = min(times.values())
-        self.times = times
-        return next(way for way in ways if times[way] <= 1.03 * best)
 
 
 class DirectLaunch:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program.helpers import any_size_binaries, any_size_gpu_helpers, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import (
+    any_size_binaries,
+    any_size_gpu_helpers,
+    gpu_calls,
+    gpu_launches,
+)
 from tensor_graphs.backends.program.launch import binaries
+from tensor_graphs.backends.program.manifest import Manifest
+from tensor_graphs.backends.program.program import Program
+from tensor_graphs.backends.program.saved_program import load_program
+from tensor_graphs.egraph.types.dims import dim
 
 from .. import driver_host
+from ..driver_host import Described
 from ..driver_host import SizedKernel as Sized
 from .test_direct_launches import pytestmark  # noqa: F401
 
@@ -40,7 +53,7 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             return driver_host.as_on_gpu(calls)
 
         found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)
-        found.gpu, found.made_at, found.state, found.own = True, sizes, driver, own
+        found.gpu, found.index, found.made_at, found.state, found.own = True, -1, sizes, driver, own
         return found
 
     return made
@@ -159,6 +172,36 @@ def test_tensor_maps_and_results_of_libraries_at_new_sizes(program: Any) -> None
     assert run.own["doubled"].calls == before
 
 
+@pytest.mark.parametrize("swizzle", [3, 2])
+def test_launches_with_tensor_descriptors_at_new_sizes(
+    program: Any, driver: Any, monkeypatch: Any, swizzle: int
+) -> None:
+    """As recorded ones, with tensor maps of their sizes; not if the maps of recorded ones cannot be made again."""
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
+    function, variants = Described(driver.library, swizzle), any_size_binaries.Variants()
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        own = gpu_launches.Launches.of(kernels["add"].launches, function)
+        kernels["add"].launches.variants = variants
+
+        def launch(x: Any, out: Any) -> Any:
+            own[(1,)](memory, SimpleNamespace(base=x, shape=[n // 4, 4], strides=[4, 1]), n, num_warps=4)
+            own[(1,)](out, SimpleNamespace(base=memory, shape=[n // 4, 4], strides=[4, 1]), n, num_warps=4)
+            return (out,)
+
+        return launch
+
+    run = program(body, "flat")
+    run.warm([((8,),), ((16,),)], {})
+    before = function.compiled
+    for n in (12, 12, 400, 12, 12, 20, 20, 20):
+        x = torch.randn(n)
+        torch.testing.assert_close(run(x)[0], 4 * x)
+    known = swizzle == 3
+    assert (function.compiled == before) == known and len(run.known.templates) == 2 * known
+    assert all(calls.ready and calls.complete for calls in run.kept.values() if calls.seen > 1)
+
+
 def test_the_same_tensor_given_twice_is_two_tensors_later(program: Any) -> None:
     """Which tensor a launch reads is known from the recorded call, not from the addresses of the first call at a
     size."""
@@ -260,6 +303,32 @@ def test_saved_kernels_of_every_size_are_launched_without_their_compiler(
         launched[(1,)](torch.randn(9)[1:], y, out, 5, num_warps=4)
 
 
+def test_saved_kernels_of_every_size_get_tensor_maps_of_their_descriptors(
+    driver: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+
+    def noted(**map_facts: Any) -> Any:
+        variants, x, compiled = any_size_binaries.Variants(), torch.zeros(4, 4), Described(driver.library).made
+        compiled.metadata.tensordesc_meta[0].update(map_facts)
+        variants.note("described", (x, SimpleNamespace(base=x, shape=[4, 4], strides=[4, 1]), 16), compiled, False)
+        return binaries.collected(SimpleNamespace(kept={}, variants=variants), "GPU sm_90")
+
+    class Stored(any_size_binaries.Variants):
+        pass
+
+    binaries.read_binaries(tmp_path, binaries.write_binaries(tmp_path, noted())).install({"Variants": Stored})
+    launched = gpu_launches.Launches(Stored()).of(binaries.AbsentCompiler()(SimpleNamespace(__name__="described")))
+    descriptor = binaries.AbsentCompiler().TensorDescriptor  # what is left of Triton's class
+    for rows in (3, 7):
+        x, out = torch.randn(rows, 4), torch.empty(rows, 4)
+        launched[(1,)](out, descriptor(x, [rows, 4], [4, 1], [2, 4]), 4 * rows, num_warps=4)
+        torch.testing.assert_close(out, 2 * x)
+    assert noted(elem_type=10).variants["described+"]["maps"] == [[3, 4, 9, [2, 4]]]  # the driver's number of bfloat16
+    assert noted(fp4_padded=True) is None  # cannot be stored: compiled again
+
+
 def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The function has no attributes of a compiled one; whether its launches are early is a bool all the same."""
     launches = gpu_launches.Launches(any_size_binaries.Variants())
@@ -272,3 +341,56 @@ def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch)
     for options in ({}, {"launch_pdl": True}):
         launches.of(binaries.AbsentCompiler())[(1,)](torch.randn(8), num_warps=4, **options)
     assert kept == [False, True] and all(type(early) is bool for early in kept)
+
+
+def test_calls_from_another_current_device_are_made_on_the_programs(
+    run: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the caller captures a graph on the other device, too."""
+    device = [0]
+
+    @contextmanager
+    def entered(index: int) -> Iterator[None]:
+        device.append(index)
+        yield
+        device.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", entered)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: device[-1])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: device[-1] == 0)
+    for n in (5, 17, 5, 5):
+        right(run, n)
+    assert not run.held and {*run.kept} == {((5,),), ((17,),)}
+
+
+def test_a_workspace_outlives_the_program_on_every_stream_that_uses_it(run: Any, driver: Any) -> None:
+    for stream, n in ((7, 5), (8, 5), (8, 6), (7, 5), (8, 5000), (8, 5000), (7, 9)):
+        driver.stream = stream
+        right(run, n)
+    old, new = dict.fromkeys(where for where, _ in driver.kept)
+    assert driver.kept == [(old, 7), (old, 8), (new, 8), (new, 7)]
+
+
+BOUND = """
+class Run:
+    def __init__(self, way):
+        self.way, self.break_even = way or "graph", 32 if way else 200
+
+def bind(weights, states=None, device="cuda", way=""):
+    return Run(way)
+"""
+
+
+def test_the_number_of_calls_after_which_recording_pays_is_saved(tmp_path: Path) -> None:
+    shape = (dim("T", max=64),)
+    manifest = Manifest("sized", (("x", shape, "float32"),), (("y", shape, "float32"),), None, (), (), 0, 0, 1, 0.0, 0.0,
+                        device="cuda", sizes={"T": (1, 64, 8)})  # fmt: skip
+    Program.from_saved(manifest, BOUND, {}, None, "cpu").bind().save(tmp_path / "saved")
+    for _ in range(2):  # a loaded program is saved as it was
+        loaded = load_program(tmp_path / "saved", device="cpu").bind()
+        assert vars(loaded._run) == {"way": "graph", "break_even": 200}
+        loaded.save(tmp_path / "saved")
+    record = json.loads((tmp_path / "saved" / "manifest.json").read_text())
+    assert record.pop("break_even") == 200
+    (tmp_path / "saved" / "manifest.json").write_text(json.dumps(record))  # as earlier versions wrote it
+    assert load_program(tmp_path / "saved", device="cpu").bind()._run.break_even == 32

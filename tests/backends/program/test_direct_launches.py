@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,52 @@ def test_stored_launches_need_no_kernels(
     (tmp_path / binaries.FOLDER / "0.cubin").write_bytes(b"other")
     with pytest.warns(RuntimeWarning, match=r"compiled again: 0.cubin is not the file that was saved"):
         assert binaries.read_binaries(tmp_path, checksums) is None
+
+
+def test_each_gpu_captures_on_a_stream_of_its_own(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own stream for captures stays on the device of the first capture in the process."""
+    for device in (0, 1, 1):
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda there=device: there)
+        run = calls(driver)
+        run.index = device
+        x, y = inputs(1)[0]
+        torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert [stream.device for stream in driver.captured_on] == [0, 1, 1]
+    assert driver.captured_on[1] is driver.captured_on[2]
+
+
+@pytest.mark.parametrize("at", ["memory", "time_ways"])
+def test_calls_work_where_memory_for_recording_runs_out(driver: Any, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """Recording needs memory for inputs and results once more, timing for results."""
+    states = {"n": torch.zeros(1)}
+    run, attempts = calls(driver, states=states), []
+
+    def exhausted(*given: Any) -> None:
+        attempts.append(given)
+        states["n"].add_(10)
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    if at == "memory":
+        states["n"].sub_(10)
+        monkeypatch.setattr(run, "maker", exhausted)
+    else:
+        monkeypatch.setattr(run, "time_ways", exhausted)
+    for count, (x, y) in enumerate(inputs(4)):
+        with nullcontext() if count else pytest.warns(RuntimeWarning, match="kernel by kernel: CUDA out of memory"):
+            torch.testing.assert_close(run(x, y)[0], wanted(x, y))
+    assert len(attempts) == 1 and not run.ready and not run.places and run.recorded is run.executable is None
+    assert states["n"].item() == 4 + (at == "time_ways")  # the emulated capture runs operations of Torch
+
+
+def test_memory_of_a_call_on_another_stream_outlives_the_program(driver: Any) -> None:
+    run = calls(driver, "graph", with_library=True, states={"n": torch.zeros(1)})
+    run.memory = torch.zeros(4)
+    fixed = [run.memory.data_ptr(), run.states["n"].data_ptr()]
+    for stream in (7, 8, 8, 7, 8):
+        driver.stream = stream
+        run(*inputs(1)[0])
+    places = [x.data_ptr() for x in run.places.values()]
+    assert places and driver.kept == [*((x, 7) for x in fixed), *((x, 8) for x in (*fixed, *places))]
 
 
 def test_a_source_runs_without_its_compilers() -> None:

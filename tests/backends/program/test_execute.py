@@ -61,3 +61,35 @@ def test_lines_are_shown_where_something_fails() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         space["fails"]()
     assert "return 1 // 0" in "".join(traceback.format_exception(caught.value))
+
+
+LONG = (
+    "class Long:\n    def value(self):\n"
+    + "".join(f"        x{n} = {n}\n" for n in range(200))
+    + "        return x199\n"
+)
+
+
+def test_programs_share_the_code_of_large_classes() -> None:
+    spaces: list[dict[str, Any]] = [{}, {}]
+    for number, space in enumerate(spaces):
+        execute(f"first = {number}\n\n\n{LONG}\n\ndef fails():\n    return first / 0\n", f"<program {number}>", space)
+    one, two = (space["Long"] for space in spaces)
+    assert one is not two and one.value.__code__ is two.value.__code__ and two().value() == 199
+    with pytest.raises(ZeroDivisionError) as caught:
+        spaces[1]["fails"]()
+    frame = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert (frame.filename, frame.line, frame.lineno) == ("<program 1>", "return first / 0", LONG.count("\n") + 7)
+
+
+@pytest.mark.parametrize("text", [f"x = '''\n{LONG}'''\n", f"x = '''a\n{LONG}\n\nb'''\n{LONG}"])
+def test_a_class_within_a_string_is_text(text: str) -> None:
+    space: dict[str, Any] = {}
+    execute(text, "<a string>", space)
+    assert LONG in space["x"]
+
+
+def test_errors_of_a_text_name_its_line() -> None:
+    with pytest.raises(SyntaxError) as caught:
+        execute(f"{LONG}\n\nx = = 1\n", "<wrong>", {})
+    assert caught.value.filename == "<wrong>" and caught.value.lineno == LONG.count("\n") + 3

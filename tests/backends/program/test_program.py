@@ -17,9 +17,10 @@ import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.program import program as program_module
 from tensor_graphs.backends.program import weights as program_weights
+from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
-from tensor_graphs.backends.program.weights import EvaluatedWeights, SharedWeights
+from tensor_graphs.backends.program.weights import EvaluatedWeights, SharedWeights, StoredWeights
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.runtime.heap import trim
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -597,3 +598,29 @@ def test_the_source_of_a_saved_program_needs_numpy_alone(name: str, tmp_path: Pa
     np.savez(folder / "values.npz", x=values, want=program(values), **kept)
     done = subprocess.run([sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr
+
+
+def test_a_gpu_reads_stored_weights_from_the_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an array in between, and as carefully."""
+    torch, save = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch").save_file
+    whole = {"a": torch.randn(3, 5).bfloat16(), "b": torch.arange(4)}
+    save(whole, tmp_path / "weights.safetensors")
+    specs = [("a", (3, 5), "bfloat16"), ("b", (4,), "int64"), ("c", (1,), "int64"), ("b", (5,), "int64")]
+    manifest = Manifest("stored", (), (), None, tuple(specs[:2]), (), 0, 0, 1, 0.0, 0.0, device="cuda")
+    program = Program.from_saved(manifest, "", StoredWeights(tmp_path / "weights.safetensors", specs[:3]), None, "cuda")
+    monkeypatch.setattr(Program, "check_room", lambda self: None)
+    monkeypatch.setattr(program, "source", "def bind(weights, states=None, device='cpu'): return {**weights}.get")
+    with pytest.raises(BadWeightsError, match="'c' cannot be read"):
+        program.bind()
+    program._weights = stored = StoredWeights(tmp_path / "weights.safetensors", specs[:2])
+    run = program.bind()._run
+    assert run is not None and all(torch.equal(run(name), x) for name, x in whole.items())
+    mapped = stored.mapped()
+    with pytest.raises(BadWeightsError, match="does not list"):
+        mapped["c"]
+    with pytest.raises(BadWeightsError, match=r"'b' is int64\[4\], not int64\[5\]"):
+        StoredWeights(tmp_path / "weights.safetensors", specs[3:]).mapped()["b"]
+    save(whole, tmp_path / "other")
+    (tmp_path / "other").replace(tmp_path / "weights.safetensors")
+    with pytest.raises(BadWeightsError, match="were replaced"):
+        mapped["a"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tensor_graphs.backends.program.buckets import Bucket, Buckets
+from tensor_graphs.backends.program.helpers import any_size_binaries
 from tensor_graphs.backends.program.launch import direct_calls, size_calls, size_trace
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
@@ -85,6 +86,26 @@ def launch(x, out, *, add=kernels.of(add), doubled=kernels.of(doubled)):
 spec = ((T, 2), torch.float32)
 return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[], strict=False)
 """
+#: The same by a Triton function that takes tensor descriptors.
+TILED = """
+T = x_shape[0]
+check_sizes((x_shape, ), ((T, 2),), ())
+spaces = workspace.take(16*T + 256)
+v0 = spaces[torch.float32].as_strided((T, 2), (2, 1), 64)
+kernels = Launches(variants)
+
+def launch(x, out, *, add=kernels.of(add), tiled=kernels.of(tiled)):
+    tiled[(1,)](v0, described(x, (T, 2), (2, 4)), 2*T, num_warps=4)
+    if T >= 65:
+        tiled[((T + 7) // 8,)](out, described(v0, (2*T, 1), (2, 4), 0, (1, 1)), 2*T, num_warps=4)
+    else:
+        add(v0, v0, out, sizes=(2*T,), grid=1)
+    add(x, out, out, sizes=(2*T,), grid=1)
+    return out,
+
+spec = ((T, 2), torch.float32)
+return Calls(launch, kernels, [spec], [(*spec, None)], device, True, reuse=False, library=[], strict=False)
+"""
 
 
 @pytest.fixture
@@ -93,8 +114,11 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     if direct_calls.c_function("sized_launches") is None:
         pytest.skip("Python's headers or a C compiler are missing")
     monkeypatch.setattr(Program, "_tries", 1)
+    monkeypatch.setattr(any_size_binaries, "torch", torch, raising=False)
 
     def made(text: str, warm: Any = ((2,), (70,)), **names: Any) -> Program:
+        names["described"], names["tiled"] = driver_host.described, driver_host.Described(driver.library)
+        names["variants"] = any_size_binaries.Variants()
         run = driver_host.sized_program(driver.library, text, **names)
         run.warm([((n, 2),) for (n,) in warm], {})
         met: list[int] = []
@@ -115,7 +139,7 @@ def right(program: Any, n: int, factor: float = 5.0) -> None:
     torch.testing.assert_close(program(x), factor * x)
 
 
-@pytest.mark.parametrize("text", [FIVEFOLD, MIXED, MAPPED])
+@pytest.mark.parametrize("text", [FIVEFOLD, MIXED, MAPPED, TILED])
 def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
     made = program(text, warm=((2,), (3000,)))
     kept = []

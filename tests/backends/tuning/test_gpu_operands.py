@@ -12,6 +12,7 @@ import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate.kernel_text import KernelText
 from tensor_graphs.backends.generate.template import template_of
+from tensor_graphs.backends.tuning import gpu_operands
 from tensor_graphs.backends.tuning.gpu_bench import Bench, LoadedKernel
 from tensor_graphs.backends.tuning.gpu_device import device_of
 from tensor_graphs.egraph.ir.graph import topological
@@ -67,13 +68,46 @@ def test_operands_are_prepared_once_for_all_calls_of_a_trial() -> None:
     assert not tried.prepared
 
 
-def test_only_the_device_needs_the_gpu_lock() -> None:
-    """A kernel is opened under the lock once, and its terms are read before."""
-    held = list[bool]()
+def stand_in(bench: Bench) -> LoadedKernel:
+    """A kernel that writes the reference's values."""
+    run = lambda *arguments: arguments[-2].copy_(bench.want[0])
+    return LoadedKernel(KernelText("", tuple(bench.call.operands), (), False, 0, True), run, {})
+
+
+def test_only_the_device_needs_the_gpu_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is opened under the lock once, and its terms are read before; its calls are recorded without the lock,
+    and run with it."""
+    held, recorded = list[bool](), list[int]()
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
         held.append(True)
         yield
+        held[-1] = False
 
-    assert bench_of("int8", alone).want and held == [True]
+    bench = bench_of("int8", alone)
+    assert bench.want and held == [False]
+    monkeypatch.setattr(bench.device, "cache_bytes", 1 << 17)
+    sampled = bench._sampled
+    monkeypatch.setattr(bench.device, "capture", lambda calls: recorded.append(held[-1]) or (lambda: None))
+    monkeypatch.setattr(bench, "_sampled", lambda *given: [float(held[-1])] * len(sampled(*given)))
+    reply = bench.attempt(0, stand_in(bench))
+    assert recorded and not any(recorded) and set(reply["cold"]) == {1.0}
+    assert {"draw", "check", "copy", "record", "sample"} == bench.clock.seconds.keys()
+
+
+def test_copies_of_operands_and_outputs_lie_apart() -> None:
+    """They have the strides, values and alignment of tensors made one by one."""
+    for shape, strides in (((3, 5), (8, 1)), ((4, 1, 6), (0, 6, 1)), ((2, 3), (1, 2)), ((0, 3), (3, 1))):
+        operand = Operand(Type(shape, "bfloat16"), strides)
+        one = gpu_operands.draw("x", operand, gpu_operands.OperandRole(), "cpu")
+        first, *_, last = copies = gpu_operands.copies(one, operand, 3)
+        assert len({x.data_ptr() for x in copies}) == (3 if one.numel() else 1)
+        assert all(torch.equal(x, one) and x.stride() == one.stride() for x in copies)
+        assert (last.data_ptr() - first.data_ptr()) % gpu_operands.ALIGNED == 0
+        (_, room), rooms = gpu_operands.room(operand, "cpu"), gpu_operands.rooms(operand, 3, "cpu")
+        for x in rooms:
+            assert x.stride() == room.stride() and bool(x.isnan().all())
+            x.fill_(1.0)
+            assert sum(bool((y == 1.0).any()) for y in rooms) == min(1, one.numel())
+            x.fill_(float("nan"))

@@ -172,6 +172,7 @@ def test_every_schedule_is_checked_and_the_best_are_timed_cold_and_hot(measurer:
     assert all(min(r.samples) > 0 for r in found if r.kind == "timing")
     errors = [r.rel_fro for r in found if r.kind == "accuracy"]
     assert len(errors) == 3 and max(errors) < 1e-6 and len(found) == len(timed) + 3
+    assert all(measurer.spent[f"{step}_s"] > 0 for step in ("draw", "load", "check", "record", "sample"))
 
 
 def test_library_kernels_need_no_schedule_and_may_return_fresh_tensors(measurer: GpuMeasurer) -> None:

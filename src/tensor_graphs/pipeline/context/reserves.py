@@ -1,30 +1,51 @@
-"""Computes how many seconds a search on a GPU leaves for the stages after it, so that `optimize` ends in its budget.
+"""Computes how many seconds a search leaves for the stages after it, so that `optimize` ends in its budget.
 
-After measuring come the last choices of kernels, the program, timing of the finalists (best few plans) and of launch
-overlaps, verification, timing, and storing the plan. With small budgets no time is reserved: measuring gets
-it, and stages for which no time is left are omitted.
+After measuring come the last choices of kernels, the program, verification, timing, and storing the plan; on a GPU also
+timing of the finalists (best few plans) and of launch overlaps. Time is reserved for each of them: from a budget of
+`FULL_S` on the seconds below, with smaller budgets in proportion. Launch overlaps have none then; they are timed if
+time is left.
 """
 
 from __future__ import annotations
 
+from ...extract.search.plan_solver import CLOSING_S
+from ...options import CommonOptions
 from .session import Session
 
-LEAST_BUDGET_S = 20.0  # budget from which time is kept for all stages
+FULL_S = 20.0  # budget from which all stages have their full time
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
+CLOSING = 0.1  # share of the budget that the latter may take
 WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
+COMPILING_S, HOST_ENDING_S = 1.0, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it
 
 
-def is_kept(session: Session) -> bool:
-    """Whether the budget is large enough that time is reserved for every stage after measuring."""
-    return session.options.budget >= LEAST_BUDGET_S
+def scale(session: Session) -> float:
+    """Share of the stages' full time that is reserved with the session's budget."""
+    return min(1.0, session.options.budget / FULL_S)
+
+
+def closing_s(options: CommonOptions) -> float:
+    """Seconds, at most, in which a search measures unmeasured kernels of the plan to return; on a CPU also those that a
+    kernel gets which runs when measuring ends."""
+    return min(CLOSING_S, CLOSING * options.budget)
+
+
+def whole_s(session: Session) -> float:
+    """Seconds that the search of a short form leaves for matching and solving the whole model."""
+    return scale(session) * WHOLE_S
+
+
+def ending_s(session: Session) -> float:
+    """Seconds that optional work leaves for the end of `optimize`."""
+    return scale(session) * ENDING_S
 
 
 def launching_s(session: Session) -> float:
     """Seconds that timing the finalists leaves for comparing launch overlaps (time_launching.py)."""
-    return LAUNCHING_S + session.binding_s if is_kept(session) else 0.0
+    return LAUNCHING_S + session.binding_s if session.options.budget >= FULL_S else 0.0
 
 
 def after_launching_s(session: Session) -> float:
@@ -34,33 +55,42 @@ def after_launching_s(session: Session) -> float:
     Verification on further inputs gets the time that is left: another launch overlap saves up to a fifth of a program's
     time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
     """
-    return session.verification_s + TIMING_S + ENDING_S if is_kept(session) else session.verification_s
+    return session.verification_s + scale(session) * TIMING_S + ending_s(session)
 
 
 def after_finalists_s(session: Session) -> float:
     """Seconds that timing finalists and launch overlaps leaves for verification, timing and the end of `optimize`."""
-    return (
-        session.verified_inputs * session.verification_s + TIMING_S + ENDING_S
-        if is_kept(session)
-        else session.verification_s
-    )
+    further = max(0, session.verified_inputs - 1)
+    return scale(session) * further * session.verification_s + after_launching_s(session)
+
+
+def building_s(session: Session) -> float:
+    """Seconds from a plan to a program that has run."""
+    return scale(session) * (BUILD_S + FIRST_RUN_S)
+
+
+def after_search_on_host_s(session: Session) -> float:
+    """Seconds of the budget that measuring on a CPU leaves for the stages after it."""
+    return session.verification_s + session.compiling_s + closing_s(session.options) + scale(session) * HOST_ENDING_S
 
 
 def after_search_s(session: Session) -> float:
-    """Seconds of the budget reserved for the stages after kernel measurement; of a small budget (`is_kept` is False),
-    only for verification."""
-    if not is_kept(session):
-        return session.verification_s
-    return LAST_SOLVES_S + BUILD_S + FIRST_RUN_S + FINALISTS_S + launching_s(session) + after_finalists_s(session)
+    """Seconds of the budget that measuring on a GPU leaves for the stages after it."""
+    solves = scale(session) * (LAST_SOLVES_S + FINALISTS_S)
+    return solves + building_s(session) + launching_s(session) + after_finalists_s(session)
 
 
 __all__ = [
-    "ENDING_S",
-    "LEAST_BUDGET_S",
-    "WHOLE_S",
+    "COMPILING_S",
+    "FULL_S",
     "after_finalists_s",
     "after_launching_s",
+    "after_search_on_host_s",
     "after_search_s",
-    "is_kept",
+    "building_s",
+    "closing_s",
+    "ending_s",
     "launching_s",
+    "scale",
+    "whole_s",
 ]

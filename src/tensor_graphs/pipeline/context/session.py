@@ -22,6 +22,7 @@ from ...extract.model.clock import Clock, Halted
 from ...extract.model.pricing import Measurer
 from ...options import Options, with_builtin
 from ...progress import Progress
+from ...report.omissions import Omission
 from ...report.records import FinalistReport
 from ...report.timeline import Rows, timeline
 from ...verification.comparison import rounding_allowance
@@ -47,9 +48,11 @@ class Session:
     clock: Clock = field(default_factory=Clock)
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
-    omitted: list[str] = field(default_factory=list)  # texts: work omitted because of the budget or Ctrl-C
+    omitted: list[Omission] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
     verification_s: float = 0.0  # expected seconds of verification, which the search leaves
     verified_inputs: int = 3  # inputs that verification wants
+    input_s: float = 0.0  # expected seconds of verification on a further input
+    compiling_s: float = 0.0  # expected seconds of compiling the program on the host
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of the weights of programs that a search binds
     binding_s: float = 0.0  # expected seconds of copying a program's weights to the device
     ending_s: float = 0.0  # seconds for the end of the call, which optional work leaves
@@ -112,6 +115,8 @@ class Session:
             "timed",
             "verification_s",
             "verified_inputs",
+            "input_s",
+            "compiling_s",
             "binding_s",
             "ending_s",
         )
@@ -155,6 +160,10 @@ class Session:
         work is started.
         """
         return self._past(0.0)
+
+    def over_in(self, seconds: float) -> bool:
+        """Whether the session will be `over` in `seconds`: optional work that takes as long is not started."""
+        return self._past(0.0, seconds)
 
     def late(self, seconds: float) -> bool:
         """Whether 1 + LATE times the budget will be used up in `seconds`: if a plan is then over tolerance, no other

@@ -16,6 +16,7 @@ from ...errors import DeviceUnavailableError, WorkerError, warned
 from ...extract.model.kernel import Backend
 from ...extract.model.pricing import Measurer
 from ...options import CommonOptions, Options
+from ..context.reserves import closing_s
 from ..context.session import Session, store_of
 
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
@@ -56,7 +57,8 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
     if "gpu" in where:
         measurer = GpuMeasurer(store, calibrates=options.budget > SMALL_S)
     elif "host" in where:
-        measurer = CpuMeasurer(store, preload="torch" if any(b.name == "torch" for b in backends) else "")
+        preload = "torch" if any(b.name == "torch" for b in backends) else ""
+        measurer = CpuMeasurer(store, preload=preload, grace=closing_s(options))
     else:
         return None
     if (

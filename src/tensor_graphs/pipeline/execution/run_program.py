@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,21 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
         return [*results, *map(program.get_state, updated)]
     program.wait(f"running {program.manifest.name}")
     return [*results, *(program.states[n].clone() for n in updated)]
+
+
+def compiled_beside(program: Program) -> Callable[[], None]:
+    """Begin to compile the C kernels of a program; returns a function that waits for the end.
+
+    For the time in which the references of a verification are computed. Errors are raised when the program is bound.
+    """
+
+    def compiled() -> None:
+        with suppress(Exception):
+            program.compile()
+
+    thread = Thread(target=copy_context().run, args=(compiled,), name="compiling", daemon=True)
+    thread.start()
+    return thread.join
 
 
 def check_order(program: Program) -> None:
@@ -98,4 +115,4 @@ def _rolled(x: Any) -> Any:
     return x.roll(1) if is_torch(x) else np.roll(x, 1)
 
 
-__all__ = ["check_order", "has_recorded_calls", "renamed", "run_again", "run_first", "run_flat"]
+__all__ = ["check_order", "compiled_beside", "has_recorded_calls", "renamed", "run_again", "run_first", "run_flat"]

@@ -13,6 +13,9 @@ from ...wording import counted, spelled_us
 Run = Callable[[], Any]
 
 
+QUEUED = 16  # calls in a row on a GPU without waiting for their results
+
+
 class Instant:
     """A point in time of the calling thread: wall clock, CPU time, and time for which it waited for a core."""
 
@@ -61,12 +64,35 @@ def gpu_us(call: Run) -> float:
     return float(start.elapsed_time(end)) * 1e3
 
 
+def idle_us(call: Run) -> float:
+    """Call `call` on an idle GPU; returns its wall-clock time in µs until the GPU is idle again."""
+    import torch
+
+    torch.cuda.synchronize()
+    return wall_us(lambda: (call(), torch.cuda.synchronize()))
+
+
+def call_clock_of(device: str) -> Callable[[Run], float]:
+    """Timing function for whole calls on a device: wall clock, on a GPU until it is idle (`idle_us`)."""
+    return idle_us if device.startswith("cuda") else wall_us
+
+
 def clock_of(device: str) -> Callable[[Run], float]:
     """Timing function for a program's Torch device (`Program.tensors`).
 
     Wall clock for "" (no tensors) and "cpu", CUDA events otherwise.
     """
     return wall_us if device in ("", "cpu") else gpu_us
+
+
+def repeated(call: Run, times: int) -> Run:
+    """Callable that makes several calls in a row."""
+
+    def calls() -> None:
+        for _ in range(times):
+            call()
+
+    return call if times == 1 else calls
 
 
 FLUSHES = 10  # writes of a buffer before a timed call: together longer than the host takes to launch a call

@@ -2,7 +2,7 @@
 
 In: a verified program.
 Out: the form that runs.
-Imports: backends.program, backends.runtime, backends.verification, egraph.ir, egraph.ops, egraph.types, errors,
-    extract.model, pipeline.context, pipeline.costs, pipeline.execution, pipeline.sources, pipeline.stages, report,
-    verification, wording.
+Imports: backends, backends.program, backends.runtime, backends.verification, egraph.ir, egraph.ops, egraph.types,
+    errors, extract.model, pipeline.context, pipeline.costs, pipeline.execution, pipeline.sources, pipeline.stages,
+    report, verification, wording.
 """

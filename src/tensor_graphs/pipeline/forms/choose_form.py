@@ -6,8 +6,8 @@ verification:
 
 - the unfused baseline ("as written"), on every device; not if the options limit memory or error, since it may exceed
   the limits;
-- the caller's own function, on the CPU, called with the examples; not with `allow_caller=False` (see
-  `_not_comparable`).
+- the caller's own function, called with the examples, if these lie on the program's device; not with
+  `allow_caller=False` (see `_not_comparable`).
 
 The report records the decision (`runs`) and why a comparison was not made (`compared`).
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backends.device import HOST
 from ...backends.program.program import Program
 from ...backends.runtime.marshalling import is_torch
 from ...egraph.ir.graph import Graph
@@ -35,7 +36,7 @@ from ...wording import spelled_us
 from ..context.session import Session, open_store
 from ..costs.prices import CostPricer
 from ..execution.caller_timing import why_program_runs
-from ..execution.timing import Run, wall_us
+from ..execution.timing import Run, call_clock_of
 from ..sources.caller import Caller, CallerProgram, dtype_of, expected_inputs
 from ..stages.make_report import describe_as_written
 from ..stages.prepare import Task
@@ -85,7 +86,7 @@ def faster_form(session: Session, task: Task, program: Program, report: Report) 
     caller, graph = session.caller, task.model.graph
     report.caller_us = report.program_us = None
     report.compared, report.runs = "", PROGRAM if report.runs == CALLER else report.runs
-    if caller is None or task.on_gpu:
+    if caller is None or (task.on_gpu and not caller.is_on(program.device)):
         return program
     first: dict[str, float] = {}
     if reason := _not_comparable(session, task, program, caller, first):
@@ -112,7 +113,7 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
         "allow_caller=False" if not options.allow_caller
         else "nothing is measured" if not options.measure or options.deterministic
         else "limits of memory or rounding are set" if options.limited
-        else f"backend={options.backend_name!r} was asked for" if ("torch" if caller.torch else "numpy") not in {b.name for b in task.backends}
+        else f"backend={options.backend_name!r} was asked for" if caller.library not in {b.name for b in task.backends}
         else "the search was stopped" if session.progress.stopped
         else f"a call takes about {seconds:.1f} s, and the budget is over" if (seconds := call_seconds(task.model.graph)) > max(LEAST_S, session.left)
         else why_not_replaceable(program, caller, task.model.graph, first)
@@ -120,24 +121,24 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
 
 
 def why_not_replaceable(
-    program: Program, caller: Caller, graph: Graph, first: dict[str, float], clock: Callable[[Run], float] = wall_us
+    program: Program, caller: Caller, graph: Graph, first: dict[str, float], clock: Callable[[Run], float] | None = None
 ) -> str:
     """Reason why the caller's function cannot replace the program; "" if it can.
 
-    Calls both once, timed by `clock`, and writes the µs of these calls to `first`, by "caller" and "program".
+    Calls both once, timed by `clock` (None: that of whole calls on the device), and writes the µs of these calls to
+    `first`, by "caller" and "program".
     """
     if graph.updates or program.manifest.states:
         return "the program has states of its own"
-    given = caller.inputs
-    if (
-        program.device != "cpu"
-        or caller.device != "cpu"
-        or [dtype for _, _, dtype in program.manifest.inputs] != [dtype_of(x) for x in given]
-    ):
+    given, clock = caller.inputs, clock or call_clock_of(caller.device)
+    if not caller.is_on(program.device) or [dtype for _, _, dtype in program.manifest.inputs] != [
+        dtype_of(x) for x in given
+    ]:
         return "the example inputs are not the program's"
     if [tuple(x.shape) for x in given] != [shape for _, shape, _ in expected_inputs(program, given)]:
         return "the example inputs have other sizes"
-    if missing := memory_shortage(max(sum(t.type.nbytes for t in graph.roots), eager_bytes(graph))):
+    needed = max(sum(t.type.nbytes for t in graph.roots), eager_bytes(graph))
+    if caller.device == HOST.name and (missing := memory_shortage(needed)):
         return missing
     try:
         found: list[Any] = []

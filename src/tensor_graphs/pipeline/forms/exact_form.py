@@ -21,6 +21,7 @@ from ...backends.verification.compare import equal_bits
 from ...egraph.ir.graph import Graph
 from ...egraph.types.dims import concrete
 from ...errors import NoPlanError
+from ...report.omissions import Omission, OmittedWork
 from ...report.report import CALLER, Report
 from ..context.session import Session
 from ..execution.run_program import run_flat
@@ -67,7 +68,7 @@ def _difference(session: Session, program: Program, caller: Caller, graph: Graph
     names, until = [str(n.attr("name")) for n in graph.inputs], time.perf_counter() + LEAST_S
     for number, values in enumerate(_cases(graph, caller, names, session.options.seed)):
         if number > 1 and session.over and time.perf_counter() > until:
-            report.omitted.append("comparison with the bits of the caller's function on further inputs")
+            report.omitted.append(str(Omission(OmittedWork.EXACT_INPUTS)))
             break
         try:
             with np.errstate(all="ignore"):

@@ -89,7 +89,7 @@ class Symbolic:
         searched = {name: searched[name] for name in graph.free_dims}
         graph = within(graph, searched)
         work = simplify(graph, exact=exact)
-        work = work if exact else simplify(widen(work, in_place=not on_gpu(backends)))
+        work = work if exact else simplify(widen(work, in_place=not on_gpu(backends), rounds=on_gpu(backends)))
         generic = generic_sizes(work, searched, below=on_gpu(backends))
         bound = work.bind(generic)
         work_there = bound.with_roots(expand_all(bound.roots)) if exact else canonical_masks(bound, steady=True)

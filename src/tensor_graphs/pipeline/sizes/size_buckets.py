@@ -23,6 +23,7 @@ from ...egraph.ir.graph import Graph
 from ...egraph.types.dims import dim
 from ...extract.model.kernel import Backend
 from ...options import Options
+from ...report.omissions import Omission, OmittedWork
 from ...report.records import BucketReport
 from ...report.report import Report
 from ...verification.comparison import FACTORS
@@ -101,7 +102,7 @@ def with_buckets(
         share = max(left * lags[row] / sum(lags.values()), least)
         del lags[row]
         if session.progress.stopped or left < least:
-            report.omitted.append(f"a plan for {name} of {row[0]} to {row[1]}")
+            report.omitted.append(str(Omission(OmittedWork.SIZE_PLAN, f"{name} of {row[0]} to {row[1]}")))
             continue
         found, why = _searched(session, graph, {**sizes, name: at}, name, row, share, search)
         if found is not None:

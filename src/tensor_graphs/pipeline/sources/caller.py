@@ -1,5 +1,5 @@
-"""Represents the caller's own module or function, which runs in place of the compiled program on the CPU if it is
-faster (choose_form.py times both).
+"""Represents the caller's own module or function, which runs in place of the compiled program if it is faster
+(choose_form.py times both).
 
 The cost model prices kernels one by one. Only whole calls in the caller's process tell whether the program is faster
 than the caller's existing code. If the program loses by more than noise, `optimize` returns a `CallerProgram`, which
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ...backends.device import HOST
 from ...backends.program.program import Program
 from ...backends.runtime.arguments import by_name
 from ...backends.runtime.cpu_tensors import tensor_guard
@@ -66,6 +67,16 @@ class Caller:
         """Flat list of the example call's tensors or arrays, in the order of the program's inputs."""
         return list(array_leaves((self.args, dict(self.kwargs))))
 
+    def is_on(self, device: str) -> bool:
+        """Whether the arguments lie on `device`; a GPU without a number is the first one."""
+        (kind, _, number), (own, _, index) = device.partition(":"), self.device.partition(":")
+        return kind == own and (number or "0") == (index or "0")
+
+    @property
+    def library(self) -> str:
+        """Name of the backend with the kernels that the function calls: that of Torch on its device, or NumPy's."""
+        return ("torch" if self.device == HOST.name else "torch_cuda") if self.torch else "numpy"
+
     @property
     def in_mode(self) -> bool:
         """Whether a module is in the mode (training or evaluation) that it was traced in; True for functions."""
@@ -112,8 +123,8 @@ class Caller:
         """Call the function for verification; returns its results as arrays. `given`: arrays by input name, `names`:
         their order."""
         arrays = [given[name] for name in names]
-        found = self.outputs([tensor_of(a) for a in arrays] if self.torch else arrays)
-        return [array_of(x) if is_torch(x) else x for x in found]
+        found = self.outputs([tensor_of(a).to(self.device) for a in arrays] if self.torch else arrays)
+        return [array_of(x.cpu()) if is_torch(x) else x for x in found]
 
 
 class CallerForm:
@@ -152,14 +163,16 @@ class CallerForm:
 
 
 class CallerProgram(Program):
-    """Program whose calls run the caller's own function, if inputs are of the examples' kind (CPU tensors, or arrays).
+    """Program whose calls run the caller's own function, if inputs are of the examples' kind (tensors on their device,
+    or arrays).
 
     Other inputs run the compiled plan. `save` writes the compiled plan.
     """
 
     caller: Caller | None
     said: str  # text of the timing comparison, for the saved manifest and the warning of `save`
-    _kinds: Sequence[tuple[Any, Any, tuple[int, ...]]] | None  # type, dtype, shape of each positional argument
+    #: Type, dtype, shape and device (None for arrays) of each positional argument.
+    _kinds: Sequence[tuple[Any, Any, tuple[int, ...], Any]] | None
     _check: Callable[..., bool] | None  # whether positional arguments are tensors like those of an earlier call, in C
     _checks: int  # such checks that may still be made
     _as_is: bool | None  # whether results already have the program's nesting; None before the first call
@@ -175,7 +188,7 @@ class CallerProgram(Program):
         made.caller, made.said, made._kinds, made._as_is = caller, said, None, None
         made._check, made._checks = None, CHECKS
         if caller.plain and not program.manifest.sizes:
-            made._kinds = [(type(x), x.dtype, tuple(x.shape)) for x in caller.args]
+            made._kinds = [(type(x), x.dtype, tuple(x.shape), getattr(x, "device", None)) for x in caller.args]
         return made
 
     def bind(self, params: Mapping[str, Any] | None = None) -> Program:
@@ -193,8 +206,8 @@ class CallerProgram(Program):
         if kinds is None or named or len(args) != len(kinds):
             return super().__call__(*args, **named)
         if self._check is None or not self._check(*args):
-            for x, (kind, dtype, shape) in zip(args, kinds):
-                if type(x) is not kind or x.dtype != dtype or x.shape != shape:
+            for x, (kind, dtype, shape, device) in zip(args, kinds):
+                if type(x) is not kind or x.dtype != dtype or x.shape != shape or getattr(x, "device", None) != device:
                     return super().__call__(*args)
             self._remember(args)
         caller = self.caller
@@ -226,8 +239,9 @@ class CallerProgram(Program):
     def _fit(self, given: Sequence[Any], torch: bool) -> bool:
         """Whether a call's inputs have the kind, dtypes and shapes that the caller's function takes."""
         specs = self._specs(given) if self.manifest.sizes else self.manifest.inputs
+        device = "" if self.caller is None else self.caller.device
         for x, (_, shape, dtype) in zip(given, specs):
-            own = is_torch(x) and x.device.type == "cpu" if torch else type(x) is np.ndarray
+            own = is_torch(x) and str(x.device) == device if torch else type(x) is np.ndarray
             if not own or dtype_of(x) != dtype or tuple(x.shape) != shape:
                 return False
         return True

@@ -14,12 +14,14 @@ from ...extract.search.search import Choice, search
 from ...extract.solve import budgets
 from ...options import Options
 from ...wording import counted
-from ..context.reserves import after_search_s
+from ..context.reserves import after_search_on_host_s, after_search_s, closing_s
 from ..context.session import Session, least_measuring
 from ..costs.prices import CostPricer
 
 Carried = Callable[[Hypergraph], Sequence[int]]  # candidates from which the first solves of a hypergraph start
-SEARCH = 0.5  # minimum fraction of its time share that a search gets, whatever verification is expected to take
+# minimum fraction of its time share that a search gets, whatever the stages after it are expected to take: on a GPU,
+# where most of what is kept for them is for optional work, and on a CPU
+SEARCH_GPU, SEARCH_CPU = 0.5, 0.25
 
 
 def nothing_carried(graph: Hypergraph) -> Sequence[int]:
@@ -86,11 +88,13 @@ def choose(
 
     def attempt(measurer: Measurer | None, doubt: bool = False) -> Choice:
         left = max(0.0, session.left)
-        later = after_search_s(session) if measurer is not None and measurer.ahead else session.verification_s
+        ahead = measurer is not None and measurer.ahead
+        later, least_share = (after_search_s, SEARCH_GPU) if ahead else (after_search_on_host_s, SEARCH_CPU)
         # a plan that was carried over has been measured already
-        seconds = max(0.0 if start else SEARCH * share * left, min(share * left, left - later - kept))
+        floor = 0.0 if start else least_share * share * left
+        seconds = max(floor, min(share * left, left - later(session) - kept))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
-        first = measurer is not None and measurer.ahead and not again
+        first = ahead and not again
         least = least_measuring(session.options) if first else 0.0
         clock = Clock()
         session.clocks.append(("search", clock))
@@ -98,7 +102,7 @@ def choose(
             graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
-            beaten=beaten,
+            beaten=beaten, closing=closing_s(session.options),
         )  # fmt: skip
 
     with session.stage("extract", counted(len(graph.candidates), "candidate kernel")):

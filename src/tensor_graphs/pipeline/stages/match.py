@@ -15,8 +15,10 @@ from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.clock import Halted
 from ...extract.model.kernel import Backend
 from ...extract.model.storage_dtypes import narrow_types
+from ...report.omissions import UNREWRITTEN, Omission, OmittedWork
 from ...verification.comparison import rounding_allowance
 from ...wording import counted
+from ..context.reserves import building_s, ending_s
 from ..context.session import Session, least_measuring
 from ..sizes.any_size import Symbolic
 from .backend_filter import exact_only, within_loss
@@ -28,8 +30,6 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
-UNMATCHED = "kernels of "  # begin of the names of graphs without kernels, among the omitted work of a report
-SOME_LEFT_OUT = "some of the kernels that could be generated"  # name of the omitted kernels in a report
 
 
 def hypergraph(
@@ -83,30 +83,24 @@ def match_all(
             graphs.append(narrow)
     except Halted:
         session.omitted.append(
-            UNMATCHED + ("the rewritten graph" if not graphs else "the e-graph at the highest effort")
+            UNREWRITTEN if not graphs else Omission(OmittedWork.MATCHING, "the e-graph at the highest effort")
         )
     if any(g.stats.get("left_out") for g in graphs):
-        session.omitted.append(SOME_LEFT_OUT)
+        session.omitted.append(Omission(OmittedWork.GENERATING))
     if graphs:
         return graphs
     if unrewritten is None:  # library kernels always cover the unrewritten graph
         ended = lambda bound: enough(bound) or (session.over and not only_generated(backends))
         unrewritten = hypergraph(session, view_of(task.work), backends, enough=ended, symbolic=task.symbolic)
         if unrewritten.stats.get("left_out"):
-            session.omitted.append(SOME_LEFT_OUT)
+            session.omitted.append(Omission(OmittedWork.GENERATING))
     return [unrewritten]
-
-
-def unmatched_part(omitted: str) -> str:
-    """The part of the e-graph whose kernels were not matched, by an entry of a report's omitted work; "" for others."""
-    if omitted.startswith(UNMATCHED):
-        return omitted.removeprefix(UNMATCHED)
-    return "the fully rewritten graph" if omitted.startswith("rewriting of ") else ""
 
 
 def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
     """Predicate that ends matching: the argument `stop` of `hypergraph`. `unrewritten`: the hypergraph used then."""
     pressed, kept = session.interrupted(), MATCHING * session.options.budget
+    kept += building_s(session) + ending_s(session) if task.on_gpu else 0.0
     until = session.now() + (_least_matching(session) if task.on_gpu and unrewritten is None else 0.0)
     timed = not session.options.deterministic
     return lambda: pressed() or (timed and session.left <= kept and session.now() >= until and not session.waiting)
@@ -164,5 +158,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["SOME_LEFT_OUT", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+__all__ = ["generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
            "only_generated", "stored_narrow"]  # fmt: skip

@@ -69,13 +69,19 @@ class Task:
 
 
 def prepare(
-    session: Session, graph: Graph, sizes: Mapping[str, int] | None, *, begin: bool = True, in_place: bool = False
+    session: Session,
+    graph: Graph,
+    sizes: Mapping[str, int] | None,
+    *,
+    begin: bool = True,
+    in_place: bool = False,
+    rounds: bool = False,
 ) -> Prepared:
     """Derive from a model the graphs that later stages use: sizes bound, simplified, 16-bit floats widened to float32.
 
     With tolerance "exact" nothing is widened; composite ops are replaced by their decompositions, as in the
     interpreter. `begin`: also start the saturation workers. `in_place`: values that elements are written into (caches)
-    stay 16-bit.
+    stay 16-bit. `rounds`: a float32 model keeps its casts to 16 bits (`widen`).
     """
     if begin and session.options.saturation_limits.iterations:
         default_pool().begin()  # worker processes start in the background
@@ -86,7 +92,7 @@ def prepare(
         work = (
             work.with_roots(expand_all(work.roots))
             if exact
-            else simplify(widen(canonical_masks(work), in_place=in_place))
+            else simplify(widen(canonical_masks(work), in_place=in_place, rounds=rounds))
         )
     return Prepared(original, work, used, narrow)
 

@@ -13,10 +13,12 @@ from ...egraph.saturate.union import saturate_in_stages
 from ...egraph.view.joined_view import join_blocks
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
+from ...report.omissions import Omission, OmittedWork
 from ...wording import counted
 from ..context.session import Session
 
-REWRITING = 0.5  # fraction of the remaining time that saturation may take
+# fraction of the remaining time that saturation may take, and its least fraction where later stages need much of it
+REWRITING, REWRITING_LEAST = 0.5, 0.25
 # with `deterministic` e-nodes and rounds end rewriting, and the clock only after this many times the budget or limit
 PATIENCE = 20.0
 LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
@@ -42,9 +44,9 @@ class Rewritten:
         return [r for r in rules if {r.name, *(d.name for d in r.directions)} & matched]
 
 
-def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewritten:
+def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: float = 0.0) -> Rewritten:
     """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
-    time. `blocks`: those of the graph, if they are found already.
+    time. `blocks`: those of the graph, if they are found already. `kept`: seconds that are not to be shared.
 
     With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
     of the budget and the limit of seconds: then a warning says that the next call may find another plan.
@@ -56,7 +58,8 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewr
         deadline = PATIENCE * max(options.budget, limits.seconds)
         limits = replace(limits, seconds=PATIENCE * limits.seconds)
     else:
-        deadline = max(0.0, session.left * REWRITING)
+        left = max(0.0, session.left)
+        deadline = max(REWRITING_LEAST * left, REWRITING * (left - kept))
     with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
         began = session.now()
         large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
@@ -71,7 +74,7 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None) -> Rewr
         session.progress.stopped = True
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
     if halted:
-        session.omitted.append(f"rewriting of {halted} of {counted(len(views), 'block')}")
+        session.omitted.append(Omission(OmittedWork.REWRITING, f"{halted} of {counted(len(views), 'block')}"))
     if options.deterministic and limits.seconds and {"seconds", "bytes"} & set(ended):
         session.warnings.append("the clock or memory ended rewriting: the next call may find another plan")
     died = sorted({v.report.message for v in views if v.report.stopped == "worker-died"})

@@ -19,7 +19,7 @@ MOVES = ("view", "copy")  # families of kernels that do no arithmetic
 def original_values(view: EGraphView) -> Bools:
     """For each e-class whether its value occurs in the original graph, or is computed from such values by views and
     copies (concatenation) alone."""
-    known: Bools = view.original.copy()
+    known: Bools = view.original_classes.copy()
     kinds = np.array([OPS[op].kind in ("view", "layout") for op in view.op], np.bool_)
     moves = [(int(view.cls[i]), view.kids(i)) for i in np.flatnonzero(kinds).tolist()]
     grown = True

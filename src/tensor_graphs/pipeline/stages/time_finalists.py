@@ -17,13 +17,14 @@ import numpy as np
 from ...backends.program.program import Program
 from ...extract.search.alternatives import finalists
 from ...extract.search.search import Choice
+from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ...verification.reference import sampled_near
-from ..context.reserves import after_finalists_s, is_kept, launching_s
+from ..context.reserves import after_finalists_s, launching_s
 from ..context.session import Session
 from ..execution import timing
 from .prepare import Task
-from .time_launching import OMITTED, Compiler, begin_compiling, fastest_launching, other_forms
+from .time_launching import Compiler, begin_compiling, fastest_launching, other_forms
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -35,7 +36,6 @@ LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of
 MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise
 STAGE, FIRST_RUN = "finalists", "first run"
-UNTIMED_PLANS = "timing plans as programs"  # name in a report's list of omitted work
 TIMED = 1 << 20  # number of the input set on which programs are timed; verification counts its own from 0
 
 
@@ -62,8 +62,8 @@ def fastest_finalist(
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
-        if is_kept(session) and session.left < after_finalists_s(session):
-            session.omitted += [UNTIMED_PLANS, OMITTED]
+        if session.left < after_finalists_s(session):
+            session.omitted += [Omission(OmittedWork.TIMING_PLANS), Omission(OmittedWork.TIMING_OVERLAPS)]
             return choice, program
         with session.stage(STAGE):
             return _fastest(session, choice, program, build, compiler, values)
@@ -101,7 +101,7 @@ def _fastest(
             forms = other_forms(session, choice, program, build, compiler)
     room = MAX_BYTES // max(1, *(p.missing_bytes() for _, p in forms)) if forms else 0
     if len(forms) > room:
-        session.omitted.append(OMITTED)
+        session.omitted.append(Omission(OmittedWork.TIMING_OVERLAPS))
     if forms := forms[:room]:
         sample = lambda made: sample_programs(made, values, lambda: session.progress.stopped)
         return fastest_launching(session, choice, program, forms, values, sample, fastest)

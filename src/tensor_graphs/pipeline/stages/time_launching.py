@@ -18,11 +18,11 @@ from ...backends.verification.compare import equal_bits
 from ...extract.model.kernel import Call, Template
 from ...extract.model.plan import Plan
 from ...extract.search.search import Choice
+from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ..context.reserves import after_launching_s
 from ..context.session import Session
 
-OMITTED = "timing overlapping kernels"  # name in a report's list of omitted work
 SHORTEST_S, LONGEST_S = 1.0, 5.0  # seconds that compilers get at least, and may take
 SAMPLING_S = 1.0  # seconds for comparing and timing programs, which compilers leave
 Compiler = Callable[..., bool]  # `Measurer.compile`
@@ -57,10 +57,10 @@ def other_forms(
     if not overlaps:
         return []
     if _room(session) < SHORTEST_S:
-        session.omitted.append(OMITTED)
+        session.omitted.append(Omission(OmittedWork.TIMING_OVERLAPS))
         return []
     if not compiler(_calls(plan, overlaps), max(0.0, _room(session))):
-        session.omitted.append(OMITTED)
+        session.omitted.append(Omission(OmittedWork.TIMING_OVERLAPS))
         return []
     choices = [replace(choice, launching=one) for one in overlaps]
     return [(c, build(c)) for c in choices]
@@ -141,4 +141,4 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
 
 
-__all__ = ["OMITTED", "Compiler", "begin_compiling", "fastest_launching", "other_forms"]
+__all__ = ["Compiler", "begin_compiling", "fastest_launching", "other_forms"]

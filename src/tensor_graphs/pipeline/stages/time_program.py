@@ -15,6 +15,7 @@ from ...backends.registry import unfused_backends
 from ...backends.tuning.unfused import direct_plan
 from ...egraph.ir.graph import Graph
 from ...extract.model.work import graph_flops
+from ...report.omissions import Omission, OmittedWork
 from ...report.report import Report
 from ...verification.memory_checks import input_output_bytes, memory_shortage
 from ...verification.reference import expected_seconds, sampled_near
@@ -25,7 +26,6 @@ from .prepare import Task
 
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate from which the report warns
 CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
-UNTIMED = "timing of the whole program"  # name of the omitted stage in a report
 LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
 PREPARING = 0.05  # fraction of the budget for preparing weights and running the baseline once after its end
 LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
@@ -50,13 +50,13 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
     doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
     if not session.whole or (session.over and not doubted):
-        session.omitted.append(UNTIMED)
+        session.omitted.append(Omission(OmittedWork.TIMING))
         return None
     pressed = session.interrupted()
     with session.stage("time"):
         before = Program(replace(plan, graph=renamed(task.model.graph, graph))).pooled(session.weights)
-        if reason := _why_omitted(session, task, graph, before, program):
-            session.omitted.append(reason)
+        if omission := _omission(session, task, graph, before, program):
+            session.omitted.append(omission)
             return None
         until = session.now() + LOOK_S if doubted else 0.0
         ended = lambda: pressed() or (session.left <= session.ending_s and session.now() >= until)
@@ -75,17 +75,17 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     return None
 
 
-def _why_omitted(session: Session, task: Task, graph: Graph, before: Program, program: Program) -> str:
-    """Text that says that timing is omitted for lack of time or memory; "" if it is not. `graph`: that of the baseline
+def _omission(session: Session, task: Task, graph: Graph, before: Program, program: Program) -> Omission | None:
+    """The omission of timing for lack of time or memory; None if there is none. `graph`: that of the baseline
     `before`."""
     preparing, late = before.preparing_s(), max(LOOK_S, PREPARING * session.options.budget)
     once = 0.0 if task.on_gpu else preparing + expected_seconds(graph, graph_flops(list(graph.roots)), on_gpu=False)
     if preparing > max(session.left, late) or (session.over and once > late):
-        return UNTIMED
+        return Omission(OmittedWork.TIMING)
     most = max(sum(before.memory().values()), sum(program.memory().values()))
     if not task.on_gpu and memory_shortage(input_output_bytes(task.model.graph) + most):
-        return f"{UNTIMED}: too little memory is available"
-    return ""
+        return Omission(OmittedWork.TIMING, ": too little memory is available")
+    return None
 
 
 def _samples(
@@ -111,4 +111,4 @@ def _samples(
     return samples | timed({"after": calls["after"]})
 
 
-__all__ = ["UNTIMED", "time_program"]
+__all__ = ["time_program"]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,19 +43,19 @@ from ...extract.model.plan import Plan
 from ...extract.model.work import graph_flops
 from ...extract.search.plan import plan_of
 from ...extract.search.search import Choice
+from ...report.omissions import Omission, OmittedWork
 from ...verification.accumulation import summation_error
 from ...verification.comparison import FACTORS, FAR, FailedAttempt, Tolerance, Verification
 from ...verification.diagnose import Diagnosis, diagnose
 from ...verification.reference import KEPT_BYTES
 from ...verification.verify import verify
-from ..execution.run_program import check_order, renamed, run_again, run_first
+from ..execution.run_program import check_order, compiled_beside, renamed, run_again, run_first
 from ..sizes.any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
 
 MAX_ATTEMPTS = 8
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
-OTHER_PLANS = "other plans within tolerance"  # name of what is left out, in a report
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 
@@ -106,13 +106,13 @@ class Acceptance:
     plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
     # verifies a size-polymorphic program at other sizes; returns the problem or ""
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
-    over: Callable[[], bool] = lambda: False  # whether only mandatory work should continue
+    over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
     late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
     patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
     now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
-    omitted: list[str] = field(default_factory=list)  # texts: work skipped for lack of time
+    omitted: list[Omission] = field(default_factory=list)  # work skipped for lack of time
     failed: list[FailedAttempt] = field(default_factory=list)
     references: dict[int, Any] = field(default_factory=dict)
     disturbed: dict[int, RoundingSensitivity] = field(
@@ -184,7 +184,7 @@ class Acceptance:
                 try:
                     verdict, wrong = self._verdict(program, attempt)
                 except Halted:
-                    self.omitted.append("verification")
+                    self.omitted.append(Omission(OmittedWork.VERIFICATION))
                     return choice, program, None
                 except TensorGraphsError:
                     raise
@@ -244,14 +244,14 @@ class Acceptance:
             return wider
         if failure.kept is not None:
             self.say(f"over tolerance, again without {REWRITTEN}")
-            self.omitted.append(OTHER_PLANS)
+            self.omitted.append(Omission(OmittedWork.OTHER_PLANS))
             return out.excluded(REWRITTEN, failure.kept)
         if failure.narrow and failure.hurried:
             out.dropped.append(STORED)
         if wrong or failure.hurried:
             plain = out.without_rewrites()
             self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
-            self.omitted += [OTHER_PLANS] if failure.hurried else []
+            self.omitted += [Omission(OmittedWork.OTHER_PLANS)] if failure.hurried else []
             return plain
         if failure.finding.miscompiled or (last and verdict.miscompiled):
             raise self._miscompiled(verdict, failure.finding)
@@ -291,15 +291,21 @@ class Acceptance:
         check_order(program)
         given, self.ahead = self.ahead(), dict
         self.references |= given
+        compiled = compiled_beside(program)
+
+        def run(values: Mapping[str, Any]) -> list[Any]:
+            compiled()
+            return run_first(program, values)
+
         verdict = verify(
-            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
+            self.graph, run, tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
             device=program.tensors, enough=self.over, poll=poll,
         )  # fmt: skip
         if sum(r.type.nbytes for r in self.graph.roots) > NOISE_BYTES:
             self.disturbed.clear()
-        if verdict.passed and verdict.omitted:
-            self.omitted.append(verdict.omitted)
+        if verdict.passed and (omission := Omission.of(verdict.omitted)):
+            self.omitted.append(omission)
         verdict = replace(verdict, attempts=attempt, dropped=tuple(self.exclusions.dropped))
         return verdict, self._problem(program, verdict, poll)
 

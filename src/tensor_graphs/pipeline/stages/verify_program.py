@@ -15,7 +15,8 @@ from .prepare import Task
 
 def verify_program(session: Session, task: Task, program: Program) -> Verification | None:
     """Verdict on a finished program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
-    options, over, poll, symbolic = session.options, lambda: session.over, session.polled(), task.symbolic
+    options, poll, symbolic = session.options, session.polled(), task.symbolic
+    over = lambda: session.over_in(session.input_s)
     with session.stage("verify"):
         check_order(program)
         verdict = verify(
