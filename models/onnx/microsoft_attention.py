@@ -271,8 +271,6 @@ def _masked(n: Node, q: Tensor, k: Tensor, v: Tensor, past: Dim, mask: int, bias
     parts = [] if padding is None else [padding]
     parts += [n.x(bias)] if n.has(bias) else []
     causal = bool(n.attr("unidirectional", 0))
-    if n.attr("unidirectional", 0) not in (0, 1):
-        raise ShapeError(f"unidirectional={n.attr('unidirectional')!s:.40}")
     if causal and length - rows != past:
         raise n.unsupported("unidirectional with keys of other tokens than those of the queries")
     return joined(attend(q, k, v, _sum(parts), _scale(n, _size(n, q.shape[3])), causal=causal))

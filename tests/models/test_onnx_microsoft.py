@@ -115,6 +115,19 @@ def test_layouts_of_one_processor_are_refused_with_a_remedy(tmp_path: Path) -> N
         load_onnx(saved(tmp_path, "ReorderInput", [X], domain="com.microsoft.nchwc"))
 
 
+def test_a_flag_is_0_or_1(tmp_path: Path) -> None:
+    with pytest.raises(BadModelError, match="unidirectional is 3, not 0 or 1"):
+        load_onnx(saved(tmp_path, "MultiHeadAttention", [X, X, X], num_heads=2, unidirectional=3))
+
+
+def test_zero_points_have_the_dtype_of_the_numbers(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    four = np.zeros((4, 4), ml_dtypes.uint4)
+    with pytest.raises(BadModelError, match="zero points of uint8 for numbers of uint4"):
+        load_onnx(saved(tmp_path, "DequantizeLinear", [four, floats(4), codes(4)], domain="", known=(0, 1, 2)))
+
+
 def test_a_weight_of_another_size_is_a_bad_model(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="4 rows and 32 inputs of 4 bits"):
         load_onnx(saved(tmp_path, "MatMulNBits", [X, codes(4, 1, 8), floats(4, 1)], known=(1, 2), **NBITS))
