@@ -35,7 +35,7 @@ from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
 from .forms.choose_form import faster_unoptimized
 from .overlapped_tuning import OverlappedTuning, start_tuning
-from .short_search import ShortForm, match_short_form, search_short_form
+from .short_search import ShortForm, match_short_form, search_short_form, wanted_short_form
 from .stages.accept import acceptance
 from .stages.choose import Carried, choose_cheapest, nothing_carried
 from .stages.make_report import describe_plan, make_report
@@ -141,6 +141,8 @@ def _match(
     if tuning is not None:
         with session.stage("candidates"):
             tuning.matched()
+        if tuning.short is None and wanted_short_form(session, task, rewritten.blocks) is not None:
+            tuning.quiet()
         short = match_short_form(session, task, rewritten, tuning.short_graph)
     match = partial(match_all, session, task, rewritten, tuning.graph if tuning is not None else None)
     graphs, carried = list[Hypergraph](), nothing_carried

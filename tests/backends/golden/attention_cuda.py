@@ -132,16 +132,21 @@ class Calls:
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
-        """Make a stream wait for the last call if that ran on another stream, because calls share memory. That memory
-        is not used anew before the stream's calls end, even if the program is released before."""
+        """Make a stream wait for the last call if that ran on another stream, because calls share memory."""
         current = torch.cuda.current_stream()
         if self.stream_object is not None:
             current.wait_stream(self.stream_object)
         self.stream, self.stream_object = stream, current
-        if stream not in self.followed:
-            self.followed.add(stream)
-            for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
-                x.record_stream(current)
+        self.used_on(stream, current)
+
+    def used_on(self, stream: int, stream_object: Any) -> None:
+        """Note that calls on a stream use the program's memory: it is not used anew before they end, even if the
+        program is released before."""
+        if stream in self.followed:
+            return
+        self.followed.add(stream)
+        for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
+            x.record_stream(stream_object)
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:
