@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -94,13 +95,34 @@ def test_without_gradients_a_layer_is_one_operator(kind: str, options: str, sear
         assert whole_layer()
 
 
-def test_sizes_that_change() -> None:
-    module = Tagger("GRU", batch_first=True).eval()
+@KINDS
+def test_changing_sizes_give_one_dynamic_graph(kind: str) -> None:
+    """The first graph is of fixed size, the second serves all sizes."""
+    module = Tagger(kind, batch_first=True, bidirectional=True).eval()
     fast = compiled(module)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with torch.no_grad():
         for batch, steps in ((2, 5), (3, 9), (6, 2)):
             x = torch.randn(batch, steps, 6)
             compare(fast(x), module(x))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 2
+
+
+def test_tracing_a_layer_takes_as_many_operators_for_any_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    mode, counts = torch._subclasses.fake_tensor.FakeTensorMode, []
+    own, thread = mode.__torch_dispatch__, get_ident()
+
+    def counted(*args: Any, **named: Any) -> Any:
+        counts[-1] += get_ident() == thread
+        return own(*args, **named)
+
+    monkeypatch.setattr(mode, "__torch_dispatch__", counted)
+    for steps in (4, 40):
+        torch._dynamo.reset()
+        counts.append(0)
+        with torch.no_grad():
+            compiled(Tagger("GRU", num_layers=2, bidirectional=True).eval())(torch.randn(steps, 3, 6))
+    assert counts[0] == counts[1] > 0
 
 
 @KINDS
@@ -164,11 +186,6 @@ def autocast(module: Any, x: Any) -> Any:
         return module(x)
 
 
-def gradients_inside(module: Any, x: Any) -> Any:
-    with torch.no_grad():
-        return module(x)
-
-
 class Inside(nn.Module):  # type: ignore[misc,name-defined]
     """A layer that is called without gradients, then with gradients."""
 
@@ -187,10 +204,41 @@ def packed(module: Any, x: Any) -> Any:
         return module(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 3, 3, 2, 2, 1, 1])))
 
 
+class Derivatives(nn.Module):  # type: ignore[misc,name-defined]
+    """A layer's result and its forward derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(6, 10)
+
+    def forward(self, x: Any) -> Any:
+        return torch.func.jvp(lambda v: self.layer(v)[0] * 2, (x,), (x.cos(),))
+
+
+class Sequence(nn.Module):  # type: ignore[misc,name-defined]
+    """The function of a layer, over one sequence x[T, I] without a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.RNN(6, 10)
+
+    def forward(self, x: Any) -> Any:
+        weights = list(self.layer.parameters())
+        out, last = torch.rnn_tanh(x[:, 0], x.new_zeros(1, 10), weights, True, 1, 0.0, False, False, False)
+        return out * out.dim(), last
+
+
+def without_gradients(module: Any, x: Any) -> Any:
+    with torch.no_grad():
+        return module(x)
+
+
 UNUSUAL: dict[str, tuple[Callable[[], Any], Callable[[Any, Any], Any]]] = {
     "dropout": (lambda: Tagger("GRU", num_layers=2, dropout=0.5), random_numbers),
     "autocast": (lambda: Tagger("LSTM"), autocast),
-    "gradients inside": (Inside, gradients_inside),
+    "gradients inside": (Inside, without_gradients),
+    "forward derivatives": (Derivatives, without_gradients),
+    "no batch": (Sequence, without_gradients),
     "packed sequence": (lambda: nn.GRU(6, 10), packed),
 }
 

@@ -2,7 +2,9 @@
 
 By default Dynamo runs code that contains `nn.RNN`, `nn.GRU` or `nn.LSTM` without compiling it, for good
 (`torch._dynamo.config.allow_rnn`). For compilers marked by `captures_layers` it traces a layer where no gradients,
-autocast and dropout are needed (recurrent_operators.py); elsewhere it calls the layer between two graphs.
+autocast and dropout are needed (recurrent_operators.py); elsewhere it calls the layer between two graphs. A traced
+layer's results get their shapes from a shape function, so that tracing takes the same time for any number of steps and
+leaves batch and steps free.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import functools
 import sys
 from typing import Any, TypeVar
+
+from .recurrent_operators import operator_of
 
 _MARK = "captures_recurrent_layers"
 Compiler = TypeVar("Compiler")
@@ -45,18 +49,23 @@ def _is_layer(module: Any) -> bool:
     return isinstance(module, torch.nn.RNN | torch.nn.GRU | torch.nn.LSTM)
 
 
-def _traceable(layer: Any) -> bool:
-    """Whether a recurrent layer can be captured in the present mode."""
+def _usual_mode() -> bool:
+    """Whether Dynamo traces where no gradients, no autocast and no transforms of `torch.func` (`jvp`) are active."""
     import torch
 
-    usual = not torch.is_grad_enabled() and not torch._C._is_any_autocast_enabled()
-    return usual and not (layer.training and layer.dropout)
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None
+    return not (torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or transformed)
+
+
+def _traceable(layer: Any) -> bool:
+    """Whether a recurrent layer can be captured in the present mode."""
+    return _usual_mode() and not (layer.training and layer.dropout)
 
 
 @functools.cache
 def _install() -> None:
     """Wrap `VariableBuilder.wrap_module`, where Dynamo decides about a module. Does nothing in a PyTorch that has no
-    such method or no `allow_rnn`. Other compilers are not affected."""
+    such method, `run_node` or `allow_rnn`. Other compilers are not affected."""
     import torch._dynamo
 
     try:
@@ -64,7 +73,7 @@ def _install() -> None:
         from torch._dynamo.variables.builder import VariableBuilder
         from torch._dynamo.variables.misc import DelayGraphBreakVariable
 
-        own = VariableBuilder.wrap_module
+        own, _ = VariableBuilder.wrap_module, torch._dynamo.utils.run_node
     except (ImportError, AttributeError):
         return
     if not hasattr(torch._dynamo.config, "allow_rnn"):
@@ -98,6 +107,22 @@ def _install() -> None:
             return own(self, value)
 
     VariableBuilder.wrap_module = wrap_module
+    _install_shapes()
+
+
+def _install_shapes() -> None:
+    """Wrap `torch._dynamo.utils.run_node`, which computes the fake results of a node: ATen's layers unroll their steps
+    there. Other compilers, and gradients, autocast and dropout, are not affected."""
+    import torch._dynamo
+
+    own = torch._dynamo.utils.run_node
+
+    @functools.wraps(own)
+    def run_node(tracer: Any, node: Any, args: Any, kwargs: Any, nnmodule: Any) -> Any:
+        operator = operator_of(node) if _is_marked(getattr(tracer, "compiler_fn", None)) and _usual_mode() else None
+        return own(tracer, node, args, kwargs, nnmodule) if operator is None else operator(*args)
+
+    torch._dynamo.utils.run_node = run_node
 
 
 __all__ = ["captures_layers", "install_rule"]

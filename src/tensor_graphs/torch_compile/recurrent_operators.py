@@ -1,9 +1,10 @@
-"""Keeps PyTorch's recurrent layers whole while AOTAutograd traces a graph.
+"""Keeps PyTorch's recurrent layers whole while Dynamo and AOTAutograd trace a graph.
 
-AOTAutograd decomposes a layer: the steps of a GRU or RNN are unrolled, which takes seconds for some hundred steps, and
-leaves no layer to find a kernel for. `keep_layers_whole` replaces the calls of layers by operators of the library
-`tensor_graphs`, which do what ATen's do and have no decomposition. They have no gradients either, so only layers that
-are called without gradients are replaced.
+Both decompose a layer: the steps of a GRU or RNN are unrolled, which takes seconds for some dozen steps, fixes the
+number of steps and leaves no layer to find a kernel for. The operators of the library `tensor_graphs` do what ATen's do
+and have no decomposition. Dynamo gets the shapes of a layer's results from them (`operator_of`), and
+`keep_layers_whole` puts them in the place of the layers before AOTAutograd traces. They have no gradients, so only
+layers that are called without gradients are replaced.
 """
 
 from __future__ import annotations
@@ -54,21 +55,31 @@ def _eager(own: Any) -> Any:
     return run
 
 
+def operator_of(node: Any) -> Any:
+    """Operator without decomposition for a node of Dynamo's graph that is a recurrent layer over a batch of whole
+    sequences, without dropout; None for other nodes. It has no gradients and knows no autocast."""
+    if node.op != "call_function" or node.target not in _operators() or node.kwargs:
+        return None
+    if len(node.args) != 9 or not isinstance(node.args[3], bool):  # the form for packed sequences
+        return None
+    x = getattr(node.args[0], "meta", {}).get("example_value")
+    batch = x is None or x.dim() == 3  # `torch.rnn_tanh` takes one sequence x[T, I], too
+    return _operators()[node.target] if batch and not (node.args[5] and node.args[6]) else None
+
+
 def layer_calls(graph: Any) -> Iterator[Any]:
-    """Yields the nodes of Dynamo's graph that are recurrent layers over batches of whole sequences, called without
-    gradients, autocast and dropout."""
+    """Yields the nodes of Dynamo's graph that are recurrent layers with an operator (`operator_of`), called without
+    gradients, autocast and transforms of `torch.func`."""
     import torch
 
-    gradients, operators = torch.is_grad_enabled(), _operators()
-    if torch._C._is_any_autocast_enabled() or graph.find_nodes(op="call_function", target=torch.amp._enter_autocast):
+    gradients, transforms = torch.is_grad_enabled(), torch._C._functorch
+    unusual = (torch.amp._enter_autocast, transforms._jvp_increment_nesting, transforms._vmap_increment_nesting)
+    if torch._C._is_any_autocast_enabled() or any(graph.find_nodes(op="call_function", target=f) for f in unusual):
         return
     for node in graph.nodes:
         if node.target is torch._C._set_grad_enabled:
             gradients = node.args[0]
-        if gradients or node.op != "call_function" or node.target not in operators or node.kwargs:
-            continue
-        whole = len(node.args) == 9 and isinstance(node.args[3], bool)  # not the form for packed sequences
-        if whole and not (node.args[5] and node.args[6]):
+        if not gradients and operator_of(node) is not None:
             yield node
 
 
@@ -77,9 +88,9 @@ def keep_layers_whole(module: Any) -> None:
     decompose, in place."""
     found = list(layer_calls(module.graph))
     for node in found:
-        node.target = _operators()[node.target]
+        node.target = operator_of(node)
     if found:
         module.recompile()
 
 
-__all__ = ["keep_layers_whole", "layer_calls"]
+__all__ = ["keep_layers_whole", "layer_calls", "operator_of"]
