@@ -156,7 +156,7 @@ class CallsBySize:
         try:
             calls = self.at_plain(shapes)
         except torch.cuda.OutOfMemoryError:
-            if capturing or self.workspace is None or not self.kept:
+            if capturing or self.workspace is None or self.workspace.size < 0:
                 raise
             self.release()
             calls = self.at_plain(shapes)
