@@ -170,14 +170,14 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
     """
     graph, flops = task.model.graph, graph_flops(list(task.work.roots))
     if session.options.verify:
-        session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
-        session.input_s = expected_run_seconds(graph, flops, task.on_gpu)
-        session.verified_inputs = planned_inputs(graph, flops)
+        session.expected.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
+        session.expected.input_s = expected_run_seconds(graph, flops, task.on_gpu)
+        session.expected.verified_inputs = planned_inputs(graph, flops)
     if not task.on_gpu:
-        session.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
+        session.expected.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
     else:
-        session.ending_s = ending_s(session)
-        session.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
+        session.expected.ending_s = ending_s(session)
+        session.expected.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
 
 
 def _finished(
