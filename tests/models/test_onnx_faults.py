@@ -243,9 +243,10 @@ def test_everything_unsupported_is_listed_at_once(tmp_path: Path) -> None:
              node("Magic", ["x"], ["d"], domain="vendor"), node("Nonsense", ["x"], ["e"]), node("Relu", ["x"], ["y"])]  # fmt: skip
     text = helper.make_tensor("t", TensorProto.STRING, [1], [b"hi"])
     error = refused(save(tmp_path, nodes, [text], opset=7), UnsupportedError, "Unique ×2")
+    assert "convert_version(model, 17)" in error.hint
     assert isinstance(error, UnsupportedError)
     assert error.missing == {"NonMaxSuppression": 1, "Unique": 2, "vendor.Magic": 1, "Nonsense": 1, "dtype string": 1,
-                             "opset 7 (supported: 13 to 28)": 1}  # fmt: skip
+                             "opset 7 (supported: 11 to 28)": 1}  # fmt: skip
 
 
 def test_unsupported_variants_are_listed_together(tmp_path: Path) -> None:
@@ -434,6 +435,7 @@ X4 = [info("x", (1, 2, 4, 4))]
     (node("LSTM", ["x", "w", "r"], ["y"]), [floats("w", 3, 8, 4), floats("r", 1, 8, 2)], [info("x", (1, 2, 4))], "operand 1"),
     (node("ConstantOfShape", ["n"], ["y"], value=ints("v", [1, 2])), [ints("n", [2, 3])], None, "2 values"),
     (node("Constant", [], ["y"], value_int=1, value_float=2.0), [], None, "2 values"),
+    (node("RotaryEmbedding", ["x", "c", "c"], ["y"]), [floats("c", 1, 3, 1)], [info("x", (1, 2, 3, 3))], "no pairs"),
     (node("ArgMax", ["x"], ["y"]), [], [info("x", (0, 3))], "no elements"),
 ], ids=lambda v: v.op_type if hasattr(v, "op_type") else "")  # fmt: skip
 def test_nodes_against_their_operator(bad: Any, weights: list[Any], inputs: Any, word: str, tmp_path: Path) -> None:

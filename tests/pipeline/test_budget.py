@@ -339,6 +339,32 @@ def test_measuring_leaves_the_stages_after_it_their_time(
     assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
 
 
+def test_the_least_time_of_measuring_counts_from_when_the_processes_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if measuring began before the search, and only for the first search."""
+    given: list[float] = []
+
+    def searched(*values: Any, least: float, **more: Any) -> Any:
+        given.append(least)
+        return SimpleNamespace(seconds={"measure": 1.0})
+
+    monkeypatch.setattr(choosing, "search", searched)
+    now, starting, nothing = [0.0], [True], SimpleNamespace(candidates=(), ahead=True)
+    for ready, asked in ((None, 5.0), (4.5, 5.0), (1.0, 5.0)):
+        now[0], starting[0] = 0.0, True
+        session = Session(Options(budget=5.0), now=lambda: now[0])
+        session.starting = lambda: starting[0]
+        assert session.waiting
+        if ready is not None:
+            now[0], starting[0] = ready, False
+            assert not session.waiting
+        now[0] = asked
+        choosing.choose(session, nothing, nothing, nothing)  # type: ignore[arg-type]
+        choosing.choose(session, nothing, nothing, nothing)  # type: ignore[arg-type]
+    assert given == [1.0, 0.0, 0.5, 0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("used", "kept", "most"), [(0.0, 0.0, 10.0), (0.0, 6.0, 7.0), (4.0, 14.0, 4.0), (30.0, 6.0, 0.0)]
 )

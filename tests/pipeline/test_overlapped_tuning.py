@@ -330,6 +330,35 @@ def test_without_time_for_a_rewritten_short_form_the_unrewritten_one_is_searched
     form = match_short_form(session, task, rewritten, own.graph)
     assert form is not None and form.graph is own.graph and form.whole is not rewritten.view
     assert session.omitted == [UNREWRITTEN]
+    session.omitted.clear()
+    for clock.time in (3.0, 5.0):  # later than at 4.0 no new kernels would be generated for it
+        form = match_short_form(session, task, rewritten, own.graph)
+        assert form is not None and (form.graph is own.graph) == (clock.time > 4.0)
+        assert form.unrewritten is None or form.unrewritten.graph is own.graph
+    assert session.omitted == [UNREWRITTEN]
+
+
+@pytest.mark.parametrize(("dearer", "stopped"), [(10.0, "budget"), (10.0, "measured"), (0.1, "budget")])
+def test_the_plan_of_an_unrewritten_short_form_is_taken_if_it_is_cheaper(
+    dearer: float, stopped: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The clock has left out kernels of the rewritten one."""
+    session = Session(Options(backend="numpy", budget=60.0))
+    task, rewritten = deep(session)
+    plain = match_short_form(session, task, rewritten)
+    assert plain is not None
+    form = replace(plain, graph=replace(plain.graph), unrewritten=plain)
+
+    def chosen(s: Session, g: Any, pricer: Any, measurer: Any, **more: Any) -> Any:
+        found = choose(s, g, pricer, None, **more)
+        prices = [replace(p, us=dearer * p.us, high=dearer * p.high) for p in found.prices]
+        return replace(found, prices=prices, stopped=stopped)
+
+    monkeypatch.setattr(search_stage, "choose", chosen)
+    found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
+    taken = dearer > 1.0 and stopped == "budget"
+    assert found is not None and (found.short is plain.graph) == taken
+    assert session.omitted == [UNREWRITTEN] * taken
 
 
 def test_a_deep_model_is_matched_with_generated_kernels_in_its_short_form_only(
@@ -350,7 +379,7 @@ def test_a_deep_model_is_matched_with_generated_kernels_in_its_short_form_only(
     task = replace(task, backends=select("gpu"))
     early = start_tuning(session, task, rewritten.blocks, Store(tmp_path), measuring.GpuMeasurer(Store(tmp_path)))
     early.matched()
-    assert len(asked) == 1 and early.graph is not None and early.short_graph is early.short is None
+    assert len(asked) == 1 and early.graph is not None and early.short_graph is early.whole is None
     early.end()
     asked.clear()
     session = Session(Options(backend="gpu", budget=5.0))

@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 @dataclass
 class OverlappedTuning:
-    """Background thread that matches and measures hypergraphs in order: those of the whole model (`matching`, small
-    ones first), then that of its short form (`short`), if it has one.
+    """Background thread that matches and measures hypergraphs in order (`matching`, small ones first). With `whole`
+    they are of the model's short form, and that of the whole model is made before them, but not searched.
 
     Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
     when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
@@ -48,9 +48,9 @@ class OverlappedTuning:
 
     matching: Sequence[Callable[[], Hypergraph]]
     search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
-    short: Callable[[], Hypergraph] | None = None
+    whole: Callable[[], Hypergraph] | None = None
     graph: Hypergraph | None = None  # the last hypergraph of the whole model
-    short_graph: Hypergraph | None = None  # that of the short form
+    short_graph: Hypergraph | None = None  # the last one of the short form
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -83,14 +83,15 @@ class OverlappedTuning:
             self._matched.set()
 
     def _match_in_order(self) -> None:
-        steps = [*self.matching, *([self.short] if self.short is not None else [])]
-        for n, make in enumerate(steps, 1):
+        if self.whole is not None:
+            self.graph = self._tried(self.whole)
+        for n, make in enumerate(self.matching, 1):
             graph = None if self._over else self._tried(make)
-            if make is self.short:
-                self.short_graph = graph
+            if self.whole is not None:
+                self.short_graph = graph or self.short_graph
             else:
                 self.graph = graph or self.graph
-            if n == len(steps):
+            if n == len(self.matching):
                 self._matched.set()  # not only when its search measures: the host would wait for a solve
             self._stop()
             if graph is None:
@@ -126,7 +127,8 @@ def start_tuning(
     session: Session, task: Task, blocks: Blocks, store: Store, measurer: Measurer
 ) -> OverlappedTuning:  # fmt: skip
     """Start overlapped tuning of the unrewritten graph, which consists of `blocks`: library kernels first, then
-    generated kernels; those of a deep model in its short form."""
+    generated kernels; of a deep model all kernels of its short form at once, which are few, or with a budget of FULL_S
+    the library kernels only, since matching the rewritten short form needs the host."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("overlapped tuning", clock))
@@ -152,8 +154,9 @@ def start_tuning(
     short = wanted_short_form(session, task, blocks) if len(steps) > 1 else None
     if short is None:
         return OverlappedTuning([partial(match, step) for step in steps], measure)
-    unrewritten = partial(match, backends, short) if options.budget < FULL_S else None
-    return OverlappedTuning([partial(match, libraries)], measure, unrewritten)
+    if options.budget >= FULL_S:
+        return OverlappedTuning([partial(match, libraries)], measure)
+    return OverlappedTuning([partial(match, backends, short)], measure, partial(match, libraries))
 
 
 __all__ = ["OverlappedTuning", "start_tuning"]

@@ -141,7 +141,7 @@ def _match(
     if tuning is not None:
         with session.stage("candidates"):
             tuning.matched()
-        if tuning.short is None and wanted_short_form(session, task, rewritten.blocks) is not None:
+        if tuning.whole is None and wanted_short_form(session, task, rewritten.blocks) is not None:
             tuning.quiet()
         short = match_short_form(session, task, rewritten, tuning.short_graph)
     match = partial(match_all, session, task, rewritten, tuning.graph if tuning is not None else None)

@@ -58,6 +58,7 @@ class Session:
     )  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     starting: Callable[[], bool] = lambda: False  # whether the measuring processes are still starting
+    ready_at: float | None = None  # when they were first seen to have started
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
     clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
@@ -134,7 +135,14 @@ class Session:
     def waiting(self) -> bool:
         """Whether the measuring processes have not started yet. Until they have, candidate kernels may be formed for
         longer than their share of the budget."""
-        return self.starting() and self.now() - self.start < MAX_STARTING_S
+        return not self.ready_s and self.starting() and self.now() - self.start < MAX_STARTING_S
+
+    @property
+    def ready_s(self) -> float:
+        """Seconds since the measuring processes were first seen to have started; 0 before."""
+        if self.ready_at is None and not self.starting():
+            self.ready_at = self.now()
+        return 0.0 if self.ready_at is None else self.now() - self.ready_at
 
     @property
     def over(self) -> bool:
