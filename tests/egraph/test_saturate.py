@@ -26,17 +26,18 @@ from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.patterns.rule import Rule
-from tensor_graphs.egraph.saturate import engine, engine_bounds
+from tensor_graphs.egraph.saturate import engine, engine_bounds, saturate
 from tensor_graphs.egraph.saturate.engine_bounds import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.saturate.language import RUN
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
-from tensor_graphs.egraph.saturate.sessions import InProcess
+from tensor_graphs.egraph.saturate.sessions import InProcess, OneSession
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
 from tensor_graphs.egraph.saturate.worker import Pool, SaturationWorker
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import RuleError, UsageError, WorkerError
 
 from ..fuzz.strategies import data, graphs
+from ..only_in import only_in
 from .best_terms import best_terms
 from .plans import dag_cost
 
@@ -461,6 +462,28 @@ def test_views_do_not_depend_on_hash_seeds() -> None:
         for seed in ("1", "2")
     ]  # fmt: skip
     assert len(json.loads(runs[0])) == 2 * len(SAMPLES) and runs[0] == runs[1]
+
+
+def test_a_worker_that_starts_late_has_what_is_left_until_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of seconds of a block leaves its start out."""
+    clock, asked = [100.0], []
+
+    class Late(InProcess):
+        def prepare(self) -> None:
+            super().prepare()
+            clock[0] += 7.0
+
+        def request(self, method: str, payload: Any, bounds: Bounds) -> Any:
+            asked.append((method, bounds.seconds))
+            return super().request(method, payload, bounds)
+
+    only_in(monkeypatch, saturate, "time", perf_counter=lambda: clock[0])
+    blocks, limits = [Graph.of(t.input("x", (2, 3)) * 1.0)], Limits(seconds=5.0)
+    for deadline, left in ((20.0, 5.0), (9.0, 2.0), (6.0, None)):
+        asked.clear()
+        (view,) = saturate_blocks(blocks, RULES, limits, pool=OneSession(Late()), deadline=deadline)
+        assert {s for method, s in asked if method != "declare"} == ({left} if left else set())
+        assert (view.report.stopped == "seconds") == (left is None)
 
 
 def test_a_deadline_for_all_blocks_leaves_the_rest_as_they_are() -> None:

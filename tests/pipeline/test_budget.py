@@ -28,6 +28,7 @@ from tensor_graphs.options import Options
 from tensor_graphs.pipeline import search as searching
 from tensor_graphs.pipeline.cache import plan_cache as remember
 from tensor_graphs.pipeline.context import reserves
+from tensor_graphs.pipeline.context.expected import ExpectedTimes
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.optimize import optimize_graph
@@ -323,7 +324,7 @@ def test_measuring_leaves_the_stages_after_it_their_time(
     now, measurer = [0.0], SimpleNamespace(ahead=ahead)
     nothing: Any = SimpleNamespace(candidates=())
     session = Session(Options(budget=budget), now=lambda: now[0])
-    session.verification_s, session.input_s, session.compiling_s = 0.02 * budget, 0.01 * budget, 0.05 * budget
+    session.expected = ExpectedTimes(verification_s=0.02 * budget, input_s=0.01 * budget, compiling_s=0.05 * budget)
     session.clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
     after = 0.07 * budget if not ahead else 0.02 * budget + reserves.building_s(session) + reserves.ending_s(session)
     shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
@@ -336,6 +337,32 @@ def test_measuring_leaves_the_stages_after_it_their_time(
         assert seconds == pytest.approx(least) or share * budget + seconds + closing + after <= budget + 1e-9
         assert closing <= 0.1 * budget + 1e-9 and seconds <= 0.8 * left + 1e-9
     assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
+
+
+def test_the_least_time_of_measuring_counts_from_when_the_processes_have_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if measuring began before the search, and only for the first search."""
+    given: list[float] = []
+
+    def searched(*values: Any, least: float, **more: Any) -> Any:
+        given.append(least)
+        return SimpleNamespace(seconds={"measure": 1.0})
+
+    monkeypatch.setattr(choosing, "search", searched)
+    now, starting, nothing = [0.0], [True], SimpleNamespace(candidates=(), ahead=True)
+    for ready, asked in ((None, 5.0), (4.5, 5.0), (1.0, 5.0)):
+        now[0], starting[0] = 0.0, True
+        session = Session(Options(budget=5.0), now=lambda: now[0])
+        session.starting = lambda: starting[0]
+        assert session.waiting
+        if ready is not None:
+            now[0], starting[0] = ready, False
+            assert not session.waiting
+        now[0] = asked
+        choosing.choose(session, nothing, nothing, nothing)  # type: ignore[arg-type]
+        choosing.choose(session, nothing, nothing, nothing)  # type: ignore[arg-type]
+    assert given == [1.0, 0.0, 0.5, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ carried over do not cover the whole model, all of its kernels are matched.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..costdb.store.store import Store
@@ -23,13 +24,13 @@ from ..extract.model.clock import Halted
 from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.search.carried_plan import carried_plan, kernels_to_carry
-from ..extract.search.search import Choice
+from ..extract.search.search import Choice, search
 from ..report.omissions import UNREWRITTEN, Omission, OmittedWork
 from .context.reserves import whole_s
 from .context.session import Session, open_store
 from .costs.prices import CostPricer
 from .stages.choose import choose
-from .stages.match import generation_limit, hypergraph, matching_limit
+from .stages.match import begins_in_time, generation_limit, hypergraph, matching_limit
 from .stages.prepare import Task
 from .stages.rewrite import Rewritten, as_written
 
@@ -38,10 +39,14 @@ SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
 
 @dataclass(frozen=True)
 class ShortForm:
-    """A short form as the hypergraph of its kernels, and the e-graph of the whole model that it stands for."""
+    """A short form as the hypergraph of its kernels, and the e-graph of the whole model that it stands for.
+
+    `unrewritten`: those of the unrewritten model, if its kernels were matched as well.
+    """
 
     graph: Hypergraph
     whole: EGraphView
+    unrewritten: ShortForm | None = None
 
 
 @dataclass(frozen=True)
@@ -68,23 +73,23 @@ def wanted_short_form(session: Session, task: Task, blocks: Blocks) -> Blocks | 
 def match_short_form(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> ShortForm | None:  # fmt: skip
-    """The model's rewritten short form with its kernels; None if it is not wanted (`wanted_short_form`).
+    """The model's rewritten short form with its kernels, and the unrewritten one with those in `unrewritten`, which
+    were matched before; None if it is not wanted (`wanted_short_form`).
 
-    Without time for it that of the unrewritten model with the kernels in `unrewritten`, which were matched before; None
-    if there are none.
+    Without time for the rewritten one that of the unrewritten model; None without its kernels. There is none if no new
+    kernels would be generated any more: then measuring the unrewritten one for longer finds better plans.
     """
     short = None if rewritten.smaller else wanted_short_form(session, task, rewritten.blocks)
     if short is None:
         return None
+    plain = None if unrewritten is None else ShortForm(unrewritten, as_written(rewritten.blocks))
     view, stop = join_blocks(short, rewritten.block_views), matching_limit(session, task, unrewritten)
-    try:
-        enough = generation_limit(session, task.backends)
-        return ShortForm(hypergraph(session, view, task.backends, stop, enough), rewritten.view)
-    except Halted:
-        if unrewritten is None:
-            return None
-    session.omitted.append(UNREWRITTEN)
-    return ShortForm(unrewritten, as_written(rewritten.blocks))
+    enough = generation_limit(session, task.backends)
+    if plain is None or begins_in_time(session):
+        with suppress(Halted):
+            return ShortForm(hypergraph(session, view, task.backends, stop, enough), rewritten.view, plain)
+    session.omitted += [] if plain is None else [UNREWRITTEN]
+    return plain
 
 
 def search_short_form(
@@ -92,13 +97,23 @@ def search_short_form(
 ) -> ShortSearch | None:  # fmt: skip
     """Search a model's short form, and match the kernels found in the whole model. Returns both; None if the
     short form has no plan, or its kernels do not cover the whole model. Kernels that the clock left out of either are
-    reported as omitted."""
-    short = form.graph
+    reported as omitted.
+
+    If time was left to match only some kernels of the rewritten short form, the plan of the unrewritten one may be
+    cheaper; then that one is taken.
+    """
     with open_store(session, store), gc_frozen():
+        pricer = CostPricer(store)
         try:
-            choice = choose(session, short, CostPricer(store), measurer, kept=whole_s(session), solve_seconds=SOLVE_S)
+            choice = choose(session, form.graph, pricer, measurer, kept=whole_s(session), solve_seconds=SOLVE_S)
         except NoPlanError:
             return None
+        if form.unrewritten is not None and choice.stopped == "budget":
+            plain = search(form.unrewritten.graph, pricer, seconds=SOLVE_S, solve_seconds=SOLVE_S, doubt=True)
+            if plain.pessimistic_cost < choice.pessimistic_cost:
+                session.omitted.append(UNREWRITTEN)
+                form, choice = form.unrewritten, plain
+    short = form.graph
     kernels = carried_kernels(short, kernels_to_carry(choice), form.whole)
     whole = hypergraph(session, form.whole, task.backends, carried=kernels)
     made = {v for c in whole.candidates for v in c.outputs}

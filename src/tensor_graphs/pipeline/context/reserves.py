@@ -14,7 +14,7 @@ from .session import Session
 
 FULL_S = 20.0  # budget from which all stages have their full time
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
-CLOSING = 0.1  # share of the budget that the latter may take
+CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget that the latter may take; share of that in any case
 WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
@@ -45,7 +45,7 @@ def ending_s(session: Session) -> float:
 
 def launching_s(session: Session) -> float:
     """Seconds that timing the finalists leaves for comparing launch overlaps (time_launching.py)."""
-    return LAUNCHING_S + session.binding_s if session.options.budget >= FULL_S else 0.0
+    return LAUNCHING_S + session.expected.binding_s if session.options.budget >= FULL_S else 0.0
 
 
 def after_launching_s(session: Session) -> float:
@@ -55,13 +55,13 @@ def after_launching_s(session: Session) -> float:
     Verification on further inputs gets the time that is left: another launch overlap saves up to a fifth of a program's
     time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
     """
-    return session.verification_s + scale(session) * TIMING_S + ending_s(session)
+    return session.expected.verification_s + scale(session) * TIMING_S + ending_s(session)
 
 
 def after_finalists_s(session: Session) -> float:
     """Seconds that timing finalists and launch overlaps leaves for verification, timing and the end of `optimize`."""
-    further = max(0, session.verified_inputs - 1)
-    return scale(session) * further * session.verification_s + after_launching_s(session)
+    further = max(0, session.expected.verified_inputs - 1)
+    return scale(session) * further * session.expected.verification_s + after_launching_s(session)
 
 
 def building_s(session: Session) -> float:
@@ -69,9 +69,23 @@ def building_s(session: Session) -> float:
     return scale(session) * (BUILD_S + FIRST_RUN_S)
 
 
+def mandatory_s(session: Session, on_gpu: bool) -> float:
+    """Seconds of the stages after measuring that no clock ends: building, verification on one input, the end."""
+    if on_gpu:
+        return building_s(session) + session.expected.verification_s + ending_s(session)
+    return session.expected.verification_s + session.expected.compiling_s + scale(session) * HOST_ENDING_S
+
+
+def closing_left_s(session: Session, on_gpu: bool, used: float) -> float:
+    """Seconds of the closing phase of a search that takes `used` seconds before it: `closing_s`, or what the mandatory
+    stages leave of that, but `CLOSING_LEAST` of it in any case."""
+    most = closing_s(session.options)
+    return min(most, max(CLOSING_LEAST * most, session.left - used - mandatory_s(session, on_gpu)))
+
+
 def after_search_on_host_s(session: Session) -> float:
     """Seconds of the budget that measuring on a CPU leaves for the stages after it."""
-    return session.verification_s + session.compiling_s + closing_s(session.options) + scale(session) * HOST_ENDING_S
+    return closing_s(session.options) + mandatory_s(session, on_gpu=False)
 
 
 def after_search_s(session: Session) -> float:
@@ -88,9 +102,11 @@ __all__ = [
     "after_search_on_host_s",
     "after_search_s",
     "building_s",
+    "closing_left_s",
     "closing_s",
     "ending_s",
     "launching_s",
+    "mandatory_s",
     "scale",
     "whole_s",
 ]

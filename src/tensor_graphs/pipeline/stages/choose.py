@@ -14,7 +14,7 @@ from ...extract.search.search import Choice, search
 from ...extract.solve import budgets
 from ...options import Options
 from ...wording import counted
-from ..context.reserves import after_search_on_host_s, after_search_s, closing_s
+from ..context.reserves import after_search_on_host_s, after_search_s, closing_left_s
 from ..context.session import Session, least_measuring
 from ..costs.prices import CostPricer
 
@@ -95,14 +95,15 @@ def choose(
         seconds = max(floor, min(share * left, left - later(session) - kept))
         again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
         first = ahead and not again
-        least = least_measuring(session.options) if first else 0.0
+        least = max(0.0, least_measuring(session.options) - session.ready_s) if first else 0.0
+        seconds = max(seconds, least)
         clock = Clock()
         session.clocks.append(("search", clock))
         return search(
-            graph, pricer, measurer, seconds=max(seconds, least), least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
+            graph, pricer, measurer, seconds=seconds, least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
-            beaten=beaten, closing=closing_s(session.options),
+            beaten=beaten, closing=closing_left_s(session, ahead, seconds + kept),
         )  # fmt: skip
 
     with session.stage("extract", counted(len(graph.candidates), "candidate kernel")):

@@ -117,6 +117,11 @@ def only_generated(backends: Sequence[Backend]) -> bool:
     return all(t.family in ("view", "copy") for t in own)
 
 
+def begins_in_time(session: Session) -> bool:
+    """Whether generation that begins now has more than its least time."""
+    return session.options.deterministic or session.left > GENERATING[0] * session.options.budget
+
+
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
     """Predicate that ends kernel generation on a GPU: the argument `enough` of `candidate_hypergraph`.
 
@@ -158,5 +163,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
+__all__ = ["begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
            "only_generated", "stored_narrow"]  # fmt: skip
