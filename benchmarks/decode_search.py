@@ -13,7 +13,8 @@ the figures as JSON.
 plan cache; printed are wall-clock seconds by stage, the timeline of all processes, CPU seconds of each thread over
 time, the functions of each thread that take the most time (from samples of its stack), the kernels of the plan, and µs
 of a step. Stages are printed when they begin. `--limit S` ends a process after S seconds and prints the samples taken
-so far. `--once` makes only the first; `--home FOLDER` keeps the cost store there.
+so far. `--processes N`: with N device processes. `--once` makes only the first; `--home FOLDER` keeps the cost store
+there.
 """
 
 from __future__ import annotations
@@ -340,7 +341,10 @@ def on_gpu(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def part(action: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of one part (`action`), measured in this process."""
     if action == "on-gpu":
-        return on_gpu(name, options)
+        from tensor_graphs.backends.tuning import measure_gpu
+
+        with mock.patch.object(measure_gpu, "PROCESSES", options.processes or measure_gpu.PROCESSES):
+            return on_gpu(name, options)
     os.environ["TENSOR_GRAPHS_GPU"] = GPU
     with gpu_assumed():
         return {"search": searched, "again": recalled}[action](name, options, Path(options.store))
@@ -373,6 +377,7 @@ def main() -> None:
     parser.add_argument("--quantize", default="", help="form of quantized weights")
     parser.add_argument("--starter", action="store_true", help="predict from the shipped starter rows of an H200")
     parser.add_argument("--budget", type=float, default=BUDGET, help="seconds of a search on a GPU")
+    parser.add_argument("--processes", type=int, help="device processes of a search on a GPU, if not the usual number")
     parser.add_argument("--limit", type=float, help="seconds after which a search on a GPU is ended")
     parser.add_argument("--to", type=Path, help="write the figures as JSON")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -396,6 +401,7 @@ def main() -> None:
                 command = [sys.executable, "-m", "benchmarks.decode_search", name, "--part", action, "--store", home]
                 command += ["--budget", str(options.budget), "--quantize", options.quantize]
                 command += ["--layers", str(options.layers)] if options.layers else []
+                command += ["--processes", str(options.processes)] if options.processes else []
                 command += ["--starter"] if options.starter else []
                 env = {**os.environ, "TENSOR_GRAPHS_HOME": home}
                 command += ["--limit", str(options.limit)] if options.limit is not None else []

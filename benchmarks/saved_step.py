@@ -1,11 +1,12 @@
 """Seconds from the start of a second process to the first result of a saved decode step: `python -m
-benchmarks.saved_step [MODEL] [--budget S] [--folder F] [--runs N] [--parts save load]`.
+benchmarks.saved_step [MODEL] [--budget S] [--unmeasured] [--folder F] [--runs N] [--parts save load]`.
 
-`save` searches the decode step of a model of benchmarks/llm.py (Llama-3.2-1B's shape on a GPU, random weights) and
-saves it in the folder. `load` starts `--runs` processes that load and call it, and as many that only read its weights
-file to the device, in turn. Printed are the medians of seconds by stage; `beyond reading` is the time from the import
-of this package to the first result less the time in which the other process reads the weights. Both processes have
-imported PyTorch and made the device's context before. Results: standard output, and the file `--out`, as JSON.
+`save` searches the decode step of a model of benchmarks/llm.py (Llama-3.2-1B's shape on a GPU, random weights), calls
+it twice and saves it in the folder; with `--unmeasured`, the search measures and verifies nothing. `load` starts
+`--runs` processes that load and call it, and as many that only read its weights file to the device, in turn. Printed
+are the medians of seconds by stage; `beyond reading` is the time from the import of this package to the first result
+less the time in which the other process reads the weights. Both processes have imported PyTorch and made the device's
+context before. Results: standard output, and the file `--out`, as JSON.
 """
 
 from __future__ import annotations
@@ -63,14 +64,16 @@ print(json.dumps(marks))
 }  # fmt: skip
 
 
-def save(name: str, budget: float, folder: Path) -> dict[str, Any]:
+def save(name: str, budget: float, folder: Path, unmeasured: bool) -> dict[str, Any]:
     """Search and save a model's decode step; seconds, and figures of the program."""
     from .llm import generator
 
     begun = time.perf_counter()
-    made = generator(name, budget)
+    made = generator(name, budget, **({"measure": False, "verify": False} if unmeasured else {}))
     loaded = time.perf_counter()
     decode = made._programs.decode()
+    for _ in range(2):  # records the launches, and compiles the function of direct calls
+        decode.flat()
     searched = time.perf_counter()
     decode.save(folder)
     return {
@@ -108,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="small" if backend("torch_cuda").unavailable() else "llama-1b")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds of the search")
+    parser.add_argument("--unmeasured", action="store_true", help="without measuring and verifying")
     parser.add_argument("--folder", type=Path, default=WORK / "saved_step")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=("save", "load"), default=["save", "load"])
@@ -116,7 +120,7 @@ def main() -> None:
     row: dict[str, Any] = {}
     if "save" in options.parts:
         options.folder.parent.mkdir(parents=True, exist_ok=True)
-        row["save"] = save(options.model, options.budget, options.folder)
+        row["save"] = save(options.model, options.budget, options.folder, options.unmeasured)
         print(json.dumps(row["save"]), flush=True)
     if "load" in options.parts:
         row |= load(options.folder, options.runs, lambda line: print(line, flush=True))

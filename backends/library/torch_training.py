@@ -374,13 +374,13 @@ def _attention(
             yield row(
                 f"{prefix}attention_with_statistics{'_rows' * inside}{ending}",
                 f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
-                f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads"), **more,
+                f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads", "aligned_mask"), **more,
             )  # fmt: skip
         terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
         terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
         yield row(
             f"{prefix}attention_gradients{'_rows' * inside}{ending}", "; ".join(terms),
-            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}", setup=(helpers[1],),
+            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}", setup=(helpers[1], "with_heads", "aligned_mask"),
             **{**more, "layout": None},
         )  # fmt: skip
 
@@ -409,8 +409,9 @@ def _fused(kernel: str) -> Applies:
         }
         statistics = call.operands["s"] if "s" in call.operands else call.more[0]
         width = extents(call.operands["q"])[-1]
+        single = kernel == "cudnn" and 1 in (extents(call.operands[n])[-2] for n in "qk")
         whole = all(s % 8 == 0 for n, o in call.operands.items() if n not in "sa" for s in o.strides[:-1])
-        return (len(values) == 1 and values <= set(kinds) and statistics.type.dtype == "float32" and whole
+        return (len(values) == 1 and values <= set(kinds) and statistics.type.dtype == "float32" and whole and not single
                 and type(width) is int and width % 8 == 0 and width <= widest)  # fmt: skip
 
     return condition

@@ -146,12 +146,19 @@ def attention_gradients(
     return tuple([(v.transpose(1, 2) if inside else v).contiguous() for v in made])
 
 
+def aligned_mask(mask: Any, q: Any, k: Any) -> Any:
+    """A mask of attention's scores in the dtype of q, for all heads, with rows that begin at multiples of 16
+    elements."""
+    wide = torch.nn.functional.pad(mask.to(q.dtype), (0, -k.shape[2] % 16))
+    return wide[..., : k.shape[2]].expand(*q.shape[:3], k.shape[2])
+
+
 def fused_attention(kernel: str, q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, inside: bool) -> Any:
     """(attention of [batch, heads, T, D] in the memory order of `with_heads`, float32 logsumexp of its scores, [batch,
     heads, T, 1]) by a GPU's fused attention `kernel`: "efficient", "flash" or "cudnn"."""
     rows = q.shape[2]
     if kernel == "efficient":  # its logsumexp has a multiple of 32 rows
-        bias = None if mask is None else mask.to(q.dtype).expand(*q.shape[:3], k.shape[2])
+        bias = None if mask is None else aligned_mask(mask, q, k)
         made = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal, scale=scale)
     elif kernel == "flash":
         made = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)
@@ -166,12 +173,13 @@ def fused_attention_gradients(
     """Gradients of query, key and value of a GPU's fused attention `kernel` ("efficient", "flash", "cudnn") with the
     result y, from the logsumexp of its scores: [batch, heads, T, D], or with `inside` [batch, T, heads, D].
 
-    Without dropout the state of random numbers is not read.
+    Without dropout the state of random numbers is not read. The kernels take y to lie in memory as their own result.
     """
+    y = y if kernel == "flash" else with_heads(y, True)
     rows, columns, sums = q.shape[2], k.shape[2], statistics.squeeze(-1)
     if kernel == "efficient":
         seed = torch.empty((), dtype=torch.int64, device=q.device)
-        bias = None if mask is None else mask.to(q.dtype).expand(*q.shape[:3], columns)
+        bias = None if mask is None else aligned_mask(mask, q, k)
         sums = torch.nn.functional.pad(sums, (0, -rows % 32), value=torch.inf) if rows % 32 else sums
         made = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
             g, q, k, v, bias, y, sums, seed, seed, 0.0, [True, True, True, False], causal, scale=scale

@@ -189,11 +189,14 @@ class Bench:
             tried.prepared.clear()
 
     def _attempt(self, index: int, tried: LoadedKernel) -> dict[str, Any]:
-        with self._turn("check"):
-            accuracy, first, once = self._first_run(tried)
-        self.tried[index] = tried
-        longest = FIRST_US if once < QUICK_US else QUICK_US
-        turn = self._recorded(tried, self._call_count(_within(longest / once, 1, QUICK_CALLS)))
+        with self.alone():
+            with self._turn("check"):
+                accuracy, first, once = self._first_run(tried)
+            self.tried[index] = tried
+            longest = FIRST_US if once < QUICK_US else QUICK_US
+            calls = self._call_count(_within(longest / once, 1, QUICK_CALLS))
+            self._arguments(calls)
+        turn = self._recorded(tried, calls)
         if once < QUICK_US and turn.calls < QUICK_CALLS:  # this may be the host's launch time
             with self._turn("sample"):
                 (once,) = self._sampled(turn, 1)
@@ -264,11 +267,16 @@ class Bench:
 
         Raises Wrong if the result is incorrect, or if the kernel wrote outside its outputs or to its inputs.
         """
+        import torch
+
         several = len(self.call.outputs) > 1
         answers = (result if several else [result]) if tried.text.fresh else self.sets[0].outputs
-        if not all(bool(gpu_operands.is_guard_intact(raw)) for raw in (*self.buffers, tried.scratch)):
+        kept = (self._sums(self.sets[0].operands.values()) == self.before).all()
+        guards = (gpu_operands.is_guard_intact(raw) for raw in (*self.buffers, tried.scratch))
+        unchanged, *intact = torch.stack([kept, *guards]).tolist()
+        if not all(intact):
             raise Wrong("it writes outside its output or scratch")
-        if not bool((self._sums(self.sets[0].operands.values()) == self.before).all()):
+        if not unchanged:
             raise Wrong("it writes to its inputs")
         kinds = [o.type for o in self.call.outputs]
         leaves = {str(n.attr("name")): n.dtype for n in topological(self.roots) if n.op == "param"}

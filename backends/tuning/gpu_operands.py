@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import log, prod
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -20,6 +20,7 @@ import numpy as np
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.laws_training import operands_of_gradient
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import torch_dtype
@@ -70,6 +71,8 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
     """
     order = topological(expand_all(list(roots)))
     found = {n.attr("name"): OperandRole() for n in order if n.op == "param"}
+    for leaf, keys in _statistics(roots):
+        found[leaf].near = 2.0 * (log(max(keys, 1)) + 1.0)
     tempered = set(_unscaled(order))
     for node in order:
         if (wanted := _positive_operand(node)) is not None:
@@ -105,6 +108,15 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
             found[name].free = role
     return found
+
+
+def _statistics(roots: Sequence[Tensor]) -> Iterator[tuple[str, int]]:
+    """Yields (name of a param that holds the logsumexp of attention's scores, number of keys): fused kernels take the
+    softmax to be normalized."""
+    for node in topological(list(roots)):
+        if node.op in ("attention_gradient", "masked_attention_gradient"):
+            keys = concrete(operands_of_gradient(node.args, node.attr("of"))[1].shape)[-2]
+            yield from ((str(leaf.attr("name")), keys) for leaf in topological([node.args[5]]) if leaf.op == "param")
 
 
 def _set_codes(roots: Sequence[Tensor], found: dict[str, OperandRole]) -> None:

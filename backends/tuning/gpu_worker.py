@@ -14,6 +14,7 @@ faults invalidates the CUDA context and ends this process: the parent starts ano
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import time
@@ -32,6 +33,9 @@ from .rehearsal import load_kernels, rehearse
 from .result_check import Wrong
 
 WARM_S, IDLE_S = 0.1, 0.3
+# polling interval of the GPU lock; seconds of waiting that the parent is not told of, since its threads need the
+# interpreter's lock for every message
+POLL_S, QUIET_S = 0.0005, 1.0
 
 
 # ---------------------------------------------------------------- the fixed reference kernel
@@ -122,11 +126,11 @@ def with_gpu_lock() -> Iterator[None]:
     from filelock import FileLock
 
     lock, known = FileLock(path, is_singleton=True), os.path.exists(path)
-    free = _free(lock)
-    if not free:
-        waiting(True)
-        lock.acquire(poll_interval=0.0005)
-        waiting(False)
+    if not _free(lock, 0.0):
+        if not _free(lock, QUIET_S):
+            waiting(True)
+            lock.acquire(poll_interval=POLL_S)
+            waiting(False)
         _last[0] = time.monotonic()  # the previous holder kept the device busy
     elif known:
         _last[0] = max(_last[0], time.monotonic() - _seconds_since_used(path))
@@ -149,10 +153,10 @@ def _seconds_since_used(lock: str) -> float:
         return math.inf
 
 
-def _free(lock: Any) -> bool:
-    """Try to acquire the lock without waiting; returns whether that succeeded. The lock is reentrant."""
+def _free(lock: Any, seconds: float) -> bool:
+    """Try to acquire the lock for at most `seconds`; returns whether that succeeded. The lock is reentrant."""
     with contextlib.suppress(TimeoutError):
-        lock.acquire(blocking=False)
+        lock.acquire(timeout=seconds, poll_interval=POLL_S)
         return True
     return False
 
@@ -205,6 +209,7 @@ def begin() -> None:
     with contextlib.suppress(Exception):  # errors are reported by the first job
         _device().synchronize()
         rehearse(_device())
+    gc.freeze()  # a collection over the objects of PyTorch takes 0.1 s
     if _devices and _device().name == GPU_KIND:
         begin_compiler(load_kernels)
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...egraph.types import dtypes
-from .slice_norms import SMALLEST, MatrixShape, SliceSums, WorstError
+from .slice_norms import SMALLEST, MatrixShape, SliceSums, WorstError, largest
 
 PLACE = 8.0  # allowed relative error of an element, as a multiple of that of the whole output
 PIECE, PIECE_THERE = 1 << 18, 1 << 22  # elements compared at a time: arrays, tensors
@@ -88,15 +88,20 @@ class MeasuredErrors:
         self.parts = [x if x is None else flat.of(x) for x in (y, exact, own, unstable)]
         self.scale = 1.0  # power of two that all values are multiplied with
         self._measure()
-        if flat.total and not math.isfinite(float(self.sums.by_column[1].sum()) + float(self.sums.by_column[0].sum())):
+        if flat.total and not self._fits():
             self.scale = HUGE  # squares overflow float64
             self._measure()
+
+    def _fits(self) -> bool:
+        """Whether the sums of squares are finite."""
+        gap, size, *_ = (x.sum() for x in self.sums.by_column if x is not None)
+        return math.isfinite(float(gap) + float(size) if self.xp is np else float(gap + size))
 
     def _measure(self) -> None:
         """Sum the squares of errors and values."""
         self.sums = SliceSums(self.flat, self.xp)
         self.peaks: list[tuple[slice, Any]] = []  # (rows, largest error in them)
-        self.known = 0.0  # sum of squares of the reference where the baseline is finite
+        self.known = 0.0  # sum of squares of the reference where the baseline is finite; 0 without a baseline
         self.finite = True  # whether NaN and infinities match another run
         if self.flat.total:
             with np.errstate(all="ignore"):
@@ -119,8 +124,8 @@ class MeasuredErrors:
         total = gap.sum() if lost is None else gap.sum() + lost.sum()
         if not bool(xp.isfinite(total)):
             gap, r, lost, known = self._placed(v, r, o)
-            self.known += float((known * known).sum())
-        else:
+            self.known += float((known * known).sum()) if o is not None else 0.0
+        elif o is not None:
             self.known += float((r * r).sum()) if xp is not np else float(np.vdot(r, r))
         if u is not None:
             gap = xp.where(gap <= u, xp.zeros_like(gap), gap)
@@ -172,8 +177,7 @@ class MeasuredErrors:
                     free = (gap > limit) & (gap <= u)
                     exempt += int(free.sum())
                     gap = xp.where(free, xp.zeros_like(gap), gap)
-                at = int((gap / limit).reshape(-1).argmax())
-                error, most, beside = (float(x.reshape(-1)[at]) for x in (gap, limit, size))
+                at, (_, error, most, beside) = largest(xp, *(x.reshape(-1) for x in (gap / limit, gap, limit, size)))
                 if error / most > found.ratio:
                     place = np.unravel_index(rows.start * flat.columns + at, self.shape)
                     found = WorstError(

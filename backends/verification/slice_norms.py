@@ -91,7 +91,8 @@ class MatrixShape:
 
 class SliceSums:
     """Sums per row and per column of a matrix: squares of the error, of the reference and of the baseline's error, and
-    the number of elements where the baseline has an error (copied elements have none)."""
+    the number of elements where the baseline has an error (copied elements have none). Without a baseline there are
+    none of the last two."""
 
     def __init__(self, flat: MatrixShape, xp: Any) -> None:
         self.flat, self.xp = flat, xp
@@ -99,12 +100,11 @@ class SliceSums:
         self.by_column: list[Any] = [None, None, None, None]
 
     def add(self, gap: Any, reference: Any, lost: Any | None) -> None:
-        """Add further rows: their errors (`gap`), reference values, and the baseline's errors (`lost`; None: zeros)."""
-        inexact = None if lost is None else (lost != 0) * self.xp.ones_like(lost)
-        for k, x in enumerate((gap, reference, lost, inexact)):
-            if x is None:
-                row, column = self.xp.zeros_like(gap[:, 0]), self.xp.zeros_like(gap[0])
-            elif self.xp is np:
+        """Add further rows: their errors (`gap`), reference values, and the baseline's errors (`lost`; always or never
+        None)."""
+        beside = () if lost is None else (lost, (lost != 0) * self.xp.ones_like(lost))
+        for k, x in enumerate((gap, reference, *beside)):
+            if self.xp is np:
                 row, column = np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->j", x, x)
             else:
                 square = x * x
@@ -132,23 +132,21 @@ class SliceSums:
         `dtype`."""
         found = WorstError()
         for first, axis, count in self.flat.axes():
-            gap, size, lost = (self.xp.sqrt(self._along(k, first, axis)) for k in range(3))
-            lost = self._lost(lost, self._along(3, first, axis))
+            gap, size = (self.xp.sqrt(self._along(k, first, axis)) for k in range(2))
+            lost = 0.0 if self.by_column[2] is None else self._lost(first, axis)
             limit = SLICE * (allowed * size + lost) + SMALLEST[dtype] * math.sqrt(count)
-            ratio = gap / limit
-            at = int(ratio.argmax())
-            if float(ratio[at]) > found.ratio:
-                found = WorstError(
-                    float(ratio[at]), float(gap[at]), float(limit[at]), float(size[at]), self.flat.name(first, axis, at)
-                )
+            at, (ratio, error, most, beside) = largest(self.xp, gap / limit, gap, limit, size)
+            if ratio > found.ratio:
+                found = WorstError(ratio, error, most, beside, self.flat.name(first, axis, at))
         return found
 
-    def _lost(self, lost: Any, inexact: Any) -> Any:
-        """Norms of the baseline's error per slice.
+    def _lost(self, first: bool, axis: int) -> Any:
+        """Norms of the baseline's error per slice of an axis.
 
         In slices with few inexact elements the norm may be near zero by chance; there it is at least
         `OWN / SLICE` times the norm of as many errors of the output's mean magnitude.
         """
+        lost, inexact = self.xp.sqrt(self._along(2, first, axis)), self._along(3, first, axis)
         total = float(self.by_column[3].sum())
         mean = math.sqrt(float(self.by_column[2].sum()) / max(total, 1.0))
         few = OWN / SLICE * mean * self.xp.sqrt(inexact)
@@ -160,11 +158,12 @@ class SliceSums:
         To these, a caller adds the limit that is relative to an element's value.
         """
         xp, flat = self.xp, self.flat
-        total = [x.sum().reshape(1) for x in self.by_column[1:]]
+        known = (1,) if self.by_column[2] is None else (1, 2, 3)
+        total = [self.by_column[k].sum().reshape(1) for k in known]
         whole = self._limit(total, flat.total, allowed, least=1)
         rows, columns = whole + xp.zeros_like(self._rows(1)), whole + xp.zeros_like(self.by_column[1])
         for first, axis, count in flat.axes():
-            line = self._limit([self._along(k, first, axis) for k in (1, 2, 3)], count, allowed)
+            line = self._limit([self._along(k, first, axis) for k in known], count, allowed)
             sizes = flat.leading if first else flat.trailing
             shaped = line.reshape([-1 if i == axis else 1 for i in range(len(sizes))])
             full = (shaped + xp.zeros_like((rows if first else columns).reshape(sizes))).reshape(-1)
@@ -181,9 +180,11 @@ class SliceSums:
         many copied elements besides one computed row. Infinite for slices with 1 to `least` - 1 such elements,
         too few for a useful mean.
         """
-        xp, inexact = self.xp, sums[2]
-        size, lost = xp.sqrt(sums[0] / count), xp.sqrt(sums[1] / xp.clip(inexact, 1, None))
-        limit = BESIDE * allowed * size + OWN * lost
+        xp, size = self.xp, self.xp.sqrt(sums[0] / count)
+        if len(sums) == 1:
+            return BESIDE * allowed * size
+        inexact = sums[2]
+        limit = BESIDE * allowed * size + OWN * xp.sqrt(sums[1] / xp.clip(inexact, 1, None))
         return xp.where((inexact > 0) & (inexact < least), xp.full_like(limit, math.inf), limit)
 
 
@@ -202,7 +203,18 @@ class ElementLimits:
 
     def least(self, rows: slice) -> float:
         """The smallest error limit of an element in the rows `rows`."""
-        return min(float(self.rows[rows].min()), float(self.columns.min()))
+        row, column = self.rows[rows].min(), self.columns.min()
+        return min(float(row), float(column)) if self.xp is np else min(self.xp.stack([row, column]).tolist())
+
+
+def largest(xp: Any, ratios: Any, *beside: Any) -> tuple[int, list[float]]:
+    """Index of the largest of `ratios`, a vector, and the values there: its own, then those of vectors `beside` it; of
+    tensors on a device in one transfer."""
+    at = ratios.argmax()
+    if xp is np:
+        return int(at), [float(x[at]) for x in (ratios, *beside)]
+    place, *values = xp.stack([at.double(), *(x[at] for x in (ratios, *beside))]).tolist()
+    return int(place), values
 
 
 __all__ = ["SMALLEST", "ElementLimits", "MatrixShape", "SliceSums", "WorstError"]

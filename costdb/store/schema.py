@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..keys.key import IDENTITY_FIELDS, LABEL_FIELDS, KernelKey, Work, digest_of
+from ..keys.stored_key import FIELDS, well_formed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,9 +189,9 @@ def checked(table: pa.Table) -> tuple[pa.Table, Counter[str]]:
     """Valid rows of a table, with medians recomputed from the samples, and the number of skipped rows by reason.
 
     A row is skipped for the first reason that holds: a null, an oversized text, an unknown kind, a digest that is not
-    that of its key (a kernel at one shape, layout, schedule and machine), a date outside 2020 to 2100, negative or NaN
-    work, and for timings no samples, an unknown regime, or a latency that is NaN, infinite or outside
-    `MIN_LATENCY_US`..`MAX_LATENCY_US`; NaN accuracy.
+    that of its key (a kernel at one shape, layout, schedule and machine), a key whose fields have another form than
+    keys of kernels, a date outside 2020 to 2100, negative or NaN work, and for timings no samples, an unknown regime,
+    or a latency that is NaN, infinite or outside `MIN_LATENCY_US`..`MAX_LATENCY_US`; NaN accuracy.
     """
     import numpy as np
 
@@ -223,6 +224,7 @@ def _faults(table: pa.Table) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
     timing, accuracy = kind == "timing", kind == "accuracy"
     yield "unknown kind", ~(timing | accuracy | (kind == "failure"))
     yield "key does not match its digest", _mismatched(table)
+    yield "malformed key", _malformed(table)
     times = column("time_us")
     yield "absurd date", (times < MIN_TIME_US) | (times > MAX_TIME_US)
     with np.errstate(invalid="ignore"):
@@ -254,6 +256,20 @@ def _mismatched(table: pa.Table) -> np.ndarray[Any, Any]:
         None in identity or digest_of(identity) != digest for identity, digest in zip(identities, claimed, strict=True)
     ]
     return np.array(verdicts, dtype=bool)
+
+
+def _malformed(table: pa.Table) -> np.ndarray[Any, Any]:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    bad = np.zeros(table.num_rows, dtype=bool)
+    for name in FIELDS:
+        column = table.column(name)
+        wrong = [text for text in pc.unique(column).to_pylist() if text is not None and not well_formed(name, text)]
+        if wrong:
+            bad |= np.asarray(pc.is_in(column, value_set=pa.array(wrong, pa.string())).to_numpy())
+    return bad
 
 
 def _samples(table: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -39,7 +39,10 @@ def _number(node: ast.expr) -> float | None:
         inner = _number(node.operand)
         return None if inner is None else -inner
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return node.value
+        try:
+            return float(node.value)
+        except OverflowError:
+            raise RuleError("a number is beyond floats", hint="inf") from None
     return None
 
 
@@ -123,8 +126,8 @@ def _attr(node: ast.expr, text: str) -> Attr:
 def _parsed(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
-        raise RuleError(f"cannot parse {text!r}: {error.msg}", hint="a pattern is one Python expression") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise RuleError(f"cannot parse {text[:200]!r}: {error}", hint="a pattern is one Python expression") from None
 
 
 @memo(4096)

@@ -45,6 +45,17 @@ class Rule:
     shortcut: bool = False  # derivable from other rules; saves iterations
     doc: str = ""
 
+    def __post_init__(self) -> None:
+        sides = [
+            text
+            for side in (self.left, self.right, self.when)
+            for text in (side if isinstance(side, tuple) else (side,))
+        ]
+        if odd := [text for text in sides if not isinstance(text, str)]:
+            raise RuleError(f"{odd[0]!r} is no text of a pattern", where=str(self.name)[:80])
+        if not isinstance(self.name, str) or not self.name.isprintable() or set(self.name) & set('"\\'):
+            raise RuleError(f"{self.name!r:.80} cannot be the name of a rule", hint="letters, digits and hyphens")
+
     @cached_property
     def lefts(self) -> tuple[Term, ...]:
         """The parsed left sides."""

@@ -59,29 +59,34 @@ def group_of(form: str, size: int) -> int:
     return found
 
 
-def block_of(size: int) -> int:
-    """Bytes of a unit in which `size` numbers of 4 bits are packed. Raises UnsupportedError for an odd number."""
-    if size % 2:
-        raise UnsupportedError(f"{size} numbers of 4 bits do not fill bytes")
-    return next(n for n in (BLOCK, 8, 4, 2, 1) if size % (2 * n) == 0)
+def block_of(size: int, bits: int = 4) -> int:
+    """Bytes of a unit in which `size` numbers of 2 or 4 bits are packed. Raises UnsupportedError if they do not fill
+    bytes."""
+    count = 8 // bits
+    if size % count:
+        raise UnsupportedError(f"{size} numbers of {bits} bits do not fill bytes")
+    return next(n for n in (BLOCK, 8, 4, 2, 1) if size % (count * n) == 0)
 
 
 A = TypeVar("A")
 
 
-def packed(codes: A, axis: int = -1) -> A:
-    """Pack codes 0..15 (uint8, an array or tensor) along an axis, two a byte, in units of `block_of` bytes; uint8, half
-    as long."""
-    return cast("A", _packed(codes, axis))
+def packed(codes: A, axis: int = -1, bits: int = 4) -> A:
+    """Pack codes of 2 or 4 bits (uint8, an array or tensor) along an axis, 8 / bits a byte, in units of `block_of`
+    bytes; uint8."""
+    return cast("A", _packed(codes, axis, bits))
 
 
-def _packed(codes: Any, axis: int) -> Any:
-    axis %= codes.ndim
-    block = block_of(codes.shape[axis])
-    units = codes.reshape(*codes.shape[:axis], -1, 2, block, *codes.shape[axis + 1 :])
+def _packed(codes: Any, axis: int, bits: int) -> Any:
+    axis, count = axis % codes.ndim, 8 // bits
+    block = block_of(codes.shape[axis], bits)
+    units = codes.reshape(*codes.shape[:axis], -1, count, block, *codes.shape[axis + 1 :])
     before = (slice(None),) * (axis + 1)
-    shape = (*codes.shape[:axis], codes.shape[axis] // 2, *codes.shape[axis + 1 :])
-    return (units[(*before, 0)] | units[(*before, 1)] << 4).reshape(shape)
+    shape = (*codes.shape[:axis], codes.shape[axis] // count, *codes.shape[axis + 1 :])
+    found = units[(*before, 0)]
+    for part in range(1, count):
+        found = found | units[(*before, part)] << bits * part
+    return found.reshape(shape)
 
 
 def encoded(weight: Array, form: str, dtype: str, wanted: Sequence[str] = ("q", "scale")) -> dict[str, Array]:

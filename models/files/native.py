@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...egraph.composites import composite_ops as composite
+from ...egraph.composites import composite_ops, quantized_ops, training_ops
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.structure import pack, unpack
 from ...egraph.ir.tensor import Tensor, constant, make
@@ -29,7 +29,7 @@ from .arrays import MappedArray
 from .limits import check_size
 from .safetensors import read_header, write_arrays
 
-assert composite  # importing registers the composite ops
+assert composite_ops and quantized_ops and training_ops  # importing registers the composite ops
 KEY = "tensor_graphs"
 VERSION = 1
 _INT_LIMIT = 1 << 62

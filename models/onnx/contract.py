@@ -12,13 +12,18 @@ from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import einsum
 from .node import Node, Result, operator
-from .pointwise import saturate
+from .quantize import saturate
 
 operator("MatMul")(lambda n: t.matmul(n.x(0), n.x(1)))
 
 
 @operator("Gemm")
 def _gemm(n: Node) -> Result:
+    return gemm(n)
+
+
+def gemm(n: Node) -> Tensor:
+    """The matrix product of a Gemm node, with bias and factors."""
     a, b = n.x(0), n.x(1)
     if a.rank != 2 or b.rank != 2:
         raise ShapeError(f"{a.type} and {b.type} are not two matrices")
@@ -98,7 +103,8 @@ def _kernel(n: Node, w: Tensor) -> list[int]:
     return kernel
 
 
-def _convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """The convolution of x [N, C, ...] with w and bias b by the attributes of the node."""
     count = x.rank - 2
     kernel = _kernel(n, w)
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
@@ -108,7 +114,7 @@ def _convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 @operator("Conv")
 def _conv(n: Node) -> Result:
-    return _convolve(n, n.x(0), n.x(1), n.shaped(2, n.x(1).shape[:1]) if n.has(2) else None)
+    return convolve(n, n.x(0), n.x(1), n.shaped(2, n.x(1).shape[:1]) if n.has(2) else None)
 
 
 def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
@@ -177,7 +183,7 @@ def _conv_transpose(n: Node) -> Result:
 
 
 # ---------------------------------------------------------------- integer and quantized
-def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
+def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     """Return x minus its zero point as int32. The zero point is a scalar or has one element per index of an axis."""
     x = t.cast(x, "int32")
     if zero is None:
@@ -192,20 +198,22 @@ def _centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
 
 @operator("MatMulInteger")
 def _matmul_integer(n: Node) -> Result:
-    return t.matmul(_centred(n.x(0), n.opt(2), -2), _centred(n.x(1), n.opt(3), -1))
+    return t.matmul(centred(n.x(0), n.opt(2), -2), centred(n.x(1), n.opt(3), -1))
 
 
 @operator("ConvInteger")
 def _conv_integer(n: Node) -> Result:
-    return _convolve(n, _centred(n.x(0), n.opt(2), 1), _centred(n.x(1), n.opt(3), 0))
+    return convolve(n, centred(n.x(0), n.opt(2), 1), centred(n.x(1), n.opt(3), 0))
 
 
-def _requantize(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+def requantize(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """total * scale, rounded, plus the zero point, saturated to the zero point's dtype."""
     scaled = t.round(t.cast(total, "float32") * scale)
     return saturate(t.add(scaled, t.cast(zero, "float32")), zero.dtype)
 
 
-def _line(x: Tensor, rank: int, axis: int) -> Tensor:
+def line(x: Tensor, rank: int, axis: int) -> Tensor:
+    """A scale as float32 that broadcasts with a value of `rank` axes: a scalar, or one number per index of `axis`."""
     x = t.cast(x, "float32")
     return (
         t.reshape(x, [x.shape[0] if x.rank == 1 and i == axis % rank else 1 for i in range(rank)]) if x.rank <= 1 else x
@@ -214,18 +222,18 @@ def _line(x: Tensor, rank: int, axis: int) -> Tensor:
 
 @operator("QLinearMatMul", limits="8-bit floats")
 def _qlinear_matmul(n: Node) -> Result:
-    a, b = _centred(n.x(0), n.x(2), -2), _centred(n.x(3), n.x(5), -1)
+    a, b = centred(n.x(0), n.x(2), -2), centred(n.x(3), n.x(5), -1)
     total = t.matmul(a, b)
-    scale = _line(n.x(1), total.rank, -2) * _line(n.x(4), total.rank, -1) / _line(n.x(6), total.rank, -1)
-    return _requantize(total, scale, n.x(7))
+    scale = line(n.x(1), total.rank, -2) * line(n.x(4), total.rank, -1) / line(n.x(6), total.rank, -1)
+    return requantize(total, scale, n.x(7))
 
 
 @operator("QLinearConv")
 def _qlinear_conv(n: Node) -> Result:
-    x, w = _centred(n.x(0), n.x(2), 1), _centred(n.x(3), n.x(5), 0)
-    total = _convolve(n, x, w, n.shaped(8, w.shape[:1]) if n.has(8) else None)
-    scale = _line(n.x(1), total.rank, 1) * _line(n.x(4), total.rank, 1) / _line(n.x(6), total.rank, 1)
-    return _requantize(total, scale, n.x(7))
+    x, w = centred(n.x(0), n.x(2), 1), centred(n.x(3), n.x(5), 0)
+    total = convolve(n, x, w, n.shaped(8, w.shape[:1]) if n.has(8) else None)
+    scale = line(n.x(1), total.rank, 1) * line(n.x(4), total.rank, 1) / line(n.x(6), total.rank, 1)
+    return requantize(total, scale, n.x(7))
 
 
 @operator("Einsum")
@@ -233,4 +241,4 @@ def _einsum(n: Node) -> Result:
     return einsum(n.attr("equation"), n.tensors())
 
 
-__all__ = ["same_pads", "spatial"]
+__all__ = ["centred", "convolve", "gemm", "line", "requantize", "same_pads", "spatial"]

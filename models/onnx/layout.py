@@ -80,7 +80,8 @@ def _squeeze(n: Node) -> Result:
 
 @operator("Unsqueeze")
 def _unsqueeze(n: Node) -> Result:
-    x, count = n.x(), len(n.ints(1))
+    x = n.x()
+    count = len(n.attr("axes") if "axes" in n.attrs else n.ints(1))
     axes = n.axes(1, x.rank + count)
     assert axes is not None
     rest = iter(x.shape)
@@ -134,8 +135,8 @@ def _split(n: Node) -> Result:
     axis = n.axis(0, x.rank)
     size = x.shape[axis]
     sizes: list[Dim]
-    if n.has(1):
-        sizes = list(n.dims(1))
+    if n.has(1) or "split" in n.attrs:  # an attribute before opset 13
+        sizes = list(n.dims(1)) if n.has(1) else list(n.attr("split"))
     else:
         count = len(n.outputs)
         if n.attr("num_outputs", count) != count:
@@ -277,7 +278,8 @@ def _space_to_depth(n: Node) -> Result:
 def _constant_of_shape(n: Node) -> Result:
     value = n.attrs.get("value")
     found = np.zeros((), np.float32) if value is None else n.context.known(value)
-    assert found is not None
+    if found is None:
+        raise n.unsupported("value of 4-bit integers")
     if found.size != 1:
         raise ShapeError(f"a fill with {found.size} values")
     return t.full(n.dims(0), found.reshape(-1)[0].item(), dtypes.name_of(found.dtype))

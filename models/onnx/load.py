@@ -33,11 +33,13 @@ from ..files.arrays import MappedArray
 from ..files.limits import check_count
 from .input_sizes import named_sizes, unique
 from .masked import masked_value
-from .names import node_label, short
+from .names import MICROSOFT, node_label, operator_key, short
 from .node import (
     ELEMENT_TYPES,
+    FOUR_BITS,
     OPSETS,
     Context,
+    FourBits,
     KnownSequence,
     Node,
     Opaque,
@@ -50,7 +52,7 @@ from .ops import OPERATORS
 from .read_file import check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
 from .shapes import shape_dtype, shape_value
 from .signature import check_attributes, check_operands
-from .stored_tensors import all_nodes, external_data, stored_data
+from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
 #: Float initializers of at most this many elements become constants, larger ones params.
@@ -76,8 +78,9 @@ def load_onnx(
     model = inlined(model, file)
     missing = unsupported(model)
     if missing:
-        raise UnsupportedError("the model needs unsupported features", missing=missing, where=str(file),
-                               hint="python -m tensor_graphs.models.onnx.load lists the supported operators")  # fmt: skip
+        raise UnsupportedError(
+            "the model needs unsupported features", missing=missing, where=str(file), hint=_remedy(missing)
+        )
     check_structure(model.graph, set(), str(file))
     check_with_onnx(model, file)
     loader = _Loader(file, Context(opset(model), max_bytes or machine_memory()), named_sizes(model.graph, dims, file))
@@ -86,6 +89,15 @@ def load_onnx(
     except (BadModelError, UnsupportedError) as error:
         error.where = error.where or str(file)
         raise
+
+
+def _remedy(missing: Iterable[str]) -> str:
+    """Hint for a user whose model needs these unsupported features."""
+    if any(name.startswith(f"{MICROSOFT}.nchwc") for name in missing):
+        return "ONNX Runtime optimized this file for one processor (level all): save it with level extended"
+    if any(name.startswith("opset ") for name in missing):
+        return "onnx.version_converter.convert_version(model, 17) writes a model for another opset"
+    return "python -m tensor_graphs.models.onnx.load lists the supported operators"
 
 
 class _Poison:
@@ -104,7 +116,7 @@ class _Loader:
     missing: Counter[str] = field(default_factory=Counter)
     paths: ModulePaths = field(default_factory=ModulePaths)
     #: Tensors of subgraphs and attributes, by id of their TensorProto (kept alive here): unrolled bodies reuse them.
-    read: dict[int, tuple[Any, Tensor]] = field(default_factory=dict)
+    read: dict[int, tuple[Any, Tensor | FourBits]] = field(default_factory=dict)
     #: How often the nodes of a graph or subgraph read each name, by id of its GraphProto (kept alive here).
     reads: dict[int, tuple[Any, Counter[str]]] = field(default_factory=dict)
     built: int = 0  # nodes and initializers of the subgraphs built so far, which are built once for each iteration
@@ -145,6 +157,8 @@ class _Loader:
             kind, hint = (
                 ("is a sequence", "")
                 if isinstance(value, KnownSequence)
+                else (f"has the dtype {value.kind}", "")
+                if isinstance(value, FourBits)
                 else ("has a size that depends on data", DATA_SIZES)
             )
             raise UnsupportedError(
@@ -156,6 +170,8 @@ class _Loader:
     def check_declared(value: Any, info: Any, shape: bool = True) -> None:
         """Raise BadModelError if an initializer or output has another dtype, or with `shape` other sizes, than the file
         declares for its name."""
+        if isinstance(value, Opaque):
+            return
         kind = info.type.tensor_type
         dtype = ELEMENT_TYPES.get(kind.elem_type, value.dtype)
         sizes = [d.dim_value if d.HasField("dim_value") else None for d in kind.shape.dim]
@@ -171,8 +187,10 @@ class _Loader:
         shape = tuple(self.sizes[info.name, i] for i in range(len(kind.shape.dim)))
         return self.context.check(t.input(info.name, shape, ELEMENT_TYPES[kind.elem_type]))
 
-    def initializer(self, tensor: Any, name: str) -> Tensor:
+    def initializer(self, tensor: Any, name: str) -> Tensor | FourBits:
         """Return an initializer as a param (lazy if external) or a constant."""
+        if tensor.data_type in FOUR_BITS:
+            return self.four_bits(tensor, name)
         kind = ELEMENT_TYPES.get(tensor.data_type)
         if kind is None:
             raise UnsupportedError(
@@ -191,11 +209,26 @@ class _Loader:
             data = stored_data(tensor, shape, f"{self.file}: tensor {short(name)}")
         limit = CONSTANT_ELEMENTS if dtypes.is_float(kind) else CONSTANT_INTEGERS
         if not shape or count <= limit:
-            return self.context.constant(load_data(data))
+            constant = self.context.constant(load_data(data))
+            self.context.names[id(constant)] = constant, name
+            return constant
         self.context.params[name] = data
         return leaf
 
-    def once(self, tensor: Any, name: str) -> Tensor:
+    def four_bits(self, tensor: Any, name: str) -> FourBits:
+        """Return an initializer of 4-bit integers, whose bytes are lazy if they are external."""
+        shape, where = tuple(tensor.dims), f"{self.file}: tensor {short(name)}"
+        size = (prod(shape) + 1) // 2
+        self.context.check(t.zeros((size,), "uint8"))
+        data: Data
+        if tensor.data_location == tensor.EXTERNAL:
+            place, offset, identity = external_data(tensor, size, self.file, where)
+            data = MappedArray(place, offset, (size,), "uint8", identity)
+        else:
+            data = stored_bytes(tensor, size, where)
+        return FourBits(name, shape, FOUR_BITS[tensor.data_type], data)
+
+    def once(self, tensor: Any, name: str) -> Tensor | FourBits:
         """Return the param or constant of a TensorProto, created on the first call only."""
         if id(tensor) not in self.read:
             self.read[id(tensor)] = (tensor, self.initializer(tensor, name))
@@ -233,7 +266,7 @@ class _Loader:
         label = node_label(proto)
         branch = partial(self.branch, env)
         try:
-            node = Node(proto.op_type, label, operands, self.attributes(proto), wanted, self.context, branch)
+            node = Node(operator_key(proto), label, operands, self.attributes(proto), wanted, self.context, branch)
             check_attributes(node)
             check_operands(node)
             if (symbolic := shape_value(node)) is not None:
@@ -243,7 +276,7 @@ class _Loader:
             else:
                 result = OPERATORS[node.op].build(node)
         except UnsupportedError as error:
-            self.missing.update(error.missing or {f"{proto.op_type} ({error.message})": 1})
+            self.missing.update(error.missing or {f"{operator_key(proto)} ({error.message})": 1})
             return [_POISON] * len(proto.output)
         except (BadModelError, UsageError) as error:
             error.where = error.where if error.where and isinstance(error, TooLargeError) else f"{self.file}: {label}"
@@ -314,14 +347,18 @@ class _Loader:
 def support_table() -> str:
     """Return the Markdown table of supported operators and their limits."""
     low, high = OPSETS
+    added = [name for name in OPERATORS if name.startswith(f"{MICROSOFT}.")]
     lines = [
         "# ONNX operators",
         "",
-        f"{len(OPERATORS)} operators of the default domain, opset {low} to {high}. Subgraphs of `If`, `Loop` and `Scan` run where",
+        f"{len(OPERATORS) - len(added)} operators of the default domain, opset {low} to {high}, and {len(added)} of `{MICROSOFT}`, which",
+        "ONNX Runtime and its exporters write. Subgraphs of `If`, `Loop` and `Scan` run where",
         "the condition or the trip count is known at load time. Models with sequence inputs or outputs, strings",
         "and optional types are not supported.",
         "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
         "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
+        "4-bit integers are supported as initializers that are dequantized (DequantizeLinear, GatherBlockQuantized).",
+        "A free size is 1 at least: a decoder's prompt is a graph of its own, without past (`dims={'past_sequence_length': 0}`).",
         "",
         "This page is generated: `python -m tensor_graphs.models.onnx.load > docs/onnx-support.md`.",
         "",

@@ -26,13 +26,15 @@ from ..common.sizes import size_tensor
 Array = np.ndarray[Any, Any]
 
 #: Supported versions of the default operator set (first, last).
-OPSETS = (13, 28)
+OPSETS = (11, 28)
 
-#: ONNX element type -> dtype. Not supported: strings, complex, 4- and 8-bit floats, 4-bit ints.
+#: ONNX element type -> dtype. Not supported: strings, complex, 4- and 8-bit floats, 2-bit ints. 4-bit ints: `FourBits`.
 ELEMENT_TYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
     11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
+#: ONNX element type -> name, of initializers that may hold two numbers a byte (`FourBits`).
+FOUR_BITS = {21: "uint4", 22: "int4"}
 
 
 def element_name(code: int) -> str:
@@ -89,7 +91,21 @@ class MaskedValues:
     mask: Tensor | None
 
 
-Opaque = KnownSequence | MaskPositions | MaskedValues
+@dataclass(frozen=True)
+class FourBits:
+    """An initializer of 4-bit integers. Only operators that dequantize take it, since no dtype has 4 bits.
+
+    `data`: uint8 [(elements + 1) // 2], two numbers a byte in row-major order, the first in the lower four bits.
+    `kind`: "int4" (two's complement) or "uint4".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    data: Data
+
+
+Opaque = KnownSequence | MaskPositions | MaskedValues | FourBits
 """Values that are not tensors."""
 Value = Tensor | SymbolicInts | Opaque
 
@@ -102,6 +118,10 @@ class Context:
     opset: int
     limit: int
     params: dict[str, Data] = field(default_factory=dict)
+    #: Names of initializers that became constants, by id of their tensor (kept alive here).
+    names: dict[int, tuple[Tensor, str]] = field(default_factory=dict)
+    #: Leaves of the packed weights found so far (models/onnx/packed.py), by initializers and layout.
+    packed: dict[tuple[Any, ...], dict[str, Tensor]] = field(default_factory=dict)
     _purity: dict[int, tuple[Tensor, int]] = field(default_factory=dict)
     _known: dict[int, Array] = field(default_factory=dict)
 
@@ -227,6 +247,8 @@ class Node:
     def x(self, position: int = 0) -> Tensor:
         """The operand at `position` as a tensor. Raises UnsupportedError for a sequence."""
         found = self.value(position)
+        if isinstance(found, FourBits):
+            raise self.unsupported(f"operand {position} of {found.kind}")
         if isinstance(found, Opaque):
             raise self.unsupported(
                 "of a sequence" if isinstance(found, KnownSequence) else "of a size that depends on data"
@@ -248,6 +270,21 @@ class Node:
     def opt(self, position: int) -> Tensor | None:
         """The optional operand at `position` as a tensor; None if absent."""
         return self.x(position) if self.has(position) else None
+
+    def stored(self, position: int) -> tuple[str, Data] | None:
+        """(name, data) of the initializer that the operand at `position` is, perhaps reshaped; None for other
+        operands."""
+        value = self.inputs[position]
+        if isinstance(value, FourBits):
+            return value.name, value.data
+        x = self.x(position)
+        while x.op == "reshape":
+            x = x.args[0]
+        if x.op == "param":
+            return str(x.attr("name")), self.context.params[x.attr("name")]
+        name = self.context.names.get(id(x))
+        found = None if name is None else self.context.known(x)
+        return None if name is None or found is None else (name[1], found)
 
     def tensors(self) -> list[Tensor]:
         """Return all operands as tensors (for variadic operators)."""
@@ -381,8 +418,8 @@ Build = Callable[[Node], Result]
 
 @dataclass(frozen=True)
 class Operator:
-    """Registry entry of the ONNX operator `name`: the function that translates it (`build`) and, as text, its
-    unsupported variants (`limits`)."""
+    """Registry entry of the ONNX operator `name` (`operator_key`): the function that translates it (`build`) and, as
+    text, its unsupported variants (`limits`)."""
 
     name: str
     build: Build
@@ -392,8 +429,9 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 
 
-def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
-    """Return a decorator that registers a function as the translation of the named operators of the default domain.
+def operator(*names: str, domain: str = "", limits: str = "") -> Callable[[Build], Build]:
+    """Return a decorator that registers a function as the translation of the named operators of a domain ("": the
+    default one).
 
     `limits`: text for docs/onnx-support.md on unsupported variants. All ONNX operators are registered through this
     function. The decorator raises ValueError for an operator that is registered already.
@@ -401,9 +439,10 @@ def operator(*names: str, limits: str = "") -> Callable[[Build], Build]:
 
     def install(build: Build) -> Build:
         for name in names:
-            if name in OPERATORS:
-                raise ValueError(f"ONNX operator {name} is registered twice")
-            OPERATORS[name] = Operator(name, build, limits)
+            key = f"{domain}.{name}" if domain else name
+            if key in OPERATORS:
+                raise ValueError(f"ONNX operator {key} is registered twice")
+            OPERATORS[key] = Operator(key, build, limits)
         return build
 
     return install

@@ -13,9 +13,9 @@ from ...egraph.builders import builders as t
 from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
-from ...errors import ShapeError
+from ...egraph.types.dims import volume
 from ..common import identities as of
-from .node import Node, Result, operator, resolve, simple
+from .node import Node, Result, operator, simple
 
 
 def _not_bits(x: Tensor) -> Tensor:
@@ -212,95 +212,33 @@ def _clip(n: Node) -> Result:
     return t.minimum(x, n.x(2)) if n.has(2) else x
 
 
+def _along_axis(n: Node, build: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """`build` of (operand, axis). Before opset 13, all axes from that of the node on count as one."""
+    x = n.x()
+    axis = n.axis(-1 if n.opset >= 13 else 1, x.rank)
+    if x.shape[axis] == 0 or (n.opset < 13 and volume(x.shape[axis:]) == 0):
+        return x
+    if n.opset >= 13:
+        return build(x, axis)
+    flat = t.reshape(x, (*x.shape[:axis], volume(x.shape[axis:])))
+    return t.reshape(build(flat, axis), x.shape)
+
+
 @operator("Softmax", "LogSoftmax")
 def _softmax(n: Node) -> Result:
-    build = c.softmax if n.op == "Softmax" else c.log_softmax
-    axis = n.axis(-1, n.x().rank)
-    return build(n.x(), axis=axis) if n.x().shape[axis] != 0 else n.x()
+    softmax = c.softmax if n.op == "Softmax" else c.log_softmax
+    return _along_axis(n, lambda x, axis: softmax(x, axis=axis))
 
 
 @operator("Hardmax")
 def _hardmax(n: Node) -> Result:
-    x = n.x()
-    axis = n.axis(-1, x.rank)
-    if x.shape[axis] == 0:
-        return x
+    return _along_axis(n, _largest)
+
+
+def _largest(x: Tensor, axis: int) -> Tensor:
+    """1 at the first largest element along the axis, 0 elsewhere."""
     shape = [x.shape[axis] if i == axis else 1 for i in range(x.rank)]
     return t.cast(t.eq(t.iota(shape, axis), t.argmax(x, axis, True)), x.dtype)
-
-
-# ---------------------------------------------------------------- quantization
-def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
-    """The scale or zero point `value`, reshaped to broadcast against x: per tensor, per index of an axis, or per block
-    of an axis.
-
-    The block size is an attribute of the node.
-    """
-    block = n.attr("block_size", 0)
-    if block and value.rank != x.rank:
-        raise ShapeError(f"scales or zero points {value.type} for blocks of {x.type}")
-    if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
-        return t.reshape(value, (1,) * x.rank)
-    if value.rank == 1:
-        if value.shape[0] != x.shape[axis]:
-            raise ShapeError(f"{value.shape[0]} scales or zero points for axis {axis} of {x.type}")
-        return t.reshape(value, [value.shape[0] if i == axis else 1 for i in range(x.rank)])
-    if not block:
-        raise n.unsupported("scale of this rank")
-    blocks = [-(-d // block) if i == axis else d for i, d in enumerate(x.shape)]
-    if list(value.shape) != blocks:
-        raise ShapeError(f"scales or zero points {value.type} for blocks of {block} along axis {axis} of {x.type}")
-    wide = t.expand_dims(value, axis + 1)
-    wide = t.broadcast_to(wide, [*wide.shape[: axis + 1], block, *wide.shape[axis + 2 :]])
-    wide = t.reshape(wide, [*value.shape[:axis], value.shape[axis] * block, *value.shape[axis + 1 :]])
-    return t.slice_axis(wide, axis, 0, x.shape[axis])
-
-
-def saturate(x: Tensor, dtype: str) -> Tensor:
-    """Integral floats clipped to an integer dtype's range and cast to it."""
-    limits = np.iinfo(dtype)
-    return t.cast(t.minimum(t.maximum(x, float(limits.min)), float(limits.max)), dtype)
-
-
-@operator("QuantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
-def _quantize(n: Node) -> Result:
-    x, scale, zero = n.x(0), n.x(1), n.opt(2)
-    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
-    zero = None if zero is None else n.shaped(2, scale.shape)
-    asked = n.dtype("output_dtype") if n.attr("output_dtype", 0) else ""
-    kind = asked or ("uint8" if zero is None else zero.dtype)
-    if zero is not None and kind != zero.dtype:
-        raise ShapeError(f"output_dtype is {kind}, but the zero point is {zero.dtype}")
-    if dtypes.category(kind) != "int":
-        raise n.unsupported(f"to {kind}")
-    precise = "float32"
-    scaled = t.round(t.cast(x, precise) / per_axis(n, x, t.cast(scale, precise), axis))
-    if zero is not None:
-        scaled = scaled + per_axis(n, x, t.cast(zero, precise), axis)
-    return saturate(scaled, kind)
-
-
-@operator("DequantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
-def _dequantize(n: Node) -> Result:
-    x, scale, zero = n.x(0), n.x(1), n.opt(2)
-    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
-    zero = None if zero is None else n.shaped(2, scale.shape)
-    kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
-    centred = t.cast(x, "int32" if dtypes.category(x.dtype) == "int" else "float32")
-    if zero is not None:
-        centred = t.sub(centred, per_axis(n, x, t.cast(zero, centred.dtype), axis))
-    return t.cast(t.cast(centred, "float32") * per_axis(n, x, t.cast(scale, "float32"), axis), kind)
-
-
-@operator("DynamicQuantizeLinear")
-def _dynamic_quantize(n: Node) -> Result:
-    x = n.x()
-    low, high = t.minimum(t.min(x), 0.0), t.maximum(t.max(x), 0.0)
-    scale = t.div(high - low, 255.0)
-    scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # the input is all zeros
-    zero = saturate(t.round(-low / scale), "uint8")
-    shifted = t.round(x / scale) + t.cast(zero, x.dtype)
-    return [saturate(shifted, "uint8"), scale, zero]
 
 
 @operator("HannWindow", "HammingWindow", "BlackmanWindow")

@@ -11,8 +11,8 @@ from typing import Any
 from ...errors import BadModelError, TooLargeError
 from ...plain import file_identity
 from ..files.limits import check_count
-from .names import node_label, plain, short
-from .node import ELEMENT_TYPES, OPSETS, element_name
+from .names import MICROSOFT, node_label, operator_key, plain, short
+from .node import ELEMENT_TYPES, FOUR_BITS, OPSETS, element_name
 from .ops import OPERATORS
 from .stored_tensors import all_nodes, check_tensor, tensors
 
@@ -20,6 +20,11 @@ from .stored_tensors import all_nodes, check_tensor, tensors
 MAX_FILE_BYTES = 2**31 - 1
 #: Limit on the number of nodes after the model's local functions are inlined.
 MAX_NODES = 1_000_000
+#: The only version of the operators that ONNX Runtime adds.
+MICROSOFT_OPSET = 1
+#: Operators of ONNX Runtime that its files have in the default domain. The ONNX checker does not know them, or only in
+#: later versions of the operator set.
+OF_RUNTIME = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
 
 
 def parse_model(file: Path) -> Any:
@@ -120,14 +125,16 @@ def unsupported(model: Any) -> dict[str, int]:
     version = opset(model)
     if not OPSETS[0] <= version <= OPSETS[1]:
         found[f"opset {version} (supported: {OPSETS[0]} to {OPSETS[1]})"] += 1
+    for imported in model.opset_import:
+        if imported.domain == MICROSOFT and imported.version != MICROSOFT_OPSET:
+            found[f"opset {imported.version} of {MICROSOFT} (supported: {MICROSOFT_OPSET})"] += 1
     for node in all_nodes(model.graph.node):
-        if node.domain not in ("", "ai.onnx"):
-            found[plain(f"{node.domain}.{node.op_type}")] += 1
-        elif node.op_type not in OPERATORS:
-            found[plain(node.op_type)] += 1
+        if operator_key(node) not in OPERATORS:
+            found[plain(operator_key(node))] += 1
     initial = {i.name for i in model.graph.initializer}
     for tensor in model.graph.initializer:
-        _count_dtype(found, tensor.data_type)
+        if tensor.data_type not in FOUR_BITS:
+            _count_dtype(found, tensor.data_type)
     for info in model.graph.input:
         if not info.type.HasField("tensor_type"):
             found[f"input of kind {info.type.WhichOneof('value')}"] += 1
@@ -184,21 +191,33 @@ def check_with_onnx(model: Any, file: Path) -> None:
 
     for tensor in tensors(model.graph):
         check_tensor(tensor, file)
-    unshaped = [
-        o for o in model.graph.output if o.type.HasField("tensor_type") and not o.type.tensor_type.HasField("shape")
-    ]
+    unshaped = any(
+        o.type.HasField("tensor_type") and not o.type.tensor_type.HasField("shape") for o in model.graph.output
+    )
+    unknown = any(_unknown(node, opset(model)) for node in all_nodes(model.graph.node))
     try:
-        onnx.checker.check_model(with_output_shapes(model) if unshaped else str(file))
+        onnx.checker.check_model(checkable(model) if unshaped or unknown else str(file))
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         raise BadModelError(
             f"the ONNX checker refuses it: {' '.join(str(error).split())[:600]}", where=str(file)
         ) from error
 
 
-def with_output_shapes(model: Any) -> Any:
-    """Return a copy of the model for the ONNX checker, which rejects outputs without a shape.
+def _unknown(node: Any, version: int) -> bool:
+    """Whether a node is one of `OF_RUNTIME` and the ONNX checker does not know it at this version of the operator
+    set."""
+    import onnx.defs
 
-    Those outputs get an empty shape. References to external data, checked before, are removed.
+    key = operator_key(node)
+    return key in OF_RUNTIME and not onnx.defs.has(key, max_inclusive_version=version)
+
+
+def checkable(model: Any) -> Any:
+    """Return a copy of the model for the ONNX checker, which rejects outputs without a shape and operators of the
+    default domain that it does not know.
+
+    Those outputs get an empty shape, those operators (`OF_RUNTIME`) another domain. References to external data,
+    checked before, are removed.
     """
     import onnx
 
@@ -207,6 +226,11 @@ def with_output_shapes(model: Any) -> Any:
     for output in copy.graph.output:
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
+    for node in all_nodes(copy.graph.node):
+        if _unknown(node, opset(model)):
+            node.domain = MICROSOFT
+    if all(imported.domain != MICROSOFT for imported in copy.opset_import):
+        copy.opset_import.add(domain=MICROSOFT, version=MICROSOFT_OPSET)
     for tensor in tensors(copy.graph):
         if tensor.data_location == tensor.EXTERNAL:
             del tensor.external_data[:], tensor.dims[:]
@@ -234,9 +258,9 @@ __all__ = [
     "MAX_NODES",
     "check_structure",
     "check_with_onnx",
+    "checkable",
     "inlined",
     "opset",
     "parse_model",
     "unsupported",
-    "with_output_shapes",
 ]

@@ -153,6 +153,7 @@ def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Di
 def _resize(n: Node) -> Result:
     x = n.x()
     axes = n.axes(9, x.rank) or tuple(range(x.rank))
+    n.choice("mode", "nearest", "linear", "cubic")  # also where no axis changes
     scales, sizes = _plan(n, x, axes)
     whole = [sizes[axes.index(i)] if i in axes else d for i, d in enumerate(x.shape)]
     n.context.check(t.zeros(whole, x.dtype))  # size check before any index or matrix is created

@@ -131,14 +131,20 @@ def _concat(node: Node, *parts: Array) -> Array:
     return np.concatenate(parts, axis=node.attr("axis"))
 
 
+def _axes(node: Node, axes: Array | None) -> tuple[int, ...] | None:
+    """The axes of a node: an operand, or an attribute before opset 13; None if there are none."""
+    found = node.attr("axes") if axes is None else axes.reshape(-1)
+    return None if found is None else tuple(int(a) for a in found)
+
+
 @_rule("Unsqueeze")
-def _unsqueeze(node: Node, x: Array, axes: Array) -> Array:
-    return np.expand_dims(x, tuple(int(a) for a in axes.reshape(-1)))
+def _unsqueeze(node: Node, x: Array, axes: Array | None = None) -> Array:
+    return np.expand_dims(x, _axes(node, axes) or ())
 
 
 @_rule("Squeeze")
 def _squeeze(node: Node, x: Array, axes: Array | None = None) -> Array:
-    return np.asarray(np.squeeze(x, None if axes is None else tuple(int(a) for a in axes.reshape(-1))), dtype=object)
+    return np.asarray(np.squeeze(x, _axes(node, axes)), dtype=object)
 
 
 @_rule("Reshape")

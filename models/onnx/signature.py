@@ -44,9 +44,11 @@ def _versions() -> dict[str, list[Any]]:
 
 @cache
 def _operands(op: str, opset: int) -> tuple[_Operand, ...]:
-    """Return the formal parameters of an operator at an opset."""
+    """Return the formal parameters of an operator at an opset; none of an operator that ONNX does not define there."""
     import onnx.defs
 
+    if not onnx.defs.has(op, max_inclusive_version=opset):
+        return ()
     schema = onnx.defs.get_schema(op, opset, "")
     found = []
     for i, x in enumerate(schema.inputs):
@@ -94,16 +96,19 @@ def _natural(value: float) -> bool:
 #: Attribute -> (test of its value, the values that pass it as text); "operator.attribute" goes before "attribute".
 _VALUES: dict[str, tuple[Check, str]] = {
     **dict.fromkeys(
-        ("align_corners", "allowzero", "antialias", "ceil_mode", "count_include_pad", "detect_negative", "detect_positive",
+        ("align_corners", "allowzero", "antialias", "ceil_mode", "channels_last", "count_include_pad", "detect_negative",
+         "detect_positive", "do_rotary",
          "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "is_causal", "keepdims", "largest", "layout",
          "linear_before_reset", "new_axis", "noop_with_empty_axes", "periodic", "reverse", "saturate", "select_last_index",
-         "sorted", "storage_order", "training_mode", "transA", "transB", "upper"), (_flag, "0 or 1")),
+         "rotary_interleaved", "sorted", "storage_order", "training_mode", "transA", "transB", "transBatchA", "transBatchB",
+         "unidirectional", "upper"), (_flag, "0 or 1")),
     **dict.fromkeys(("blocksize", "group", "hidden_size", "kv_num_heads", "num_groups", "num_outputs", "num_scan_inputs", "p",
                      "q_num_heads", "size"), (_positive, "1 or more")),
     **dict.fromkeys(("batch_dims", "block_size", "num_heads", "rotary_embedding_dim", "softcap"), (_natural, "0 or more")),
     **dict.fromkeys(("batch_axis", "time_axis"), (_flag, "0 or 1")),
     **dict.fromkeys(("left_window_size", "right_window_size"), (lambda v: v >= -1, "-1 or more")),
     "LpNormalization.p": (lambda v: v in (1, 2), "1 or 2"),
+    "smooth_softmax": (lambda v: v in (-1, 0, 1), "-1, 0 or 1"),
     "qk_matmul_output_mode": (lambda v: 0 <= v <= 3, "0 to 3"),
     **dict.fromkeys(("precision", "softmax_precision", "stash_type"),
                     (lambda v: v in (0, 1, 10, 11, 16), "the number of a float dtype")),

@@ -14,7 +14,7 @@ from ...errors import BadModelError
 from ...plain import file_identity, is_file
 from ..files.inside import inside
 from .names import short
-from .node import ELEMENT_TYPES
+from .node import ELEMENT_TYPES, FOUR_BITS
 
 
 def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:
@@ -42,10 +42,10 @@ def check_tensor(tensor: Any, file: Path) -> None:
     where = f"{file}: tensor {short(tensor.name)}"
     if any(d < 0 for d in tensor.dims):
         raise BadModelError(f"negative dimension in {list(tensor.dims)}", where=where)
-    kind = ELEMENT_TYPES.get(tensor.data_type)
+    kind = FOUR_BITS.get(tensor.data_type) or ELEMENT_TYPES.get(tensor.data_type)
     if kind is None:
         return
-    size = prod(tensor.dims) * dtypes.itemsize(kind)
+    size = prod(tensor.dims) * dtypes.itemsize(kind) if kind in dtypes.DTYPES else (prod(tensor.dims) + 1) // 2
     if tensor.data_location == tensor.EXTERNAL:
         external_data(tensor, size, file, where)
     elif tensor.HasField("raw_data"):
@@ -70,6 +70,21 @@ def stored_data(tensor: Any, shape: tuple[int, ...], where: str) -> np.ndarray[A
         raise BadModelError(f"the data of a tensor do not fit its type: {error}", where=where) from None
     if found.shape != shape:
         raise BadModelError(f"a tensor of shape {list(shape)} holds {list(found.shape)}", where=where)
+    return found
+
+
+def stored_bytes(tensor: Any, size: int, where: str) -> np.ndarray[Any, Any]:
+    """Return the bytes of a tensor of 4-bit integers stored in the model file, uint8 [size]. `where`: place for
+    messages.
+
+    Raises BadModelError if there are more or fewer.
+    """
+    if tensor.HasField("raw_data"):
+        found = np.frombuffer(tensor.raw_data, np.uint8)
+    else:  # each holds a byte
+        found = np.array(tensor.int32_data, np.int64).astype(np.uint8)
+    if found.shape != (size,):
+        raise BadModelError(f"{list(tensor.dims)} of 4 bits needs {size} bytes, there are {len(found)}", where=where)
     return found
 
 
@@ -102,4 +117,4 @@ def external_data(tensor: Any, size: int, file: Path, where: str) -> tuple[Path,
     return target, offset, identity
 
 
-__all__ = ["all_nodes", "check_tensor", "external_data", "stored_data", "tensors"]
+__all__ = ["all_nodes", "check_tensor", "external_data", "stored_bytes", "stored_data", "tensors"]

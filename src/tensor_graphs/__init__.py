@@ -49,12 +49,13 @@ _PUBLIC: dict[str, tuple[str, str]] = {
 
 def __getattr__(name: str) -> Any:
     from importlib import import_module
+    from importlib.util import find_spec
 
     if name in _PUBLIC:
         module, attribute = _PUBLIC[name]
         found = import_module(f".{module}", __name__)
         return getattr(found, attribute) if attribute else found
-    if not name.startswith("_"):
+    if not name.startswith("_") and find_spec(f".{name}", __name__) is None:  # modules of this package import others so
         numeric = import_module(".numeric", __name__)
         if name in numeric.__all__:
             return getattr(numeric, name)

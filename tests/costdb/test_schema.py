@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensor_graphs.costdb.keys.key import KernelKey, Work
+from tensor_graphs.costdb.keys.key import IDENTITY_FIELDS, KernelKey, Work, digest_of
 from tensor_graphs.costdb.store import schema, shards, starter, store
 from tensor_graphs.costdb.store.schema import (
     MAX_TIME_US,
@@ -65,6 +65,23 @@ def test_impossible_latencies_are_skipped_and_the_others_kept(timing: Callable[.
 def test_other_bad_rows_are_skipped(timing: Callable[..., TimingRow], fields: dict[str, Any], reason: str) -> None:
     table, skipped = checked(to_table([timing(**fields), timing()]))
     assert skipped == {reason: 1} and table.num_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [("shapes", "not json"), ("shapes", "[[-1]]"), ("shapes", "[[1.5]]"), ("shapes", "[" * 9000), ("shapes", "[[" + "9" * 40 + "]]"),
+     ("strides", "null"), ("strides", '[["a"]]'), ("dtypes", '["float99"]'), ("dtypes", "[3]"), ("schedule", "null"), ("schedule", "[[]]"),
+     ("schedule", '[[["m"],1]]'), ("constants", "x")],
+)  # fmt: skip
+def test_rows_of_keys_of_another_form_are_skipped(timing: Callable[..., TimingRow], field: str, text: str) -> None:
+    """Their digest is that of their texts; one such row in a team's store ended every search."""
+    columns = {n: timing().key.columns[n] for n in IDENTITY_FIELDS} | {field: text}
+    table = to_table([timing(), timing(2.0, 2)])
+    for name, value in (columns | {"digest": digest_of([columns[n] for n in IDENTITY_FIELDS])}).items():
+        changed = pa.array([value, table[name].to_pylist()[1]])
+        table = table.set_column(table.schema.get_field_index(name), name, changed)
+    kept, skipped = checked(table)
+    assert skipped == {"malformed key": 1} and kept["median_us"].to_pylist() == [2.0]
 
 
 def test_rows_whose_key_is_forged_are_skipped(timing: Callable[..., TimingRow]) -> None:

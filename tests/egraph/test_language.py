@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,17 @@ def test_a_rule_that_changes_a_shape_is_refused() -> None:
     wrong = Rule("wrong", "sum(x, axes=a)", "x")
     with pytest.raises(RuleError, match="two types"):
         saturate_block(Graph.of(t.sum(t.input("x", (2, 3)), 0, True)), [wrong], ONCE, session=InProcess())
+
+
+@pytest.mark.parametrize("parts", [
+    ('a" (panic "b")', "add(x, y)", "add(y, x)"), ("a\n(run 9)", "add(x, y)", "add(y, x)"), (3, "add(x, y)", "add(y, x)"),
+    ("r", 5, "x"), ("r", None, "x"), ("r", "add(x, y)", "add(y, x)", (5,)),
+    ("r", f"mul(x, 1{'0' * 400})", "x"), ("r", f"mul(x, 1{'0' * 5000})", "x"), ("r", "add(x, \0)", "x"),
+])  # fmt: skip
+def test_malformed_rules_are_named_errors(parts: Any) -> None:
+    """A name is part of the text that egglog reads."""
+    with pytest.raises(RuleError):
+        Rule(*parts).check()
 
 
 # ---------------------------------------------------------------- attribute values

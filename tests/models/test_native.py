@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.composites import quantized_ops as q
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, make
@@ -247,3 +250,15 @@ def test_param_data_must_fit(tmp_path: Path) -> None:
             load_graph(tmp_path / "g.safetensors")
     write_arrays(tmp_path / "g.safetensors", {"param/w": np.zeros((4, 4), np.float32)}, {KEY: json.dumps(base())})
     assert set(load_graph(tmp_path / "g.safetensors").params) == {"w"}
+
+
+def test_a_process_that_built_no_quantized_graph_reads_one(tmp_path: Path) -> None:
+    """Reading a file registers all composite ops, also those that `import tensor_graphs` leaves out."""
+    codes = t.input("codes", (4, 8), "uint8")
+    whole = q.dequantize(codes, t.input("scale", (4, 1), "float32"), t.full((1, 1), 8.0, "float32"))
+    save_graph(Graph.of({"y": whole}), tmp_path / "m.safetensors")
+    code = "import sys; from tensor_graphs.models.files.native import load_graph; print(load_graph(sys.argv[1]).names)"
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m.safetensors")], capture_output=True, text=True, timeout=60
+    )
+    assert (found.stdout.strip(), found.stderr) == ("('y',)", "")

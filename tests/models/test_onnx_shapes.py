@@ -107,6 +107,28 @@ def test_unnamed_sizes_get_names(tmp_path: Path) -> None:
     assert [str(d) for d in given.inputs[0].shape] == ["2", "3", "a_b_2"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "given", "found"),
+    [
+        (("past", "past + 1", "new"), {}, "(past, 1 + past, new)"),
+        (("past", "new", "past + 2*new"), {"new": 3}, "(past, 3, 6 + past)"),
+        (("past", "past + 1", 6), {"past + 1": 9}, "(past, 9, 6)"),
+        (("sequence_length", "past_sequence_length", "total_sequence_length"), {"sequence_length": 1},
+         "(1, past_sequence_length, 1 + past_sequence_length)"),
+        (("total_sequence_length", "past_sequence_length", 6), {}, "(total_sequence_length, past_sequence_length, 6)"),
+        (("sequence_length + total_sequence_length", "past_sequence_length", "sequence_length"), {"sequence_length": 1},
+         "(sequence_length_total_sequence_length, past_sequence_length, 1)"),
+        (("a-b", "a", "rows/2"), {}, "(a_b, a, rows_2)"),
+    ],
+)  # fmt: skip
+def test_names_that_spell_other_sizes(
+    shape: tuple[Any, ...], given: dict[str, int], found: str, tmp_path: Path
+) -> None:
+    """As exporters of decoders name them."""
+    graph = load_onnx(build(tmp_path, [node("Relu", ["x"], ["y"])], shape), dims=given)
+    assert f"({', '.join(map(str, graph.inputs[0].shape))})" == found
+
+
 def test_sizes_that_depend_on_data(tmp_path: Path) -> None:
     """A shape computed from values has no meaning here, and the message says which operand."""
     nodes = [

@@ -30,6 +30,7 @@ from tensor_graphs.options import Options
 from tensor_graphs.pipeline import search as searching
 from tensor_graphs.pipeline.cache import plan_cache as remember
 from tensor_graphs.pipeline.context import reserves
+from tensor_graphs.pipeline.context.expected import ExpectedTimes
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.optimize import optimize_graph
@@ -325,7 +326,7 @@ def test_measuring_leaves_the_stages_after_it_their_time(
     now, measurer = [0.0], SimpleNamespace(ahead=ahead)
     nothing: Any = SimpleNamespace(candidates=())
     session = Session(Options(budget=budget), now=lambda: now[0])
-    session.verification_s, session.input_s, session.compiling_s = 0.02 * budget, 0.01 * budget, 0.05 * budget
+    session.expected = ExpectedTimes(verification_s=0.02 * budget, input_s=0.01 * budget, compiling_s=0.05 * budget)
     session.clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
     after = 0.07 * budget if not ahead else 0.02 * budget + reserves.building_s(session) + reserves.ending_s(session)
     shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2]

@@ -114,7 +114,7 @@ def timed(
     """The fastest finalist. `late`: seconds that passed on the session's clock; compilers add `compile_s`."""
     late = [] if late is None else late
     session = Session(Options(backend="gpu", **{"budget": 60.0, **options}), now=lambda: sum(late))
-    session.verification_s = verification_s
+    session.expected.verification_s = verification_s
     task: Any = SimpleNamespace(on_gpu=True, symbolic=None, model=SimpleNamespace(graph=GRAPH))
 
     def compiled(calls: Any, seconds: float) -> bool:
@@ -267,7 +267,7 @@ def test_compilers_take_no_time_from_timing_and_leave_some_for_the_stages_after(
     best, _, session = timed(choice, lambda c: Overlapping(c, 10.0), compile_s=4.5, budget=20.0)
     assert names(best) == ["both"] and session.omitted == []
     session = Session(Options(backend="gpu", budget=40.0))
-    session.verification_s = 0.5
+    session.expected.verification_s = 0.5
     assert after_search_s(session) > launching_s(session) + after_finalists_s(session) > 0.5 + launching_s(session)
     small = Session(Options(backend="gpu", budget=5.0))
     assert 0.0 == launching_s(small) < after_finalists_s(small) < after_search_s(small) < 2.5

@@ -79,6 +79,23 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
     early.end()
 
 
+def test_no_round_of_measuring_is_begun_while_the_main_thread_matches() -> None:
+    """Also if the search begins after that."""
+    go, stops = Event(), list[bool]()
+
+    def slow() -> Any:
+        assert go.wait(WAIT_S)
+        return graph("slow")
+
+    early = OverlappedTuning([slow], lambda found, enough, begun: stops.append(enough()))
+    early.quiet()
+    go.set()
+    early.matched()
+    assert early.graph is not None, "it is what is searched without time for more"
+    early.end()
+    assert stops == [True]
+
+
 def test_what_fails_is_noted_and_what_was_there_before_stays() -> None:
     def fail(error: Exception) -> Any:
         raise error
@@ -347,7 +364,8 @@ def test_the_plan_of_an_unrewritten_short_form_is_taken_if_it_is_cheaper(
 def test_a_deep_model_is_matched_with_generated_kernels_in_its_short_form_only(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Library kernels of the whole model come first: they are a plan."""
+    """Library kernels of the whole model come first: they are a plan. With a budget for all stages, they are all that
+    is matched before the rewritten short form."""
     asked: list[tuple[int, int]] = []
 
     def matched(session: Session, view: Any, backends: Any, *given: Any, **more: Any) -> Any:
@@ -356,9 +374,15 @@ def test_a_deep_model_is_matched_with_generated_kernels_in_its_short_form_only(
 
     monkeypatch.setattr(overlapped_tuning, "match_kernels", matched)
     monkeypatch.setattr(overlapped_tuning, "measure_ahead", lambda *given, progress, **more: progress(""))
-    session = Session(Options(backend="gpu", budget=5.0))
+    session = Session(Options(backend="gpu", budget=20.0))
     task, rewritten = deep(session)
     task = replace(task, backends=select("gpu"))
+    early = start_tuning(session, task, rewritten.blocks, Store(tmp_path), measuring.GpuMeasurer(Store(tmp_path)))
+    early.matched()
+    assert len(asked) == 1 and early.graph is not None and early.short_graph is early.whole is None
+    early.end()
+    asked.clear()
+    session = Session(Options(backend="gpu", budget=5.0))
     early = start_tuning(session, task, rewritten.blocks, Store(tmp_path), measuring.GpuMeasurer(Store(tmp_path)))
     early.matched()
     assert early.graph.name == "whole" and early.short_graph.name == "short"  # type: ignore[union-attr]

@@ -161,3 +161,22 @@ def test_weights_stay_on_the_device_between_runs_where_there_is_room(monkeypatch
     monkeypatch.setattr(on_device, "room_for_weights", lambda graph, device: {})
     again = verify.verify(graph, right, device="cpu")
     assert again.outputs == verdict.outputs and sorted(taken) == ["b", "w"]
+
+
+def test_a_comparison_without_a_baseline_waits_little_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each transfer from a device waits for its work; what is found is what NumPy finds."""
+    reads = []
+    for name in ("tolist", "item", "__float__", "__int__", "__bool__"):
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda x, read=read: reads.append(1) or read(x))
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((64, 96))
+    for shape in ((64, 96), (1, 6144), (64, 1, 96)):
+        for far in (1.0, 40.0):
+            y = exact + far * 1e-3 * rng.standard_normal(exact.shape)
+            given = [x.reshape(shape) for x in (y, exact)]
+            want = compare.worst(*given, None, "bfloat16", 5e-3)
+            reads.clear()
+            found = compare.worst(*map(torch.from_numpy, given), None, "bfloat16", 5e-3)
+            assert found.where == want.where and found.ratio == pytest.approx(want.ratio)
+            assert 3 <= len(reads) <= 7

@@ -53,8 +53,9 @@ class Variants:
         maps = list(getattr(facts, "tensordesc_meta", None) or ())
         scratch = any(getattr(facts, part, 0) for part in ("global_scratch_size", "profile_scratch_size"))
         plain = "cubin" in compiled.asm and not scratch and getattr(facts, "num_ctas", 1) == 1
-        plain &= len(maps) == len(boxed) and not any(m["fp4_padded"] for m in maps)
+        plain &= len(maps) == len(boxed) and not any(m["fp4_padded"] or m.get("is_im2col") for m in maps)
         plain &= all(getattr(x, "padding", "zero") == "zero" for x in boxed)
+        plain &= not any(getattr(x, "round_f32_to_tf32", False) for x in boxed)
         types = {8: 10, 9: 8, 10: 9}  # types of elements that the driver numbers in another order than Triton
         found = {
             "function": facts.name, "block": 32 * facts.num_warps, "shared": facts.shared, "early": bool(early),

@@ -35,11 +35,11 @@ class Workspace:
     def take(self, size: int) -> dict[Any, Any]:
         """The memory as flat tensors by dtype, of at least `size` bytes."""
         if size > self.size:
-            self.size = (size + size // 4 + 4095) // 4096 * 4096
-            memory = torch.empty(self.size, dtype=torch.uint8, device=self.device)
+            whole = (size + size // 4 + 4095) // 4096 * 4096
+            memory = torch.empty(whole, dtype=torch.uint8, device=self.device)
             kinds = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
                      torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
-            self.views, self.grown = {k: memory.view(k) for k in kinds}, self.grown + 1
+            self.views, self.size, self.grown = {k: memory.view(k) for k in kinds}, whole, self.grown + 1
         return self.views
 
 
@@ -135,6 +135,7 @@ class CallsBySize:
                     calls.ready, calls.flat_ready, calls.way = False, False, self.way
         if self.last is not None and self.last is not calls:  # they share the workspace
             calls.stream, calls.stream_object = self.last.stream, self.last.stream_object
+            calls.used_on(calls.stream, calls.stream_object)
         self.last = calls
         return calls
 

@@ -132,16 +132,16 @@ DEVICE float erf(float x) { return erff(x); }
 DEVICE double erf(double x) { return ::erf(x); }
 // Sine and cosine of far arguments, in one piece of code for all places of a kernel that rarely need it.
 RARE float far_sine(float x, bool quarter) { return float(quarter ? ::cos(double(x)) : ::sin(double(x))); }
-// Sine of x, or of x + pi / 2, to two units in the last place: x less the nearest multiple of pi / 2, in three parts, and a polynomial.
+// Sine of x, or of x + pi / 2, to two units in the last place: x less the nearest multiple of pi / 2, in three parts, and polynomials of
+// both sine and cosine, so that a compiler computes them once where both are needed.
 DEVICE float sine(float x, bool quarter) {
     const float turns = rintf(x * 0.636619747f);
     const float near = fmaf(turns, -1.57079601287841796875f, x);
     const float rest = fmaf(turns, -5.390302529957764e-15f, fmaf(turns, -3.1391647326017846e-7f, near)), square = rest * rest;
+    const float odd = fmaf(fmaf(fmaf(-1.9515295891e-4f, square, 8.3321608736e-3f), square, -1.6666654611e-1f) * square, rest, rest);
+    const float even = fmaf(fmaf(fmaf(fmaf(2.443315711809948e-5f, square, -1.388731625493765e-3f), square, 4.166664568298827e-2f), square, -0.5f), square, 1.0f);
     const int quarters = int(turns) + quarter;
-    const bool even = (quarters & 1) != 0;
-    float z = fmaf(even ? 2.443315711809948e-5f : -1.9515295891e-4f, square, even ? -1.388731625493765e-3f : 8.3321608736e-3f);
-    z = fmaf(z, square, even ? 4.166664568298827e-2f : -1.6666654611e-1f);
-    z = even ? fmaf(fmaf(z, square, -0.5f), square, 1.0f) : fmaf(z * square, rest, rest);
+    float z = (quarters & 1) != 0 ? even : odd;
     z = (quarters & 2) != 0 ? -z : z;
     if (!(fabsf(x) < 105615.0f)) z = far_sine(x, quarter);
     return z;

@@ -202,7 +202,7 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     if (holds <= 0) return holds ? NULL : Py_NewRef(Py_None);
     for (Py_ssize_t i = 0; i < c->inputs; i++) {
         if (address_of(c, given[i], at + i)) return NULL;
-        if (at[i] & 15) return Py_NewRef(Py_None);
+        if (at[i] & 15) return Py_NewRef(Py_None);  // with the guard and the ranges below: what `Calls.fits` requires
         PyObject *pinned = PyTuple_GET_ITEM(c->makers, i);
         if (PyLong_CheckExact(pinned) && PyLong_AsUnsignedLongLong(pinned) != at[i]) return Py_NewRef(Py_None);
         for (Py_ssize_t k = 0; k < c->range_count; k++)

@@ -133,6 +133,8 @@ def _turned(bound: Any, calls: Any) -> bool:
         return False
     bound.kept[shapes] = bound.kept.pop(shapes)
     calls.stream, calls.stream_object, bound.last = bound.last.stream, bound.last.stream_object, calls
+    if hasattr(calls, "used_on"):  # not of a program saved by an older version
+        calls.used_on(calls.stream, calls.stream_object)
     return True
 
 

@@ -151,11 +151,12 @@ class _Reader:
                 results = self._read(statement.value)
             elif isinstance(statement, ast.Assign):
                 (target,) = statement.targets
-                name = target.id if isinstance(target, ast.Name) else ast.unparse(target)
+                names = [ast.unparse(t) for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
                 read = self._read(statement.value)
                 if self._view(statement.value) is None:
                     found.append(LaunchAccesses(ast.unparse(statement)[:120], read))
-                self._define(name, statement.value, "returned by a library")
+                for name in names:
+                    self._define(name, statement.value, "returned by a library")
             elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 found.append(self._launch(statement.value))
         return found, results
@@ -202,10 +203,10 @@ class _Reader:
         return LaunchAccesses(text, reads, writes)
 
     def _library(self, call: ast.Call) -> tuple[list[ast.expr], list[ast.expr]]:
-        """(operands, results) of a call of library kernels: `f(x, out=y)`, `y.copy_(x)`, or a helper function, whose
-        last operand is its result."""
-        given = [*call.args, *(k.value for k in call.keywords if k.arg != "out")]
-        if out := [k.value for k in call.keywords if k.arg == "out"]:
+        """(operands, results) of a call of library kernels: `f(x, out=y)`, `f(x, out0=y, out1=z)`, `y.copy_(x)`, or a
+        helper function, whose last operand is its result."""
+        given = [*call.args, *(k.value for k in call.keywords if not _OUT.fullmatch(k.arg or ""))]
+        if out := [k.value for k in call.keywords if _OUT.fullmatch(k.arg or "")]:
             return given, out
         if isinstance(call.func, ast.Attribute) and self._view(call.func.value) is not None:
             target = call.func.value
@@ -227,6 +228,9 @@ class _Reader:
             made.scratch += memory if name.startswith("part") else []
             made.ahead += memory if kernel.ahead is None or name in kernel.ahead else []
         return made
+
+
+_OUT = re.compile(r"out\d*")  # keywords of results
 
 
 def _whole(cut: ast.Slice) -> bool:

@@ -68,6 +68,13 @@ def encoded(
     return string_at(start, 128)
 
 
+def mapped(like: LaunchTemplate) -> Sequence[Any]:
+    """The tensor descriptors of Triton in a template whose maps can be encoded anew (`LaunchTemplate.mapped`); none in
+    a program saved by an older version."""
+    found: Sequence[Any] = getattr(like, "mapped", ())
+    return found
+
+
 class Differs(Untraceable):
     """Raised when launches computed from the recorded operations of a call differ from those that the emitted code made
     at the same sizes."""
@@ -146,7 +153,7 @@ class SizeCallWriter:
         if the launch takes tensor descriptors of Triton of more than two axes."""
         found: LaunchTemplate | None = self.known.templates.get(self.known.key(self.position, one.kernel, one.options))
         self.position += 1
-        if found is None or found.described or any(len(tile[3]) != 2 for *_, tile, _ in found.mapped):
+        if found is None or found.described or any(len(tile[3]) != 2 for *_, tile, _ in mapped(found)):
             raise Untraceable("a launch like no recorded one" if found is None else "a tensor descriptor of more axes")
         return found
 
@@ -194,7 +201,7 @@ class SizeCallWriter:
             *((PACKED[size], start, values[k]) for start, size, k in like.numbers),
             *(
                 (PACKED[size], start, n)
-                for k, *_, sizes in like.mapped
+                for k, *_, sizes in mapped(like)
                 for (start, size), n in zip(sizes, (*values[k].shape, *values[k].strides))
             ),
         ]
@@ -220,7 +227,7 @@ class SizeCallWriter:
             step = apart[0] if apart and apart[0] != 0 else columns
             name = "" if base is None else base.name
             found.append((base, TensorMap(start, name, where, rows, columns, step, tuple(block), OWN_TILE)))
-        for k, start, _, (swizzle, itemsize, kind, block), _ in like.mapped:
+        for k, start, _, (swizzle, itemsize, kind, block), _ in mapped(like):
             x = one.given[k]
             base, where = self.place(x.base)
             (rows, columns), (step, _) = x.shape, x.strides

@@ -3,7 +3,8 @@
 Saturation and matching take seconds, during which compilers and GPU would be idle, and most kernels of a good plan
 compute parts of the original graph. Their measurements are in the cost store when the search of the rewritten graph
 starts. If no time is left for that search, the hypergraph matched here is used. Of a deep model only the short form
-(the model with few of its repeated layers, short_search.py) is matched with generated kernels.
+(the model with few of its repeated layers, short_search.py) is matched with generated kernels, and only with small
+budgets: with others the rewritten short form is there soon, and both would take the interpreter's lock from each other.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..extract.model.clock import Clock, Halted
 from ..extract.model.kernel import Backend
 from ..extract.model.pricing import Measurer
 from ..extract.search.search import measure_ahead
+from .context.reserves import FULL_S
 from .context.session import Session
 from .costs.prices import CostPricer
 from .short_search import wanted_short_form
@@ -52,7 +54,7 @@ class OverlappedTuning:
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._over = False
+        self._over = self._quiet = False
         self._matched = Event()
         self._enough, self._begun, self._searching = Event(), Event(), Thread()
         self._matching = Thread(target=copy_context().run, args=(self._match,), name="matching", daemon=True)
@@ -61,6 +63,11 @@ class OverlappedTuning:
     def matched(self) -> None:
         """Wait until all hypergraphs are matched, because backends match for one caller at a time."""
         self._matched.wait()
+
+    def quiet(self) -> None:
+        """Begin no further round of measuring, without waiting for the present one: the host's work for it slows down
+        matching in the main thread, whose search measures what is left."""
+        self._quiet = True
 
     def end(self) -> None:
         """Stop, wait for running measurements, and release the hypergraph."""
@@ -101,7 +108,7 @@ class OverlappedTuning:
             self._searching.join()
 
     def _search(self, graph: Hypergraph, enough: Event, begun: Event) -> None:
-        self._tried(lambda: self.search(graph, enough.is_set, begun.set))
+        self._tried(lambda: self.search(graph, lambda: self._quiet or enough.is_set(), begun.set))
         begun.set()
 
     def _tried(self, work: Callable[[], T]) -> T | None:
@@ -120,7 +127,8 @@ def start_tuning(
     session: Session, task: Task, blocks: Blocks, store: Store, measurer: Measurer
 ) -> OverlappedTuning:  # fmt: skip
     """Start overlapped tuning of the unrewritten graph, which consists of `blocks`: library kernels first, then
-    generated kernels; of a deep model all kernels of its short form at once, which are few."""
+    generated kernels; of a deep model all kernels of its short form at once, which are few, or with a budget of FULL_S
+    the library kernels only, since matching the rewritten short form needs the host."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
     session.clocks.append(("overlapped tuning", clock))
@@ -146,6 +154,8 @@ def start_tuning(
     short = wanted_short_form(session, task, blocks) if len(steps) > 1 else None
     if short is None:
         return OverlappedTuning([partial(match, step) for step in steps], measure)
+    if options.budget >= FULL_S:
+        return OverlappedTuning([partial(match, libraries)], measure)
     return OverlappedTuning([partial(match, backends, short)], measure, partial(match, libraries))
 
 

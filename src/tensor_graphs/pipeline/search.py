@@ -35,7 +35,7 @@ from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
 from .forms.choose_form import faster_unoptimized
 from .overlapped_tuning import OverlappedTuning, start_tuning
-from .short_search import ShortForm, match_short_form, search_short_form
+from .short_search import ShortForm, match_short_form, search_short_form, wanted_short_form
 from .stages.accept import acceptance
 from .stages.choose import Carried, choose_cheapest, nothing_carried
 from .stages.make_report import describe_plan, make_report
@@ -141,6 +141,8 @@ def _match(
     if tuning is not None:
         with session.stage("candidates"):
             tuning.matched()
+        if tuning.whole is None and wanted_short_form(session, task, rewritten.blocks) is not None:
+            tuning.quiet()
         short = match_short_form(session, task, rewritten, tuning.short_graph)
     match = partial(match_all, session, task, rewritten, tuning.graph if tuning is not None else None)
     graphs, carried = list[Hypergraph](), nothing_carried
@@ -168,14 +170,14 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
     """
     graph, flops = task.model.graph, graph_flops(list(task.work.roots))
     if session.options.verify:
-        session.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
-        session.input_s = expected_run_seconds(graph, flops, task.on_gpu)
-        session.verified_inputs = planned_inputs(graph, flops)
+        session.expected.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
+        session.expected.input_s = expected_run_seconds(graph, flops, task.on_gpu)
+        session.expected.verified_inputs = planned_inputs(graph, flops)
     if not task.on_gpu:
-        session.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
+        session.expected.compiling_s = COMPILING_S if any(b.generates for b in task.backends) else 0.0
     else:
-        session.ending_s = ending_s(session)
-        session.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
+        session.expected.ending_s = ending_s(session)
+        session.expected.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
 
 
 def _finished(

@@ -49,6 +49,8 @@ class Calls:
         if self.gpu and self.index is None:
             self.index = torch.cuda.current_device()
             self.device = torch.device("cuda", self.index)
+        elif not self.gpu:
+            self.index = -1  # as `Tensor.get_device` of the CPU
         self.types = [*((s, t, None) for s, t in inputs), *results]
         self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
         self.wanted, self.way, self.ready, self.flat_ready = graph and self.gpu, way, False, False
@@ -103,7 +105,8 @@ class Calls:
     # ------------------------------------------------------------ arguments
     def fits(self, x: Any) -> bool:
         """Whether kernels can read a tensor in place: dense row-major memory on this device, 16-byte aligned, without
-        gradient, and not memory of the program itself."""
+        gradient, and not memory of the program itself. A direct call in C checks this of a call's tensors once, and of
+        later ones their type, shape, strides and device (a guard of Dynamo), alignment and memory."""
         return (
             x.is_contiguous() and not x.data_ptr() & 15 and x.get_device() == self.index and not x.requires_grad
             and not x.is_neg() and not (self.private and x.untyped_storage()._cdata in self.private)
@@ -112,8 +115,7 @@ class Calls:
     def dense(self, x: Any) -> Any:
         """The tensor itself if it has the form that kernels require (`Calls.fits`), else a copy that has."""
         x = x.detach().to(self.device).resolve_neg().contiguous()
-        moved = x.data_ptr() % 16 or (self.private and x.untyped_storage()._cdata in self.private)
-        return x.clone() if moved else x
+        return x if self.fits(x) else x.clone()
 
     def maker(self, number: int) -> Any:
         """A function without arguments that allocates memory for input or result `number`."""
@@ -130,16 +132,21 @@ class Calls:
         return partial(torch.empty_strided, shape, strides, dtype=dtype, device=self.device)
 
     def follow(self, stream: int) -> None:
-        """Make a stream wait for the last call if that ran on another stream, because calls share memory. That memory
-        is not used anew before the stream's calls end, even if the program is released before."""
+        """Make a stream wait for the last call if that ran on another stream, because calls share memory."""
         current = torch.cuda.current_stream()
         if self.stream_object is not None:
             current.wait_stream(self.stream_object)
         self.stream, self.stream_object = stream, current
-        if stream not in self.followed:
-            self.followed.add(stream)
-            for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
-                x.record_stream(current)
+        self.used_on(stream, current)
+
+    def used_on(self, stream: int, stream_object: Any) -> None:
+        """Note that calls on a stream use the program's memory: it is not used anew before they end, even if the
+        program is released before."""
+        if stream in self.followed:
+            return
+        self.followed.add(stream)
+        for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
+            x.record_stream(stream_object)
 
     # ------------------------------------------------------------ ways to launch
     def plain(self, given: Sequence[Any]) -> Any:

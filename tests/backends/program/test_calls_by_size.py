@@ -326,7 +326,7 @@ def test_saved_kernels_of_every_size_get_tensor_maps_of_their_descriptors(
         launched[(1,)](out, descriptor(x, [rows, 4], [4, 1], [2, 4]), 4 * rows, num_warps=4)
         torch.testing.assert_close(out, 2 * x)
     assert noted(elem_type=10).variants["described+"]["maps"] == [[3, 4, 9, [2, 4]]]  # the driver's number of bfloat16
-    assert noted(fp4_padded=True) is None  # cannot be stored: compiled again
+    assert noted(fp4_padded=True) is noted(is_im2col=True) is None  # cannot be stored: compiled again
 
 
 def test_launches_of_saved_kernels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +361,27 @@ def test_calls_from_another_current_device_are_made_on_the_programs(
     for n in (5, 17, 5, 5):
         right(run, n)
     assert not run.held and {*run.kept} == {((5,),), ((17,),)}
+
+
+def test_copies_of_a_size_outlive_the_program_on_the_stream_of_other_sizes(program: Any, driver: Any) -> None:
+    """A call at this size needs not wait on that stream, since another size's call has."""
+
+    def body(kernels: Any, memory: Any, n: int) -> Any:
+        def launch(x: Any, out: Any) -> Any:
+            Sized(driver.library, "add")(x, x, memory, sizes=(n,))  # not wrapped: like a library's
+            kernels["add"](memory, x, out, sizes=(n,), grid=n)
+            return (out,)
+
+        return launch
+
+    run = program(body, "graph", library=[0])
+    for _ in range(3):
+        right(run, 5)
+    assert (place := run.kept[((5,),)].places[0].data_ptr()) and (place, 8) not in driver.kept
+    driver.stream = 8
+    right(run, 9)
+    right(run, 5)
+    assert driver.kept.count((place, 8)) == 1
 
 
 def test_a_workspace_outlives_the_program_on_every_stream_that_uses_it(run: Any, driver: Any) -> None:

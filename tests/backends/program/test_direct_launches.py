@@ -190,6 +190,25 @@ def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:
                 torch.testing.assert_close(run(*given)[0], wanted(x, y))
 
 
+def test_copies_have_the_form_that_kernels_read(driver: Any) -> None:
+    """Of tensors that begin at an odd place, are transposed, need a gradient or are the program's own state."""
+    state, flat = torch.arange(4.0), torch.arange(5.0)
+    run = gpu_calls.Calls(
+        tuple, gpu_launches.Launches(), [((4,), torch.float32)], [], "cpu", False, states={"n": state}
+    )
+    for x in (
+        flat[1:],
+        torch.arange(4.0).view(2, 2).T,
+        torch.ones(4, requires_grad=True),
+        state,
+        torch._neg_view(flat[:4]),
+    ):
+        found = run.dense(x)
+        assert not run.fits(x) and run.fits(found) and torch.equal(found, x)
+        assert found.untyped_storage().data_ptr() != state.untyped_storage().data_ptr()
+    assert run.fits(flat) and run.dense(flat).data_ptr() == flat.data_ptr()
+
+
 def test_the_fastest_way_is_kept_and_states_are_not_advanced(driver: Any) -> None:
     states = {"n": torch.zeros(1)}
     run = calls(driver, states=states)

@@ -281,7 +281,9 @@ def test_saved_programs_run_in_a_fresh_process_without_a_search(tmp_path: Path, 
     script = (
         "import sys, numpy as np; from tensor_graphs.backends.program.saved_program import load_program\n"
         "np.save('y.npy', load_program('p')(np.load('x.npy'))['y'])\n"
-        "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'"
+        "assert not {'egglog', 'ortools', 'duckdb'} & set(sys.modules), 'a search was loaded'\n"
+        "others = {f'tensor_graphs.{n}' for n in ('backends.c.backend', 'backends.cuda.backend', 'numeric')}\n"
+        "assert not others & set(sys.modules), 'backends or functions on arrays were loaded'"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), want)

@@ -12,7 +12,7 @@ from tensor_graphs.backends.program.launch import direct_calls, size_calls, size
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.egraph.types.dims import dim
-from tensor_graphs.errors import DeviceFaultError, ShapeError
+from tensor_graphs.errors import DeviceFaultError, DeviceMemoryError, ShapeError
 
 from .. import driver_host
 from .test_direct_launches import pytestmark  # noqa: F401
@@ -156,6 +156,16 @@ def test_a_size_is_met_without_preparing_it(program: Any, text: str) -> None:
         made(torch.zeros(5, 3))
 
 
+def test_programs_of_an_older_version_have_functions_of_sizes(program: Any) -> None:
+    made = program(FIVEFOLD)
+    for template in made._run.known.templates.values():
+        del template.mapped
+        template.describe = lambda base, values: None
+    for n in (40, 41):
+        right(made, n)
+    assert made.met == [40] and len(made._new_sizes.made) == 1 and not made._new_sizes.why
+
+
 def test_the_function_reads_sizes_once_and_only_what_it_needs(program: Any) -> None:
     made = program(FIVEFOLD)
     right(made, 40)
@@ -187,6 +197,27 @@ def test_a_larger_workspace_is_taken_by_the_emitted_code(program: Any) -> None:
     for n in (80, 4000, 81, 3999, 82):
         right(made, n)
     assert made.met == [80, 4000] and made._new_sizes.tries == 1
+
+
+def test_a_workspace_that_could_not_grow_is_not_taken_for_a_larger_one(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = program(FIVEFOLD)
+    for n in (80, 81):
+        right(made, n)
+    workspace, (one,) = made._run.workspace, made._new_sizes.made
+
+    def exhausted(*given: Any, **named: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as full:
+        full.setattr(torch, "empty", exhausted)
+        with pytest.raises(DeviceMemoryError):
+            made(torch.zeros(4000, 2))
+    assert workspace.size == workspace.views[torch.uint8].numel()
+    assert one.call([torch.zeros(3000, 2)]) is None  # its launches would write behind the workspace
+    for n in (82, 4000):
+        right(made, n)
 
 
 def test_what_the_function_cannot_take_is_left_to_the_emitted_code(program: Any, driver: Any) -> None:

@@ -15,6 +15,7 @@ from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.tuning import gpu_operands
 from tensor_graphs.backends.tuning.gpu_bench import Bench, LoadedKernel
 from tensor_graphs.backends.tuning.gpu_device import device_of
+from tensor_graphs.egraph.composites import training_ops as g
 from tensor_graphs.egraph.ir.graph import topological
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
@@ -111,3 +112,11 @@ def test_copies_of_operands_and_outputs_lie_apart() -> None:
             x.fill_(1.0)
             assert sum(bool((y == 1.0).any()) for y in rooms) == min(1, one.numel())
             x.fill_(float("nan"))
+
+
+def test_statistics_of_attention_normalize_its_weights() -> None:
+    """Fused kernels of gradients round weights above one more coarsely than the reference expects."""
+    q, s = t.param("q", (1, 2, 64, 8)), t.param("s", (1, 2, 64, 1))
+    root = g.attention_gradient(q, q, q, q, q, s, of="query", scale=1.0, causal=False)
+    roles = gpu_operands.operand_roles([root])
+    assert roles["s"].near == pytest.approx(2.0 * (np.log(64) + 1.0)) and not roles["q"].near

@@ -664,6 +664,7 @@ def test_a_device_that_was_waited_for_was_busy(tmp_path: Path, monkeypatch: pyte
     held, waits = threading.Event(), threading.Event()
     monkeypatch.setattr(gpu_worker, "waiting", lambda begins: waits.set() if begins else None)
     monkeypatch.setattr(gpu_worker, "_last", [0.0])
+    monkeypatch.setattr(gpu_worker, "QUIET_S", 0.01)
     with gpu_worker.with_gpu_lock():
         assert gpu_worker._last == [0.0]
     os.utime(tmp_path / "lock", (time.time() - 500.0,) * 2)  # as another process would have left it
@@ -708,13 +709,15 @@ def test_a_process_rehearses_before_its_first_job_and_loads_triton_beside_it(mon
     monkeypatch.setattr(gpu_worker, "_devices", {"cuda": device})
     monkeypatch.setenv("TENSOR_GRAPHS_MEASURE_DEVICE", "cuda")
     monkeypatch.setattr(gpu_worker, "rehearse", lambda device: order.append("rehearsed"))
+    monkeypatch.setattr(gpu_worker, "load_kernels", lambda: order.append("its kernels"))
+    only_in(monkeypatch, gpu_worker, "gc", freeze=lambda: order.append("frozen"))
     begun = threading.Event()
     monkeypatch.setattr(gpu_context, "_load_compiler", lambda: (begun.wait(60.0), order.append("Triton")))
     gpu_worker.begin()
-    assert order == ["rehearsed"]
+    assert order == ["rehearsed", "frozen"]
     begun.set()
     gpu_context.compiler_loaded()
-    assert order == ["rehearsed", "Triton"]
+    assert order == ["rehearsed", "frozen", "Triton", "its kernels"]
 
 
 def test_the_device_is_calibrated_after_the_first_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

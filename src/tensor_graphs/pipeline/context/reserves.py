@@ -45,7 +45,7 @@ def ending_s(session: Session) -> float:
 
 def launching_s(session: Session) -> float:
     """Seconds that timing the finalists leaves for comparing launch overlaps (time_launching.py)."""
-    return LAUNCHING_S + session.binding_s if session.options.budget >= FULL_S else 0.0
+    return LAUNCHING_S + session.expected.binding_s if session.options.budget >= FULL_S else 0.0
 
 
 def after_launching_s(session: Session) -> float:
@@ -55,13 +55,13 @@ def after_launching_s(session: Session) -> float:
     Verification on further inputs gets the time that is left: another launch overlap saves up to a fifth of a program's
     time, and a call that finds the plan in the plan cache verifies it on the inputs that were left out.
     """
-    return session.verification_s + scale(session) * TIMING_S + ending_s(session)
+    return session.expected.verification_s + scale(session) * TIMING_S + ending_s(session)
 
 
 def after_finalists_s(session: Session) -> float:
     """Seconds that timing finalists and launch overlaps leaves for verification, timing and the end of `optimize`."""
-    further = max(0, session.verified_inputs - 1)
-    return scale(session) * further * session.verification_s + after_launching_s(session)
+    further = max(0, session.expected.verified_inputs - 1)
+    return scale(session) * further * session.expected.verification_s + after_launching_s(session)
 
 
 def building_s(session: Session) -> float:
@@ -72,8 +72,8 @@ def building_s(session: Session) -> float:
 def mandatory_s(session: Session, on_gpu: bool) -> float:
     """Seconds of the stages after measuring that no clock ends: building, verification on one input, the end."""
     if on_gpu:
-        return building_s(session) + session.verification_s + ending_s(session)
-    return session.verification_s + session.compiling_s + scale(session) * HOST_ENDING_S
+        return building_s(session) + session.expected.verification_s + ending_s(session)
+    return session.expected.verification_s + session.expected.compiling_s + scale(session) * HOST_ENDING_S
 
 
 def closing_left_s(session: Session, on_gpu: bool, used: float) -> float:

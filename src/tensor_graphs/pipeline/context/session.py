@@ -28,6 +28,7 @@ from ...report.timeline import Rows, timeline
 from ...verification.comparison import rounding_allowance
 from ...writing.files import named_path
 from ..sources.caller import Caller
+from .expected import ExpectedTimes
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
@@ -49,13 +50,8 @@ class Session:
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
     omitted: list[Omission] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
-    verification_s: float = 0.0  # expected seconds of verification, which the search leaves
-    verified_inputs: int = 3  # inputs that verification wants
-    input_s: float = 0.0  # expected seconds of verification on a further input
-    compiling_s: float = 0.0  # expected seconds of compiling the program on the host
+    expected: ExpectedTimes = field(default_factory=ExpectedTimes)  # of the work after the search
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of the weights of programs that a search binds
-    binding_s: float = 0.0  # expected seconds of copying a program's weights to the device
-    ending_s: float = 0.0  # seconds for the end of the call, which optional work leaves
     started: tuple[Store, Measurer] | None = None  # GPU measurer whose processes were started in advance
     plan_cache_notes: list[str] = field(
         default_factory=list
@@ -106,26 +102,12 @@ class Session:
 
         `own`: messages inside it are kept out of the session's report, and the latency of its program is not measured.
         """
-        fields = (
-            "options",
-            "start",
-            "warnings",
-            "omitted",
-            "finalists",
-            "plan_cache_notes",
-            "timed",
-            "verification_s",
-            "verified_inputs",
-            "input_s",
-            "compiling_s",
-            "binding_s",
-            "ending_s",
-        )
+        fields = ("options", "start", "warnings", "omitted", "finalists", "plan_cache_notes", "timed", "expected")
         before = {name: getattr(self, name) for name in fields}
         self.options, self.start = replace(self.options, budget=max(0.0, seconds)), self.now()
         if own:
             self.warnings, self.omitted, self.finalists, self.plan_cache_notes, self.timed = [], [], [], [], False
-            self.binding_s = self.ending_s = 0.0
+            self.expected = replace(self.expected, binding_s=0.0, ending_s=0.0)
         try:
             yield
         finally:
@@ -164,8 +146,8 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether at most `ending_s` seconds of the budget are left, or the user asked to stop: no further optional
-        work is started.
+        """Whether at most `expected.ending_s` seconds of the budget are left, or the user asked to stop: no further
+        optional work is started.
         """
         return self._past(0.0)
 
@@ -181,7 +163,8 @@ class Session:
     def _past(self, share: float, seconds: float = 0.0) -> bool:
         """Whether the budget plus `share` of it is used up in so many seconds, or the user asked to stop."""
         return self.progress.stopped or (
-            self.left - seconds - self.ending_s <= -share * self.options.budget and not self.options.deterministic
+            self.left - seconds - self.expected.ending_s <= -share * self.options.budget
+            and not self.options.deterministic
         )
 
     def refused(self, reason: Exception) -> None:

@@ -64,7 +64,7 @@ def acceptance(
     )
     loop = Acceptance(
         task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
-        over=lambda: session.over_in(session.input_s), late=session.late, now=session.now,
+        over=lambda: session.over_in(session.expected.input_s), late=session.late, now=session.now,
         patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
         weights=session.weights,
     )  # fmt: skip

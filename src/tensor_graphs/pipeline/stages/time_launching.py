@@ -78,7 +78,7 @@ def _calls(plan: Plan, overlaps: Sequence[str]) -> list[tuple[Template, Call]]:
 
 def _room(session: Session) -> float:
     """Seconds that compilers may take."""
-    return min(LONGEST_S, session.left - after_launching_s(session) - SAMPLING_S - session.binding_s)
+    return min(LONGEST_S, session.left - after_launching_s(session) - SAMPLING_S - session.expected.binding_s)
 
 
 def fastest_launching(

@@ -59,7 +59,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
             session.omitted.append(omission)
             return None
         until = session.now() + LOOK_S if doubted else 0.0
-        ended = lambda: pressed() or (session.left <= session.ending_s and session.now() >= until)
+        ended = lambda: pressed() or (session.left <= session.expected.ending_s and session.now() >= until)
         samples = _samples(session, task, before, program, ended)
         report.latency_before_us, report.latency_after_us = median(samples["before"]), median(samples["after"])
     besides = CALL_US if task.on_gpu else NEGLIGIBLE_US

@@ -16,7 +16,7 @@ from .prepare import Task
 def verify_program(session: Session, task: Task, program: Program) -> Verification | None:
     """Verdict on a finished program for the current weights; None if it fails. Raises Halted after Ctrl-C."""
     options, poll, symbolic = session.options, session.polled(), task.symbolic
-    over = lambda: session.over_in(session.input_s)
+    over = lambda: session.over_in(session.expected.input_s)
     with session.stage("verify"):
         check_order(program)
         verdict = verify(

@@ -1,0 +1,146 @@
+"""Functions that translate ONNX quantization: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from ...egraph.builders import builders as t
+from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
+from ...egraph.types.dims import concrete
+from ...errors import ShapeError
+from .node import FourBits, Node, Result, operator, resolve
+from .packed import BlockLayout, dequantized, leaves
+
+
+def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
+    """The scale or zero point `value`, reshaped to broadcast against x: per tensor, per index of an axis, or per block
+    of an axis.
+
+    The block size is an attribute of the node.
+    """
+    block = n.attr("block_size", 0)
+    if block and value.rank != x.rank:
+        raise ShapeError(f"scales or zero points {value.type} for blocks of {x.type}")
+    if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
+        return t.reshape(value, (1,) * x.rank)
+    if value.rank == 1:
+        if value.shape[0] != x.shape[axis]:
+            raise ShapeError(f"{value.shape[0]} scales or zero points for axis {axis} of {x.type}")
+        return t.reshape(value, [value.shape[0] if i == axis else 1 for i in range(x.rank)])
+    if not block:
+        raise n.unsupported("scale of this rank")
+    blocks = [-(-d // block) if i == axis else d for i, d in enumerate(x.shape)]
+    if list(value.shape) != blocks:
+        raise ShapeError(f"scales or zero points {value.type} for blocks of {block} along axis {axis} of {x.type}")
+    wide = t.expand_dims(value, axis + 1)
+    wide = t.broadcast_to(wide, [*wide.shape[: axis + 1], block, *wide.shape[axis + 2 :]])
+    wide = t.reshape(wide, [*value.shape[:axis], value.shape[axis] * block, *value.shape[axis + 1 :]])
+    return t.slice_axis(wide, axis, 0, x.shape[axis])
+
+
+def saturate(x: Tensor, dtype: str) -> Tensor:
+    """Integral floats clipped to an integer dtype's range and cast to it."""
+    limits = np.iinfo(dtype)
+    return t.cast(t.minimum(t.maximum(x, float(limits.min)), float(limits.max)), dtype)
+
+
+@operator("QuantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
+def _quantize(n: Node) -> Result:
+    x, scale, zero = n.x(0), n.x(1), n.opt(2)
+    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    zero = None if zero is None else n.shaped(2, scale.shape)
+    asked = n.dtype("output_dtype") if n.attr("output_dtype", 0) else ""
+    kind = asked or ("uint8" if zero is None else zero.dtype)
+    if zero is not None and kind != zero.dtype:
+        raise ShapeError(f"output_dtype is {kind}, but the zero point is {zero.dtype}")
+    if dtypes.category(kind) != "int":
+        raise n.unsupported(f"to {kind}")
+    precise = "float32"
+    scaled = t.round(t.cast(x, precise) / per_axis(n, x, t.cast(scale, precise), axis))
+    if zero is not None:
+        scaled = scaled + per_axis(n, x, t.cast(zero, precise), axis)
+    return saturate(scaled, kind)
+
+
+@operator("DequantizeLinear", limits="8- and 4-bit floats, 2-bit ints; 4-bit ints that are no initializers")
+def _dequantize(n: Node) -> Result:
+    stored = n.value(0)
+    if isinstance(stored, FourBits):
+        whole = _packed_weight(n, stored.shape, stored.kind)
+        if whole is None:
+            raise n.unsupported(f"{stored.kind}{list(stored.shape)} with these scales and zero points")
+        return whole
+    if n.x(0).op == "param" and n.x(0).rank == 2 and n.x(0).dtype in PACKED:
+        whole = _packed_weight(n, concrete(n.x(0).shape), n.x(0).dtype)
+        if whole is not None:
+            return whole
+    x, scale, zero = n.x(0), n.x(1), n.opt(2)
+    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    zero = None if zero is None else n.shaped(2, scale.shape)
+    kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
+    centred = t.cast(x, "int32" if dtypes.category(x.dtype) == "int" else "float32")
+    if zero is not None:
+        centred = t.sub(centred, per_axis(n, x, t.cast(zero, centred.dtype), axis))
+    return t.cast(t.cast(centred, "float32") * per_axis(n, x, t.cast(scale, "float32"), axis), kind)
+
+
+#: dtype of initializers that stay packed -> bits, value of a zero point 0 as an unsigned number.
+PACKED = {"int4": (4, 8), "uint4": (4, 0), "int8": (8, 128), "uint8": (8, 0)}
+
+
+def _layout(n: Node, shape: tuple[int, ...], kind: str) -> BlockLayout | None:
+    """The layout of a dequantized initializer: one scale, one per index of an axis, or one per block of it.
+
+    None for tensors of other ranks than 2 with several scales, and for numbers that do not fill bytes.
+    """
+    rank, scale, (bits, zero) = len(shape), n.x(1), PACKED[kind]
+    block, axis = n.attr("block_size", 0), resolve(n.attr("axis", 1), max(rank, 2))
+    single = not block and scale.shape in ((), (1,))
+    along = axis if block else 0 if single else 1 - axis  # the axis whose numbers share scales
+    if rank != 2 and not single:
+        return None
+    rows, inputs = (shape[1 - along], shape[along]) if rank == 2 else (1, prod(shape))
+    found = BlockLayout(
+        bits, rows, inputs, min(block or inputs, inputs), zero, signed=not kind.startswith("u"), apart=False,
+        by_inputs=rank == 2 and along == 0, single=single,
+    )  # fmt: skip
+    return found if inputs and found.width * bits % 8 == 0 else None
+
+
+def _packed_weight(n: Node, shape: tuple[int, ...], kind: str) -> Tensor | None:
+    """A dequantized initializer whose numbers stay packed.
+
+    None if a scale or zero point is no initializer, or the shape has no layout.
+    """
+    layout = _layout(n, shape, kind)
+    if layout is None:
+        return None
+    zeros = n.known(2)  # symmetric weights often have zero points, all of them 0
+    centred = zeros is not None and layout.bits == 8 and layout.signed and not zeros.any()
+    found = leaves(n, layout, 0, 1, None if centred else 2)
+    if found is None:
+        return None
+    whole = dequantized(layout, found)
+    out = t.transpose(whole) if layout.by_inputs else t.reshape(whole, shape)
+    return t.cast(out, n.dtype("output_dtype") if n.attr("output_dtype", 0) else n.x(1).dtype)
+
+
+@operator("DynamicQuantizeLinear")
+def _dynamic_quantize(n: Node) -> Result:
+    return dynamic_quantize(n.x())
+
+
+def dynamic_quantize(x: Tensor) -> list[Tensor]:
+    """[codes (uint8), scale, zero point (uint8)] of x by its smallest and its largest value."""
+    low, high = t.minimum(t.min(x), 0.0), t.maximum(t.max(x), 0.0)
+    scale = t.div(high - low, 255.0)
+    scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # the input is all zeros
+    zero = saturate(t.round(-low / scale), "uint8")
+    shifted = t.round(x / scale) + t.cast(zero, x.dtype)
+    return [saturate(shifted, "uint8"), scale, zero]
+
+
+__all__ = ["dynamic_quantize", "per_axis", "saturate"]

@@ -1,0 +1,20 @@
+"""Holds the expected times of the work that follows a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class ExpectedTimes:
+    """Expected seconds of the work that follows a search, which the search leaves of the budget (`reserves.py`)."""
+
+    verification_s: float = 0.0  # verification on one input
+    verified_inputs: int = 3  # inputs that verification wants
+    input_s: float = 0.0  # verification on a further input
+    compiling_s: float = 0.0  # compiling the program on the host
+    binding_s: float = 0.0  # copying the program's weights to the device
+    ending_s: float = 0.0  # the end of the call, which optional work leaves
+
+
+__all__ = ["ExpectedTimes"]
