@@ -7,7 +7,6 @@ folder; the file name is a hash of everything that affects the result. `CC` over
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
 import shlex
@@ -57,11 +56,13 @@ def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") ->
     return done.stdout
 
 
-@functools.cache
 def c_machine(command: tuple[str, ...]) -> str:
     """The macros that a compiler command defines, which identify the compiler's version and the processor's features;
-    asked once in a process. RuntimeError as of `c_output`."""
-    return c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
+    asked once for all programs of a process, which share the dict C_MACHINES. RuntimeError as of `c_output`."""
+    known, key = globals().setdefault("C_MACHINES", {}), (command, os.environ.get("PATH"))
+    if key not in known:
+        known[key] = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
+    return str(known[key])
 
 
 def c_threads() -> list[str]:

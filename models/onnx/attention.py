@@ -215,6 +215,8 @@ def _rotary(n: Node) -> Result:
     size = n.attr("rotary_embedding_dim", 0) or x.shape[3]
     if isinstance(size, DimExpr):
         raise n.unsupported("free head size")
+    if size % 2 or (isinstance(x.shape[3], int) and size > x.shape[3]):
+        raise ShapeError(f"rotary embedding of {size} of {x.shape[3]} elements, which are no pairs")
     tables = [n.shaped(i, n.x(1).shape) for i in (1, 2)]
     tables = [t.gather(table, n.x(3), 0) for table in tables] if n.has(3) else tables
     if any(table.shape[-1] != size // 2 for table in tables):

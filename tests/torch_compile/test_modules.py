@@ -479,6 +479,23 @@ def test_a_compiled_optimizer_steps_once(tolerance: str) -> None:
     assert tolerance == "exact" or ran() > before
 
 
+@pytest.mark.parametrize("first", [2, 4], ids=["overlapping", "apart"])
+def test_written_arguments_that_overlap_in_another_way(first: int) -> None:
+    """AOTAutograd's graph reads one argument from the other's memory, at the offset of the first call."""
+
+    def write(a: Any, b: Any) -> Any:
+        a.add_(1)
+        b.mul_(2)
+        return torch.tanh(a) + b.sum()
+
+    compiled, before = tg.compile(write, **QUICK), ran()
+    for start in (first, first, 6 - first, 3, first):
+        one = x(8, 6)
+        other = one.clone()
+        alike([compiled(one[:4], one[start : start + 4]), one], [write(other[:4], other[start : start + 4]), other])
+    assert ran() == before + 1
+
+
 def test_operators_with_effects_are_called_once() -> None:
     """Collectives would wait for other processes in each trial call."""
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op

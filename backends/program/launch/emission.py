@@ -21,6 +21,8 @@ try:
 except ImportError:  # Windows
     dlclose = None  # type: ignore[assignment]
 
+_C_MACHINES: dict[Any, str] = {}  # (compiler command, PATH) -> its macros, for the helper `c_machine` of all programs
+
 
 def device_of(plan: Plan) -> str:
     """Name of the device that a plan's kernels run on; the host's name for a plan without kernels.
@@ -58,7 +60,7 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
-    space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}"}
+    space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}", "C_MACHINES": _C_MACHINES}
     in_c = binaries is not None and C_LIBRARY in binaries.files
     if binaries is not None and in_c:
         space["C_BINARY"] = binaries.files[C_LIBRARY]

@@ -17,6 +17,7 @@ from .decompositions import decompositions
 from .eager_form import eager_form
 from .effects import effects
 from .exact import bitwise_difference
+from .memory_layout import sharing
 from .options import CompileOptions
 from .recurrent_operators import keep_layers_whole
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
@@ -51,6 +52,7 @@ class CompiledGraph:
         self._arity = 0  # number of the Dynamo graph's inputs
         self._lock = Lock()  # only ever tried: a graph does not call itself
         self._written: set[int] | None = None  # positions of inputs that the graph writes; None: not known
+        self._sharing: tuple[Any, ...] | None = None  # `sharing` of the first call's arguments
         self._held: list[Any] = []  # tensors of the graph module that the graph writes
         self._parameters: set[str] = set()  # names of placeholders: parameters, and buffers that are not written
         self._slower = ""  # why programs do not win although their median is smaller
@@ -135,6 +137,8 @@ class CompiledGraph:
         """The graph's results: of programs if they are in use for these arguments, else of the eager graph."""
         if self.report.runs == EAGER or self._compiled is None or self._modes._current_level >= 0:
             return self.module(*args)  # also in forward-mode differentiation: programs would drop tangents
+        if self._written != set() and self._share_otherwise(args):
+            return self.module(*args)
         if self.report.runs == SEARCHING and self._searching():
             return self._eager(args)
         try:
@@ -155,6 +159,14 @@ class CompiledGraph:
             except NoProgram:
                 pass
         return self._eager(args)
+
+    def _share_otherwise(self, args: Sequence[Any]) -> bool:
+        """Whether arguments of a graph that writes some of them share memory in another way than in the first call:
+        AOTAutograd's graph is made for one way, and it has no guard for that."""
+        found = sharing(args)
+        if self._sharing is None:
+            self._sharing = found
+        return found != self._sharing
 
     def _eager(self, args: Sequence[Any]) -> Any:
         """Results of the eager graph. While programs are not in use, gradients that are differentiated again

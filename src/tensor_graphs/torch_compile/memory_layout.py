@@ -51,4 +51,17 @@ class TracedLayouts:
         return found
 
 
-__all__ = ["TracedLayouts", "arranged", "axis_order"]
+def sharing(values: Sequence[Any]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """How strided tensors share memory: for each storage that more than one of the `values` has, the positions of these
+    values and their offsets in bytes, relative to the first one."""
+    import torch
+
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for i, x in enumerate(values):
+        if isinstance(x, torch.Tensor) and x.layout == torch.strided:
+            groups.setdefault(x.untyped_storage()._cdata, []).append((i, x.storage_offset() * x.element_size()))
+    shared = [group for group in groups.values() if len(group) > 1]
+    return tuple(tuple((i, at - group[0][1]) for i, at in group) for group in shared)
+
+
+__all__ = ["TracedLayouts", "arranged", "axis_order", "sharing"]
