@@ -97,6 +97,29 @@ def test_round_trip(tmp_path: Path, backend: str) -> None:
     np.testing.assert_array_equal(program.states["cache"], update)
 
 
+def test_a_program_of_one_size_says_so(tmp_path: Path) -> None:
+    x = tg.input("x", (tg.dim("T"), 4))
+    with tg.settings.override(home=str(tmp_path)):
+        explorer = tg.saturate(tg.tanh(x), backend="numpy", dims={"T": 5})
+    egraph_file.write(tmp_path / "e.json", explorer)
+    file = egraph_file.read(tmp_path / "e.json")
+    assert explorer.sizes == file.sizes == {"T": 5}
+    file.program(tg.extract(file.problem)).save(tmp_path / "p")
+    program = tg.load_program(tmp_path / "p")
+    assert program.report.dims == {"T": 5} and "T=5" in program.report.warnings[0]
+    assert program(np.zeros((5, 4), np.float32)).shape == (5, 4)
+    with pytest.raises(errors.ShapeError, match="T=5 only"):
+        program(np.zeros((6, 4), np.float32))
+    with pytest.raises(errors.ShapeError) as wrong:
+        program(np.zeros((5, 4), np.float64))
+    assert not wrong.value.hint
+    document = json.loads((tmp_path / "e.json").read_text())
+    document["tensor_graphs"]["sizes"] = {"T": -1}
+    (tmp_path / "e.json").write_text(json.dumps(document))
+    with pytest.raises(errors.ExtractionError, match="a size is '-1'"):
+        assert egraph_file.read(tmp_path / "e.json").sizes
+
+
 def test_the_file_is_plain_egraph_serialize(written: Path) -> None:
     document = json.loads(written.read_text())
     assert set(document) == {"nodes", "root_eclasses", "tensor_graphs"}
