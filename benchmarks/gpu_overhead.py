@@ -208,7 +208,9 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
         for label, kind, way in (
             *((f"{w} emitted", _Emitted, w) for w in MODES[:2]), *((w, Program, w) for w in MODES), ("chosen", Program, ""),
         ):  # fmt: skip
-            own = kind.from_saved(replace(program.manifest, way=way), program.source, program._weights, None, None)
+            own = kind.from_saved(
+                replace(program.manifest, launch_mode=way), program.source, program._weights, None, None
+            )
             calls[label] = lambda i, f=own: f.flat(*sets[i % SETS])
             record.setdefault("own", {})[label] = own
         for label, call in list(calls.items()):

@@ -30,7 +30,9 @@ from ...processes.memory_limits import limited_environment
 from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
-MOST = 16  # maximum workers of all pools together
+# Maximum workers of all pools together. Their work takes three to four times the CPU time of the caller's for the same
+# candidates (`python -m benchmarks.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting.
+MOST = 8
 LEFT_CORES = 2  # cores that lowering workers and compilers leave to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WIDE = 4  # workers that have started from which the caller does no jobs itself

@@ -225,17 +225,16 @@ def _batch_norms(row: Row, backward: Applies) -> Iterator[LibraryKernel]:
 
 
 def _several_each(call: Call) -> bool:
-    """Condition on calls: channels have more than one element, and cuDNN's limits hold."""
+    """Condition on calls: channels have more than one element, so that their variance can be divided by one less."""
     shape = extents(call.operands["x"])
     return len(shape) >= 2 and prod(shape) > shape[1]
 
 
 def _gpu_batch_norms() -> Iterator[LibraryKernel]:
-    """Batch norms of a training step by PyTorch's kernels and by cuDNN, whose gains are float32."""
-    alike = accumulated("x out", "g b", "out1 out2 out3")
-    wide: Applies = lambda c: (
-        _kinds(c, "g b") == {"float32"} and _kinds(c, "x") != {"float64"} and c.attrs["eps"] >= 1e-5
-    )
+    """Batch norms of a training step by PyTorch's kernels and by cuDNN, whose gains are float32 (with bfloat16 images
+    PyTorch 2.11 refuses them)."""
+    alike, images = accumulated("x out", "g b", "out1 out2 out3"), {"float32", "float16"}
+    wide: Applies = lambda c: _kinds(c, "g b") == {"float32"} and _kinds(c, "x") <= images and c.attrs["eps"] >= 1e-5
     pattern = (
         "batch_norm_training(x, g, b, eps=eps); channel_mean(x); channel_variance(x); channel_deviation(x, eps=eps)"
     )
@@ -376,6 +375,8 @@ def _attention(
                 f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
                 f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads", "aligned_mask"), **more,
             )  # fmt: skip
+        if kernel == "cudnn":
+            continue  # its gradients of causal attention were wrong on an H200 (PyTorch 2.11)
         terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
         terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
         yield row(

@@ -24,6 +24,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
+from tensor_graphs.extract.search import plan_solver
+from tensor_graphs.extract.search import search as extract_search
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import search as searching
 from tensor_graphs.pipeline.cache import plan_cache as remember
@@ -337,6 +339,49 @@ def test_measuring_leaves_the_stages_after_it_their_time(
         assert seconds == pytest.approx(least) or share * budget + seconds + closing + after <= budget + 1e-9
         assert closing <= 0.1 * budget + 1e-9 and seconds <= 0.8 * left + 1e-9
     assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
+
+
+#: Seconds of stages of a first call on a CPU (`benchmarks.first_budget`), beside 1.5 s of loading. Verification has
+#: the compiler's second.
+FIRST_CALL = {
+    "saturate": 0.2,
+    "candidates": 0.2,
+    "extract": 0.3,
+    "build": 0.1,
+    "verify": 1.1,
+    "time": 0.1,
+    "compare": 0.3,
+}
+KERNEL_S = 0.2  # measuring a kernel
+
+
+@pytest.mark.parametrize("budget", [2.0, 5.0, 15.0, 40.0])
+def test_a_call_ends_in_its_budget(budget: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a tenth and half a second more; if stages that no clock ends take longer, at most a second after them."""
+    clock, measured = Clock("", 0.0), list[float]()
+
+    def said(stage: str, message: str) -> None:
+        clock.time += FIRST_CALL.get(stage, 0.0) if not message.startswith(("round", "at last")) else 0.0
+
+    def took(self: Any, template: Any, call: Any) -> Measured:
+        clock.time += KERNEL_S
+        measured.append(clock.time)
+        return Measured((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+
+    monkeypatch.setattr(CpuMeasurer, "time", took)
+    monkeypatch.setattr(searching, "expected_seconds", lambda *given: FIRST_CALL["verify"])
+    for module in (plan_solver, extract_search):
+        only_in(monkeypatch, module, "time", monotonic=clock)
+    x = tg.input("x", (8, 16))
+    for i in range(1, 9):  # more kernels of their own shapes than 5 s suffice for
+        x = tg.concat([tg.tanh(x) * 0.5, tg.input(f"x{i}", (i, 16))], 0)
+    session = Session(Options(backend="numpy", budget=budget, effort=0), Progress(said), now=clock)
+    clock.time = 1.5
+    made = optimize_graph(session, Graph.of(x))
+    assert made.report.verification["passed"] and ("measuring" in made.report.omitted) == (budget < 15.0)
+    mandatory = 1.5 + sum(FIRST_CALL.values())
+    assert clock.time <= max(1.1 * budget + 0.5, mandatory + 1.0), (clock.time, mandatory)
+    assert budget < 5.0 or len(measured) * KERNEL_S > 0.2 * budget or "measuring" not in made.report.omitted
 
 
 def test_the_least_time_of_measuring_counts_from_when_the_processes_have_started(

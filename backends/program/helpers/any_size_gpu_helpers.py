@@ -42,6 +42,10 @@ class Workspace:
             self.views, self.size, self.grown = {k: memory.view(k) for k in kinds}, whole, self.grown + 1
         return self.views
 
+    def free(self) -> None:
+        """Give up the memory."""
+        self.views, self.size = {}, -1
+
 
 class CallsBySize:
     """Calls of a program at every size. `at(*shapes)` prepares the `Calls` of one choice of sizes.
@@ -149,12 +153,13 @@ class CallsBySize:
             before = self.bound if self.last is None else self.last.stream_object
             if before is not None:
                 torch.cuda.current_stream(self.index).wait_stream(before)
-        elsewhere = self.gpu and torch._C._cuda_getDevice() != self.index
-        if elsewhere or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
-            with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
-                calls = self.at(*shapes)
-        else:  # entering these modes takes as long as several launches
-            calls = self.at(*shapes)
+        try:
+            calls = self.at_plain(shapes)
+        except torch.cuda.OutOfMemoryError:
+            if capturing or self.workspace is None or self.workspace.size < 0:
+                raise
+            self.release()
+            calls = self.at_plain(shapes)
         calls.known, calls.wanted = self.known, False  # `prepared` says when launches are recorded
         if self.workspace is not None and self.workspace.grown != self.grown:
             self.drop(len(self.kept), capturing)  # their launches use the memory before
@@ -163,6 +168,21 @@ class CallsBySize:
             self.drop(len(self.kept) - self.KEPT + 1, capturing)
             self.kept[shapes] = calls
         return calls
+
+    def at_plain(self, shapes: Any) -> Any:
+        """`at` of a choice of sizes, on the program's device, without inference mode and gradients."""
+        elsewhere = self.gpu and torch._C._cuda_getDevice() != self.index
+        if elsewhere or torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(self.index if self.gpu else -1):
+                return self.at(*shapes)
+        return self.at(*shapes)  # entering these modes takes as long as several launches
+
+    def release(self) -> None:
+        """Forget all choices of sizes and free the workspace, so that a larger one need not fit beside it."""
+        if self.last is not None:  # what the next call waits for
+            self.bound, self.last = self.last.stream_object, None
+        self.kept.clear()
+        self.workspace.free()
 
     def drop(self, count: int, capturing: bool) -> None:
         """Forget the `count` oldest choices of sizes; waits for the device if several streams used their memory, unless

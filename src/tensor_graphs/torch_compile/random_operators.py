@@ -30,10 +30,10 @@ def draw_first(module: Any) -> None:
         value = like.meta.get("val")
         if value is None or str(value.layout) != "torch.strided" or not _known(value):
             continue
-        room = _uninitialized(module.graph, node, value)
         if name == DROPOUT:
-            _mask_only(module.graph, node, like)
-        node.replace_input_with(like, room)
+            _draw_mask(module.graph, node, like)
+        else:
+            node.replace_input_with(like, _uninitialized(module.graph, node, value, value.dtype))
     module.graph.eliminate_dead_code()
 
 
@@ -47,30 +47,41 @@ def _known(value: Any) -> bool:
     return all(type(n) is int for n in (*value.shape, *value.stride()))
 
 
-def _uninitialized(graph: Any, before: Any, value: Any) -> Any:
-    """A new node, before another one: a tensor like a traced value, of undefined elements."""
+def _uninitialized(graph: Any, before: Any, value: Any, dtype: Any) -> Any:
+    """A new node, before another one: a tensor of a dtype, like a traced value, of undefined elements."""
     import torch
 
     size, stride = list(value.shape), list(value.stride())
     with graph.inserting_before(before):
-        more = {"dtype": value.dtype, "device": value.device}
+        more = {"dtype": dtype, "device": value.device}
         made = graph.call_function(torch.ops.aten.empty_strided.default, (size, stride), more)
-    made.meta = {"val": value.new_empty_strided(size, stride)}
+    made.meta = {"val": value.new_empty_strided(size, stride, dtype=dtype)}
     return made
 
 
-def _mask_only(graph: Any, node: Any, x: Any) -> None:
-    """Compute a dropout's result from its mask, as ATen does: x * mask / (1 - probability)."""
+def _draw_mask(graph: Any, node: Any, x: Any) -> None:
+    """Compute a dropout of x from a mask that is drawn without x, as ATen does: x * mask / (1 - probability).
+
+    On a CPU the mask is all that ATen draws, in the order of memory, which `bernoulli` takes to be contiguous. Else the
+    numbers are those of the operator itself, whose other result is not used.
+    """
     import torch
 
-    value, aten = x.meta["val"], torch.ops.aten
-    with graph.inserting_before(node.next):
-        mask = graph.call_function(operator.getitem, (node, 1))
-        kept = graph.call_function(aten._to_copy.default, (mask,), {"dtype": value.dtype})
-        product = graph.call_function(aten.mul.Tensor, (x, kept))
-        scaled = graph.call_function(aten.mul.Tensor, (product, 1.0 / (1.0 - node.args[1])))
+    value, aten, kept = x.meta["val"], torch.ops.aten, 1.0 - node.args[1]
+    if value.device.type == "cpu" and value.is_contiguous():
+        room = _uninitialized(graph, node, value, torch.bool)
+        with graph.inserting_before(node):
+            mask = graph.call_function(aten.bernoulli.p, (room, kept))
+    else:
+        node.replace_input_with(x, _uninitialized(graph, node, value, value.dtype))
+        with graph.inserting_before(node.next):
+            mask = graph.call_function(operator.getitem, (node, 1))
+    with graph.inserting_before((node if mask.target is not operator.getitem else mask).next):
+        cast = graph.call_function(aten._to_copy.default, (mask,), {"dtype": value.dtype})
+        product = graph.call_function(aten.mul.Tensor, (x, cast))
+        scaled = graph.call_function(aten.mul.Tensor, (product, 1.0 / kept))
     mask.meta = {"val": node.meta["val"][1]}
-    for made in (kept, product, scaled):
+    for made in (cast, product, scaled):
         made.meta = {"val": value.new_empty_strided(value.shape, value.stride())}
     for user in [u for u in node.users if u is not mask]:
         user.replace_all_uses_with((scaled, mask)[user.args[1]])

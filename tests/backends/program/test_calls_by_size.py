@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -224,6 +225,35 @@ def test_a_larger_workspace_replaces_what_used_the_smaller_one(run: Any) -> None
     for n in (4, 4, 4, 5000, 4, 5000, 5000, 4):
         right(run, n)
     assert run.made_at == [4, 5000, 4] and len(run.kept) == 2
+
+
+def test_a_larger_workspace_need_not_fit_beside_the_smaller_one(
+    run: Any, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of the device for one of them: the smaller one is given up, with the sizes that used it."""
+    empty, held, refused = torch.empty, [], []
+
+    def limited(*size: Any, **options: Any) -> Any:
+        if options.get("dtype") is torch.uint8:
+            if any(x() is not None for x in held):
+                refused.append(size)
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+            found = empty(*size, **options)
+            held.append(ref(found.untyped_storage()))
+            return found
+        return empty(*size, **options)
+
+    for n in (5, 6, 5):
+        right(run, n)
+    held.append(ref(run.workspace.views[torch.uint8].untyped_storage()))
+    monkeypatch.setattr(torch, "empty", limited)
+    before = driver.waits
+    right(run, 5000)
+    assert (
+        len(refused) == 1 and {*run.kept} == {((5000,),)} and driver.waits > before
+    )  # it waits for the stream of the last call
+    for n in (5, 5000, 6, 5):
+        right(run, n)
 
 
 def test_the_sizes_used_last_are_kept(run: Any) -> None:
