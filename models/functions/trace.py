@@ -90,7 +90,7 @@ def trace(
     names: list[str] = []
     structure = _template(returned, "", outputs, names)
     if not outputs:
-        raise TraceError(f"{_title(function)} returned no tensor")
+        raise TraceError(f"{_title(function)} returned no tensor", where=_defined(function))
     if isinstance(structure, int):
         structure, names = None, ["output"]
     graph = Graph(tuple(outputs), tuple(names), tuple(inputs), {}, {}, structure, name or _title(function))
@@ -101,6 +101,12 @@ def trace(
                          hint="pass them as arguments")  # fmt: skip
     graph.check()
     return graph
+
+
+def _defined(function: Callable[..., Any]) -> str:
+    """The line at which a function is defined; "" for one without Python code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
 
 
 def _located(error: TensorGraphsError, raised: TracebackType | None) -> None:
