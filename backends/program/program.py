@@ -63,7 +63,6 @@ class Program(ProgramCalls):
     """
 
     kept_by = "program.save(folder), and tg.load_program(folder) where it is needed"
-    report: Any = None  # optimization report; set by the pipeline
     attached: Callable[[Path], None] | None = None  # writes further files into a saved folder; set by the pipeline
 
     def __init__(

@@ -42,6 +42,8 @@ class ProgramCalls(Unpicklable, ABC):
     `quick`, the emitted code with arguments marshalled one by one.
     """
 
+    report: Any = None  # optimization report; set by the pipeline
+
     def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
         self.manifest, self.source, self._weights = manifest, source, weights
         self.device = device or manifest.device
@@ -102,7 +104,9 @@ class ProgramCalls(Unpicklable, ABC):
         """
         try:
             found = self._flat(args, named)
-        except UsageError:
+        except UsageError as error:
+            if isinstance(error, ShapeError) and error.sizes and not error.hint:
+                error.hint = self._one_size_hint()
             fixed = self.manifest.fixed
             taken, kept = without_fixed(args, named, fixed, len(self.input_names)) if fixed else (args, named)
             inputs = unfolded(taken, kept, self.input_names)
@@ -111,6 +115,12 @@ class ProgramCalls(Unpicklable, ABC):
             found = self._flat(taken, kept) if inputs is None else self._flat((), inputs)
         structure = self.manifest.structure
         return found[0] if structure is None else filled(structure, found)
+
+    def _one_size_hint(self) -> str:
+        """Hint for a call at other sizes: the free dimensions of the model of which the program has one size."""
+        sizes = {n: s for n, s in getattr(self.report, "dims", {}).items() if n not in self.manifest.sizes}
+        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        return f"the program was made for {given} only; `optimize` makes one for every size" if sizes else ""
 
     def flat(self, /, *args: Any, **named: Any) -> Sequence[Any]:
         """Run the program and return its outputs as a flat sequence, without the graph's structure."""

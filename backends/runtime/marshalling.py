@@ -251,7 +251,8 @@ def _converted(x: Any, spec: Spec) -> Array:
 
 
 def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
-    return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}")
+    sizes = [a for a, b in zip(shape, spec[1]) if a != b] if len(shape) == len(spec[1]) else []
+    return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}", sizes=sizes)
 
 
 __all__ = ["Marshalling", "NumpyMarshalling", "Quick", "Spec", "TensorMarshalling", "array_of", "is_torch", "tensor_of"]

@@ -23,7 +23,8 @@ class Graph:
     leaves (structure.py); None means a single output. `modules`: module paths ("blocks.0.attn") of operations as they
     were loaded, where the source knows them; passes leave it as it is. `typical`: mean and standard deviation of float
     inputs by name, where the source knows values of them; random inputs are drawn so. `inner`: names of outputs that
-    are values inside of a training step (saved for the backward pass, gradients).
+    are values inside of a training step (saved for the backward pass, gradients). `labels`: nodes of a file with free
+    dimensions that made these operations; passes leave it as it is.
     """
 
     outputs: tuple[Tensor, ...]
@@ -36,6 +37,7 @@ class Graph:
     modules: Mapping[Tensor, str] = field(default_factory=dict, compare=False, repr=False)
     typical: Mapping[str, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
     inner: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    labels: Mapping[Tensor, str] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def of(
@@ -128,18 +130,12 @@ class Graph:
         free = self.free_dims
         unknown = sorted(set(sizes) - set(free))
         if unknown:
-            raise UsageError(f"no dimension is called {unknown}", hint=f"the graph has {sorted(free)}")
-
-        def fix(value: Any) -> Any:
-            return dims.bind(value, sizes)
+            raise UsageError(
+                f"no dimension is called {unknown}", hint=f"the graph has {sorted(free) or 'no free dimensions'}"
+            )
 
         def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
-            kinds = node.entry.attrs
-            attrs = {
-                k: tuple(map(fix, v)) if kinds[k] == "dims" else fix(v) if kinds[k] in ("int", "float") else v
-                for k, v in node.attrs
-            }
-            return make(node.op, args, attrs, data=node.data)
+            return make(node.op, args, bound_attrs(node, sizes), data=node.data)
 
         fresh = {n: change(n, ()) for n in self.inputs}
         graph = self.with_roots(rebuild(self.roots, change)) if free else self
@@ -180,3 +176,16 @@ class Graph:
         rows = "".join(f"<tr><td>{escape(op)}</td><td>{n}</td></tr>" for op, n in sorted(self.counts().items()))
         head = f"<b>{escape(self.name)}</b>: {len(self.nodes())} nodes"
         return f"{head}<table><tr><th>op</th><th>count</th></tr>{rows}</table><pre>{escape(repr(self)[:8000])}</pre>"
+
+
+def bound_attrs(node: Tensor, sizes: Mapping[str, Dim]) -> dict[str, Any]:
+    """Attributes of a node with named dimensions replaced by sizes or other expressions."""
+
+    def fix(value: Any) -> Any:
+        return dims.bind(value, sizes)
+
+    kinds = node.entry.attrs
+    return {
+        k: tuple(map(fix, v)) if kinds[k] == "dims" else fix(v) if kinds[k] in ("int", "float") else v
+        for k, v in node.attrs
+    }

@@ -30,7 +30,7 @@ from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
 
 #: Ops whose result NumPy may return as a view of the operand.
-VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip")
+VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows")
 
 
 class Memory:
@@ -162,7 +162,7 @@ class TracedArray:
 
     def __format__(self, spec: str) -> str:
         if spec:
-            _no_value(self)
+            _no_value("a text")
         return _text(self, sys._getframe(1))
 
     # ------------------------------------------------------------ methods without a NumPy function
@@ -219,7 +219,7 @@ class TracedArray:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__array"):
-            _no_value(self)
+            _no_value("an array")
         if name in _NDARRAY:
             refuse_value(
                 TraceError(
@@ -383,14 +383,27 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
 
 
 # ---------------------------------------------------------------- Python and torch protocols
-def _no_value(x: Any, *_: Any, **__: Any) -> NoReturn:
-    refuse_value(
-        TraceError(
-            "a traced array has no values yet: Python asks for a truth value, a number or an array of them",
-            hint="np.where, np.any and the like decide elementwise; compute values that Python needs outside the"
-            " function",
-        )
-    )
+#: What Python or NumPy may ask a traced array for -> what to write instead.
+_INSTEAD = {
+    "a truth value": "np.where(condition, a, b) chooses elementwise; np.any, np.all, np.sort, np.max and np.min replace"
+    " any, all, sorted, max and min; compute what Python decides by outside the function",
+    "a number": "an array of one element stays one: x.astype(np.float64) or x.astype(np.int64) in place of float(x) or"
+    " int(x), and functions of np in place of those of math; compute numbers that Python needs outside the function",
+    "an array": "np.stack and np.concatenate join traced arrays and elements: np.stack([np.stack([a, b]), np.stack([c,"
+    " d])]) in place of np.array([[a, b], [c, d]]); a traced array needs no np.asarray",
+    "a text": "make texts outside of the function",
+}
+
+
+def _no_value(asked: str) -> NoReturn:
+    refuse_value(TraceError(f"a traced array has no values yet, and {asked} of them is needed", hint=_INSTEAD[asked]))
+
+
+def _without_value(asked: str) -> Callable[..., NoReturn]:
+    def refuse(x: Any, *_: Any, **__: Any) -> NoReturn:
+        _no_value(asked)
+
+    return refuse
 
 
 def _no_meaning(name: str) -> Callable[..., NoReturn]:
@@ -400,9 +413,13 @@ def _no_meaning(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-for _name in ("bool", "int", "float", "index", "complex", "contains", "array", "floor", "ceil", "trunc", "round", "bytes",
-              "dlpack", "dlpack_device"):  # fmt: skip
-    setattr(TracedArray, f"__{_name}__", _no_value)
+for _names, _asked in (
+    (("bool", "contains"), "a truth value"),
+    (("int", "float", "index", "complex", "floor", "ceil", "trunc", "round"), "a number"),
+    (("array", "dlpack", "dlpack_device"), "an array"), (("bytes",), "a text"),
+):  # fmt: skip
+    for _name in _names:
+        setattr(TracedArray, f"__{_name}__", _without_value(_asked))
 for _name in (
     "reduce",
     "reduce_ex",

@@ -72,6 +72,16 @@ def _flip(m: Tensor, axis: Axes = None) -> Tensor:
     return layout.flip(m, range(m.rank) if axis is None else [axis_of(v, m.rank) for v in ints(axis)])
 
 
+def _sliding_window_view(x: Tensor, window_shape: Any, axis: Axes = None) -> Tensor:
+    sizes = ints(window_shape)
+    if 0 in sizes:
+        raise TraceError("windows without elements", hint="a window of one element at least")
+    axes = range(x.rank) if axis is None else [axis_of(v, x.rank) for v in ints(axis)]
+    for place, size in zip(axes, sizes, strict=True):
+        x = t.windows(x, place, size)  # the elements of a window become a new last axis
+    return x
+
+
 def _rot90(m: Tensor, k: int = 1, axes: Sequence[int] = (0, 1)) -> Tensor:
     a, b = (axis_of(v, m.rank) for v in axes)
     turned = {0: lambda: m, 1: lambda: t.swapaxes(t.flip(m, b), a, b), 2: lambda: t.flip(t.flip(m, a), b),
@@ -218,7 +228,7 @@ LAYOUT: dict[str, Build] = {
     "moveaxis": _moveaxis, "rollaxis": _rollaxis, "expand_dims": _expand_dims,
     "squeeze": lambda a, axis=None: t.squeeze(a, axis), "broadcast_to": lambda array, shape: t.broadcast_to(array, ints(shape)),
     "broadcast_arrays": _broadcast_arrays, "flip": _flip, "fliplr": lambda m: t.flip(m, 1), "flipud": lambda m: t.flip(m, 0),
-    "rot90": _rot90, "roll": _roll, "tile": _tile, "repeat": _repeat, "split": _split(True), "array_split": _split(False),
+    "lib.stride_tricks.sliding_window_view": _sliding_window_view, "rot90": _rot90, "roll": _roll, "tile": _tile, "repeat": _repeat, "split": _split(True), "array_split": _split(False),
     "hsplit": _split(True, lambda rank: 1 if rank > 1 else 0), "vsplit": _split(True, lambda rank: 0),
     "dsplit": _split(True, lambda rank: 2), "unstack": _unstack, "pad": _pad, "tril": _triangle(aten_create.tril),
     "triu": _triangle(aten_create.triu), "diagonal": _diagonal, "diag": _diag,

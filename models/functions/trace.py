@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from ...egraph.ir.structure import tuple_like
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ops.ops import Type
 from ...egraph.types import dtypes
-from ...errors import ShapeError, TooLargeError, TraceError, UsageError
+from ...errors import ShapeError, TensorGraphsError, TooLargeError, TraceError, UsageError
 from ...wording import with_article
 from ..files.limits import seconds_of
 from . import numpy_calls
@@ -72,17 +74,23 @@ def trace(
     except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
         if not any(said in str(error) for said in ("Tensor", "TracedArray", "ufunc")):
             raise
-        raise TraceError(f"{_title(function)} cannot be traced: {error}",
-                         hint="write it with NumPy's or tg.* functions, or put Torch code into an nn.Module") from error  # fmt: skip
+        refused = TraceError(f"{_title(function)} cannot be traced: {error}",
+                             hint="write it with NumPy's or tg.* functions, or put Torch code into an nn.Module")  # fmt: skip
+        _located(refused, error.__traceback__)
+        raise refused from error
     except ValueError as error:  # NumPy wraps the TraceError of an element access in a ValueError of its own
         if not isinstance(error.__cause__, TraceError):
             raise
+        _located(error.__cause__, error.__traceback__)
         raise error.__cause__ from error
+    except TensorGraphsError as error:
+        _located(error, error.__traceback__)
+        raise
     outputs: list[Tensor] = []
     names: list[str] = []
     structure = _template(returned, "", outputs, names)
     if not outputs:
-        raise TraceError(f"{_title(function)} returned no tensor")
+        raise TraceError(f"{_title(function)} returned no tensor", where=_defined(function))
     if isinstance(structure, int):
         structure, names = None, ["output"]
     graph = Graph(tuple(outputs), tuple(names), tuple(inputs), {}, {}, structure, name or _title(function))
@@ -93,6 +101,25 @@ def trace(
                          hint="pass them as arguments")  # fmt: skip
     graph.check()
     return graph
+
+
+def _defined(function: Callable[..., Any]) -> str:
+    """The line at which a function is defined; "" for one without Python code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+
+
+def _located(error: TensorGraphsError, raised: TracebackType | None) -> None:
+    """Add to an error's `where` the line of the caller's code that raised it, if there is one: the innermost that is
+    none of this package, NumPy or Torch."""
+    lines = [
+        f"{frame.f_code.co_filename}:{line}"
+        for frame, line in walk_tb(raised)
+        if frame.f_globals.get("__name__", "").partition(".")[0]
+        not in ("tensor_graphs", "numpy", "torch", "contextlib")
+    ]
+    if lines:
+        error.where = ", ".join(part for part in (error.where, lines[-1]) if part)
 
 
 def _refuse_missing(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

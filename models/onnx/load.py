@@ -119,6 +119,8 @@ class _Loader:
     read: dict[int, tuple[Any, Tensor | FourBits]] = field(default_factory=dict)
     #: How often the nodes of a graph or subgraph read each name, by id of its GraphProto (kept alive here).
     reads: dict[int, tuple[Any, Counter[str]]] = field(default_factory=dict)
+    #: Nodes that made the tensors, for errors of sizes that are known later.
+    labels: dict[Tensor, str] = field(default_factory=dict)
     built: int = 0  # nodes and initializers of the subgraphs built so far, which are built once for each iteration
 
     def load(self, model: Any) -> Graph:
@@ -147,7 +149,7 @@ class _Loader:
         params = {n: d for n, d in self.context.params.items() if n in used}
         result = Graph(outputs, tuple(names), tuple(inputs), params, {}, structure, graph.name or self.file.stem)
         result.check()
-        return replace(result, modules=self.paths.of(result))
+        return replace(result, modules=self.paths.of(result), labels=self.labels if result.free_dims else {})
 
     @staticmethod
     def tensor(value: Value | _Poison) -> Tensor:
@@ -297,10 +299,13 @@ class _Loader:
         if isinstance(value, SymbolicInts | Opaque):
             return value
         try:
-            return self.context.fold(self.context.check(value))
+            result = self.context.fold(self.context.check(value))
         except TooLargeError as error:
             error.where = f"{self.file}: {label}"
             raise
+        if isinstance(result, Tensor):
+            self.labels.setdefault(result, label)
+        return result
 
     def branch(self, env: Env, graph: Any, given: Sequence[Value] = ()) -> list[Value]:
         """Return the outputs of a subgraph that can read the enclosing scope; its inputs are bound to `given`.

@@ -162,7 +162,8 @@ class SaturateOptions(CommonOptions):
     tolerance: str | float = option(
         "eager",
         'Allowed error: "eager" (at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise'
-        " equal to the graph in NumPy, and to the caller's function, which runs itself if no plan is), or a relative error."
+        " equal to the graph in NumPy, and to the caller's function, which runs itself if no plan is; with `quantize` to"
+        " the graph with the quantized weights), or a relative error."
         " From 1e-3 on, float32 products may use TF32 on a GPU.",
         is_tolerance,
     )
@@ -193,7 +194,7 @@ class Options(SaturateOptions):
         None,
         "Largest sizes of all buckets but the last: ranges of a free dimension that get plans of their own where these,"
         " or the caller's own function, are measured faster. None: (16, 128, 1024) on a GPU, none on a CPU. (): one plan"
-        " for all sizes.",
+        " for all sizes. UsageError for a model without free dimensions.",
         are_bounds, decides=False,
     )  # fmt: skip
     verify: bool = option(True, "Verify the program against a float64 run of the original.", is_flag, decides=False)
@@ -201,7 +202,10 @@ class Options(SaturateOptions):
         True, "Measure kernels that the cost store does not contain. False: stored and predicted prices only.", is_flag
     )
     deterministic: bool = option(
-        False, "The same plan for the same cost store; implies that nothing is measured.", is_flag
+        False,
+        "The same plan for the same cost store; implies that nothing is measured. Rewriting, matching and solving end at"
+        " counts of work, not with `budget`, so the call may take many times that long.",
+        is_flag,
     )
     seed: int = option(0, "Random seed of the verification inputs.", is_seed)
     again: bool = option(

@@ -25,7 +25,7 @@ class Settings:
     costdb: str = ""  # folder of the cost store; empty: <home>/costdb
     team: str = ""  # folder or fsspec URL of a team's cost store, read below the own one; empty: none
     starter: str = ""  # folder of shipped measurements below the cost store; empty: the package's own; "none": not used
-    backend: str = "auto"  # auto, numpy, torch, gpu, cuda, triton, triton-only, generated
+    backend: str = "auto"  # auto, numpy, torch, c, gpu, cuda, triton, triton-only, generated, pallas
     threads: int = 0  # CPU threads for kernels; 0: all cores
     gpu: str = ""  # plan for a GPU that is not in this machine: its device key "device|driver|toolchain"
     workers: int = 0  # saturation worker processes; 0: one per core, at most 4

@@ -97,6 +97,29 @@ def test_round_trip(tmp_path: Path, backend: str) -> None:
     np.testing.assert_array_equal(program.states["cache"], update)
 
 
+def test_a_program_of_one_size_says_so(tmp_path: Path) -> None:
+    x = tg.input("x", (tg.dim("T"), 4))
+    with tg.settings.override(home=str(tmp_path)):
+        explorer = tg.saturate(tg.tanh(x), backend="numpy", dims={"T": 5})
+    egraph_file.write(tmp_path / "e.json", explorer)
+    file = egraph_file.read(tmp_path / "e.json")
+    assert explorer.sizes == file.sizes == {"T": 5}
+    file.program(tg.extract(file.problem)).save(tmp_path / "p")
+    program = tg.load_program(tmp_path / "p")
+    assert program.report.dims == {"T": 5} and "T=5" in program.report.warnings[0]
+    assert program(np.zeros((5, 4), np.float32)).shape == (5, 4)
+    with pytest.raises(errors.ShapeError, match="T=5 only"):
+        program(np.zeros((6, 4), np.float32))
+    with pytest.raises(errors.ShapeError) as wrong:
+        program(np.zeros((5, 4), np.float64))
+    assert not wrong.value.hint
+    document = json.loads((tmp_path / "e.json").read_text())
+    document["tensor_graphs"]["sizes"] = {"T": -1}
+    (tmp_path / "e.json").write_text(json.dumps(document))
+    with pytest.raises(errors.ExtractionError, match="a size is '-1'"):
+        assert egraph_file.read(tmp_path / "e.json").sizes
+
+
 def test_the_file_is_plain_egraph_serialize(written: Path) -> None:
     document = json.loads(written.read_text())
     assert set(document) == {"nodes", "root_eclasses", "tensor_graphs"}
@@ -260,11 +283,14 @@ def test_kernels_of_several_values_come_back(tmp_path: Path, monkeypatch: pytest
     """They are made for the model's own values: which those are is in the file; a bundle is a class of its own."""
     from dataclasses import replace
 
-    from tensor_graphs.backends.registry import backend, backends
+    from tensor_graphs.backends import registry
 
-    if reason := backend("c").unavailable():
+    own, built_in = registry.backend("c"), registry.built_in
+    if reason := own.unavailable():
         pytest.skip(reason)
-    monkeypatch.setitem(backends(), "c", replace(backend("c"), several=True))
+    registry.backends()  # cached without the change
+    changed = replace(own, several=True)
+    monkeypatch.setattr(registry, "built_in", lambda name: changed if name == "c" else built_in(name))
 
     x, y, g = tg.input("x", (8, 32)), tg.input("y", (8, 32)), tg.param("g", (32,))
     h = x + y

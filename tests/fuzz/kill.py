@@ -58,7 +58,7 @@ def _row(size: int) -> Any:
     from tensor_graphs.costdb.keys.key import KernelKey
     from tensor_graphs.costdb.store.schema import TimingRow
 
-    return TimingRow(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=(size,), device="d"), samples=(float(size),))
+    return TimingRow(key=KernelKey("k", "k", "f", "b", "e", "s", shapes=((size,),), device="d"), samples=(float(size),))
 
 
 def save(folder: Path, begin: int) -> Iterator[str]:
@@ -91,8 +91,9 @@ def append(folder: Path, begin: int) -> Iterator[str]:
 
     store = Store(folder / "db")
     for size in range(begin, 1 << 30):
-        if store.add([_row(size)]).durable:
-            yield str(size)
+        if not store.add([_row(size)]).durable:
+            raise RuntimeError(f"row {size} was not stored")
+        yield str(size)
         if size == begin:  # everything is imported
             yield SAYS
 

@@ -4,6 +4,8 @@ import warnings
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tensor_graphs as tg
 from tensor_graphs.egraph.builders import builders as t
@@ -78,6 +80,42 @@ def agrees(function, *arrays):
 def test_functions_agree_with_numpys(name):
     for function in CASES[name]:
         agrees(function, X)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_sliding_windows_agree_with_numpys(data):
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    axes = data.draw(
+        st.lists(st.integers(-len(shape), len(shape) - 1), min_size=1, max_size=3, unique_by=lambda a: a % len(shape))
+    )
+    sizes = [data.draw(st.integers(1, shape[a])) for a in axes]
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    view = np.lib.stride_tricks.sliding_window_view
+    agrees(lambda x: view(x, tuple(sizes), axis=tuple(axes)), x)
+    agrees(lambda x: [view(x, sizes[0], axis=axes[0]), view(x, tuple(shape))], x)
+
+
+def test_sliding_windows_share_memory():
+    view = np.lib.stride_tricks.sliding_window_view
+    agrees(lambda x: view(x, (2, 2), axis=(1, 1)), X)
+    for call in (
+        lambda x: view(x, 5, axis=1),
+        lambda x: view(x, 0, axis=1),
+        lambda x: view(x, (1,)),
+        lambda x: view(x, 2, axis=7),
+    ):
+        with pytest.raises(TraceError, match=r"sliding_window_view|windows without"):
+            trace(call, [X])
+
+    def changed(x):
+        x = x.copy()
+        windows = view(x, 2, axis=1)
+        x[0] = 1
+        return windows
+
+    with pytest.raises(TraceError, match="share its memory"):
+        trace(changed, [X])
 
 
 @pytest.mark.parametrize("name", sorted(UFUNCS))

@@ -14,11 +14,14 @@ onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
+from tensor_graphs.egraph.builders import builders as t  # noqa: E402
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
+from tensor_graphs.egraph.ir.graph import Graph  # noqa: E402
 from tensor_graphs.egraph.types.dims import bind, dim  # noqa: E402
-from tensor_graphs.errors import ShapeError, UnsupportedError  # noqa: E402
+from tensor_graphs.errors import BadModelError, ShapeError, UnsupportedError, UsageError  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 from tensor_graphs.models.onnx.shapes import bounds  # noqa: E402
+from tensor_graphs.pipeline.sources.source import bound  # noqa: E402
 
 node = helper.make_node
 INTS = {"zero": [0], "one": [1], "two": [2], "minus": [-1], "i0": 0, "i1": 1, "big": [2**63 - 1], "axes0": [0]}
@@ -172,3 +175,23 @@ def test_a_transposed_convolution_without_outputs(
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     (found,) = evaluate(load_onnx(tmp_path / "model.onnx"), {"x": x})
     assert found.shape == wanted.shape == (1, 3, 0, 5) and found.dtype == wanted.dtype
+
+
+def test_a_size_written_into_the_file_is_named(tmp_path: Path) -> None:
+    baked = [*SIZES, node("Concat", ["two", "m", "two"], ["t"], axis=0), node("Reshape", ["x", "t"], ["r"], name="split"),
+             node("Relu", ["r"], ["y"])]  # fmt: skip
+    graph = load_onnx(build(tmp_path, baked, ("n", "m", 2)))
+    with pytest.raises(BadModelError, match=r"^Reshape 'split': cannot reshape .* at n=1, m=128") as refused:
+        bound(graph, {})
+    assert "n=2" in refused.value.hint and refused.value.exit_code == 3
+    assert bound(graph, {"n": 2, "m": 5})[0].outputs[0].shape == (2, 5, 2)
+
+
+def test_an_expression_that_fits_at_one_size_stays_a_shape_error() -> None:
+    graph = Graph.of(t.reshape(t.input("x", (dim("T"), 3)), (4, 3)))
+    with pytest.raises(ShapeError, match="at T=128") as refused:
+        bound(graph, {})
+    assert "T=4" in refused.value.hint
+    with pytest.raises(UsageError) as unknown:
+        Graph.of(t.input("x", (4, 3))).bind({"T": 3})
+    assert unknown.value.hint == "the graph has no free dimensions"

@@ -97,6 +97,23 @@ def test_what_is_no_tensor_function_is_refused(function, examples):
         trace(function, examples)
 
 
+def test_errors_name_the_line_and_what_to_write_instead():
+    x = np.ones((2, 2), np.float32)
+
+    def joined(a):
+        return np.array([[a[1, 1], -a[0, 1]], [-a[1, 0], a[0, 0]]])
+
+    cases = ((joined, "np.stack"), (lambda a: np.asarray(a), "np.stack"), (lambda a: a * float(a[0, 0]), "float"),
+             (lambda a: sorted(a[0]), "np.sort"), (lambda a: a if a.sum() > 0 else -a, "np.where"),
+             (lambda a: np.linalg.inv(a), "other functions"), (lambda a: None, ""))  # fmt: skip
+    for function, hint in cases:
+        with pytest.raises(TraceError) as refused:
+            trace(function, [x])
+        first = function.__code__.co_firstlineno
+        file, _, line = refused.value.where.rpartition(":")
+        assert hint in refused.value.hint and file == __file__ and first <= int(line) <= first + 1
+
+
 def test_inputs_from_elsewhere_are_refused():
     other = t.input("other", (2, 3))
     with pytest.raises(UsageError, match="other"):

@@ -97,6 +97,8 @@ def test_buckets_divide_the_dimension_with_the_most_sizes() -> None:
     assert buckets_of(Options(), graph, on_cpu) == []  # one plan on a CPU
     for none in ({"measure": False}, {"deterministic": True}, {"memory_limit": 1e9}):
         assert buckets_of(Options(size_buckets=(16,), **none), graph, on_cpu) == []
+    with pytest.raises(UsageError, match="no free dimensions"):
+        tg.optimize(tg.tanh(tg.input("x", (4,))), size_buckets=(2,), budget=1)
     for bad in ((0,), (16, 8), (4, 4), ("a",), 5):
         with pytest.raises(UsageError, match="size_buckets"):
             Options(size_buckets=bad)  # type: ignore[arg-type]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tensor_graphs.backends.registry import BUILT_IN, CHOICES, HIDDEN
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "docs/readme_example.py"
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -48,6 +50,11 @@ def test_links_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize("word", ["optimize", "saturate", "extract", "explain", "profile", "doctor", "db", "rules"])
 def test_every_command_is_documented(word: str) -> None:
     assert f"tensor-graphs {word}" in (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+
+
+def test_every_backend_is_documented() -> None:
+    (row,) = re.findall(r"^\| `--backend (\S+)` \|", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(row.split("\\|")) == {*CHOICES, *BUILT_IN} - HIDDEN
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -176,6 +176,7 @@ def saturate(
     """Run rewriting only; write the saturated e-graph with its candidate kernels and prices for `extract`."""
     from ..egraph.saturate.saturate import Limits
     from ..explorer.egraph_file import write
+    from ..explorer.egraph_record import one_size
     from ..explorer.saturate import saturate as saturated
 
     if is_stream(output):
@@ -187,8 +188,11 @@ def saturate(
             limits=Limits(nodes=nodes, iterations=iterations, beam=beam, slack=slack), effort=effort,
         )  # fmt: skip
         write(output, explorer)
+    if explorer.sizes:
+        tell(f"warning: {one_size(explorer.sizes)}")
     document = {
-        "output": str(output), "inputs": [f"{t.attr('name')}: {t.type}" for t in explorer.graph.inputs], "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
+        "output": str(output), "inputs": [f"{t.attr('name')}: {t.type}" for t in explorer.graph.inputs],
+        "sizes": dict(explorer.sizes), "e_nodes": len(explorer.view), "classes": explorer.view.n_classes,
         "candidates": len(explorer.choice.hypergraph.candidates), "stopped": explorer.view.report.stopped,
     }  # fmt: skip
     text = _lines(document) + (f"\n{explorer.view.report.rule_table()}" if verbose else "")
@@ -198,7 +202,8 @@ def saturate(
 
 def _lines(document: Mapping[str, Any]) -> str:
     width = max(map(len, document))
-    shown = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in document.items()}
+    listed = {k: [f"{n}={s}" for n, s in v.items()] if isinstance(v, Mapping) else v for k, v in document.items()}
+    shown = {k: (", ".join(map(str, v)) or "none") if isinstance(v, list) else v for k, v in listed.items()}
     return "\n".join(f"{k:>{width}}  {v}" for k, v in shown.items())
 
 
@@ -215,6 +220,7 @@ def extract(
     Writes the program if the file describes one.
     """
     from ..explorer.egraph_file import read
+    from ..explorer.egraph_record import one_size
     from ..extract.solve.serialize import to_json
     from ..extract.solve.solve import solve
 
@@ -243,8 +249,11 @@ def extract(
             document |= {"unit": "us", "kernels": {n: {"count": count, "us": us} for n, (count, us) in priced.items()}}
             kinds = [f"{count} {n} ({us:.1f} µs)" for n, (count, us) in priced.items()]
             text += f"\n{'kernels':>12}  {', '.join(kinds) or 'none'}"
+            document["sizes"] = found.sizes
             document["output"] = str(program.save(output or default_output(str(file))))
             text += f"\n{'written to':>12}  {document['output']}"
+    if found.sizes:
+        tell(f"warning: {one_size(found.sizes)}")
     return Answer(document, text)
 
 

@@ -50,7 +50,7 @@ from ..plain import is_file
 from ..report.report import Report
 from ..verification.comparison import Verification
 from ..writing.files import kept_versions, named_errors, named_path, undone_on_failure
-from .egraph_record import KEY, VERSION, record_of, view_from_json, view_to_json
+from .egraph_record import KEY, VERSION, one_size, record_of, sizes_of, view_from_json, view_to_json
 from .explorer import Explorer
 from .names import kernel_name, value_name
 from .tables import model_tables
@@ -88,7 +88,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
             "backends": list(dict.fromkeys(c.template.backend for c in hypergraph.candidates)),
             **view_to_json(hypergraph.view), "sources": sources,
             "computes": {k: sorted(explorer.covered[i]) for k, i in number.items()},
-            "layers": _layers(explorer),
+            "layers": _layers(explorer), "sizes": dict(explorer.sizes),
             "limits": {k: explorer.facts[i].limit_us for k, i in number.items() if i in explorer.facts},
         }  # fmt: skip
         write_egraph(path, problem, ops=names, extra={KEY: record})
@@ -154,8 +154,15 @@ class EGraphFile:
         `tensor_graphs` (e-graph and model as JSON)."""
         return self.record is not None
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes, by name, of the model's free dimensions at which the e-graph was made. Raises ExtractionError if they
+        are malformed."""
+        return sizes_of(self.record, f"{self.path}: {KEY}") if self.record is not None else {}
+
     def program(self, found: Extraction, *, verify: bool = True) -> Program:
-        """The program that a solution of `problem` stands for, compared with the model if `verify`.
+        """The program that a solution of `problem` stands for, compared with the model if `verify`. A model with free
+        dimensions has one size of each (`sizes`), as the report's `dims` and a warning in it say.
 
         Raises UsageError if the file describes no program, BadModelError if the model file is missing, changed or
         malformed, ExtractionError if the e-graph is malformed or names a kernel that does not match, VerificationError
@@ -174,7 +181,9 @@ class EGraphFile:
         except TensorGraphsError as error:
             error.where = error.where or str(self.path)
             raise
-        program.report = Report.of_plan(plan)
+        program.report = replace(Report.of_plan(plan), dims=self.sizes)
+        if self.sizes:
+            program.report.warnings.append(one_size(self.sizes))
         attach(program, graph)
         if verify:
             program.report.verification = _check(program, graph, str(self.path)).to_json()

@@ -37,6 +37,25 @@ _MEMBERS = {
 }
 
 
+def one_size(sizes: Mapping[str, int]) -> str:
+    """Warning that an e-graph was made at one size of each free dimension, by name; "" if there are none."""
+    if not sizes:
+        return ""
+    given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    return f"the e-graph was made at {given}: its program has these sizes only (`optimize` makes one for every size)"
+
+
+def sizes_of(record: Mapping[str, Any], where: str) -> dict[str, int]:
+    """Sizes, by name, of the model's free dimensions at which the e-graph of `record` was made; older files name none.
+
+    Raises ExtractionError, which names the file by `where`, if they are malformed.
+    """
+    found = record.get("sizes", {})
+    if not isinstance(found, Mapping):
+        raise ExtractionError("sizes must be an object", where=where)
+    return {str(n)[:80]: _whole(s, 1 << 62, "a size", f"{where}.sizes") for n, s in found.items()}
+
+
 def view_to_json(view: EGraphView) -> dict[str, Any]:
     """The e-graph as JSON, which becomes part of a file's member `tensor_graphs`.
 
@@ -173,4 +192,4 @@ def _whole(value: Any, limit: int, what: str, where: str) -> int:
     return value
 
 
-__all__ = ["KEY", "VERSION", "record_of", "view_from_json", "view_to_json"]
+__all__ = ["KEY", "VERSION", "one_size", "record_of", "sizes_of", "view_from_json", "view_to_json"]

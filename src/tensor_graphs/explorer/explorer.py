@@ -36,6 +36,9 @@ class Explorer(StaticPages):
 
     facts: Mapping[int, KernelBounds] = field(default_factory=dict)  # per candidate; views are left out
     modules: Mapping[Tensor, str] = field(default_factory=dict)  # module paths of operations of `work`, where known
+    sizes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of the source's free dimensions: the e-graph holds at these
 
     @cached_property
     def derivations(self) -> list[Derivation]:

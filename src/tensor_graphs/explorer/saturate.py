@@ -38,7 +38,8 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
     """Explorer of the saturated e-graph of anything that `optimize` takes. Nothing is measured.
 
     The Explorer holds the saturated e-graph with candidate kernels and their current prices and shows its e-classes in
-    a notebook; `.view` is the bare EGraphView. Arguments and errors as for `optimize`.
+    a notebook; `.view` is the bare EGraphView. The e-graph is made at one size of each free dimension, `.sizes`.
+    Arguments and errors as for `optimize`.
     """
     session = Session(Options.of(options, measure=False), options.progress or Progress())
     with session.running():
@@ -58,7 +59,8 @@ def saturate(source: Any, example_inputs: Any, options: SaturateOptions) -> Expl
             _, choice = choose_cheapest(session, graphs, pricer, None)
             facts = pricer.facts(choice.hypergraph.candidates)
     known = {i: f for i, f in enumerate(facts) if f is not None}
-    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice, known, modules)
+    sizes = {n: s for n, s in prepared.sizes.items() if n in graph.free_dims}
+    return Explorer(prepared.graph, prepared.work, choice.hypergraph.view, choice, known, modules, sizes)
 
 
 @dataclass(frozen=True)

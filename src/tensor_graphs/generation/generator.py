@@ -255,7 +255,7 @@ class Generator(Unpicklable):
             )
         ends, texts = stops_of(stop, self.stops, self.vocabulary)
         if texts:
-            assert self.tokenizer
+            self._need_tokenizer_for_stops()
         has_text = texts or any(isinstance(p, str) for p in prompts) or self.decodes()
         rows = [Row(TextStream(self.tokenizer) if has_text else None) for _ in ids]
         with self._lock:
@@ -263,6 +263,14 @@ class Generator(Unpicklable):
             with _memory_named():
                 decoding = self._ready(ids, limit, sampling)
             return rows, decoding, self._pieces(self._turn, decoding, ids, rows, limit, sampling, ends, texts)
+
+    def _need_tokenizer_for_stops(self) -> None:
+        """Raise BadModelError or UnsupportedError if there is no tokenizer, which texts in `stop` need."""
+        try:
+            assert self.tokenizer
+        except (BadModelError, UnsupportedError) as error:
+            error.hint += "; or leave stop texts out: rows end at the model's end tokens and after max_new_tokens"
+            raise
 
     def _ids(self, prompt: Prompt) -> list[int]:
         return token_ids(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, self.vocabulary)

@@ -150,7 +150,7 @@ def token_ids(prompt: Any, vocabulary: int) -> list[int]:
     if array.size == 0 and array.ndim <= 1:
         raise UsageError("the prompt is empty", hint="give at least one token")
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise UsageError(f"a prompt is text or a list of token ids, not {str(prompt)[:80]!r}")
+        raise UsageError(f"a prompt is text or a list of token ids, not {str(prompt)[:80]}")
     outside = array[(array < 0) | (array >= vocabulary)]
     if outside.size:
         raise UsageError(f"token {int(outside[0])} is outside the vocabulary of {vocabulary}")

@@ -30,7 +30,7 @@ from .forms.choose_form import faster_form
 from .forms.exact_form import bitwise_form
 from .recall import look_up, recall, store_plan
 from .search import search
-from .sizes.size_buckets import FIRST, buckets_of, with_buckets
+from .sizes.size_buckets import FIRST, buckets_of, refuse_buckets_without, with_buckets
 from .sources.fixed_arguments import fixed_arguments, given_values
 from .stages.backend_filter import with_kernels
 from .stages.load import load
@@ -60,6 +60,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     with session.running(), measurer_started(session, early=not isinstance(source, Graph | Tensor)):
         loaded = load(session, source, example_inputs)
         graph, done = loaded.graph, None
+        refuse_buckets_without(options, graph)
         if options.quantize is not None:
             graph, done = quantized(graph, options.quantize)
             session.caller = None  # the caller's function computes with the weights as they were

@@ -21,6 +21,7 @@ from ...backends.program.program import Program
 from ...backends.registry import on_gpu
 from ...egraph.ir.graph import Graph
 from ...egraph.types.dims import dim
+from ...errors import UsageError
 from ...extract.model.kernel import Backend
 from ...options import Options
 from ...report.omissions import Omission, OmittedWork
@@ -58,6 +59,16 @@ def buckets_of(options: Options, graph: Graph, backends: Sequence[Backend]) -> l
     ends = sorted({min(int(b), atom.max) for b in bounds if b >= low} | {atom.max})
     rows = list(zip([low, *(e + 1 for e in ends)], ends))
     return rows if len(rows) > 1 else []
+
+
+def refuse_buckets_without(options: Options, graph: Graph) -> None:
+    """Raise UsageError if buckets are wanted for a graph without free dimensions."""
+    if options.size_buckets and not graph.free_dims:
+        raise UsageError(
+            f"size_buckets={tuple(options.size_buckets)} divide a free dimension, and the graph has no free dimensions",
+            hint='leave size_buckets out, or make a size free: dynamic_shapes= of a module, ((tg.dim("T"), 8), "float32") as'
+            " the example of a function",
+        )
 
 
 def divided_dimension(graph: Graph) -> str:
@@ -189,4 +200,4 @@ def _divided(
     return program.divide(Buckets(name, tuple(buckets)), plans, instead).bind()  # kernels of all plans are compiled
 
 
-__all__ = ["buckets_of", "divided_dimension", "middle", "with_buckets"]
+__all__ = ["buckets_of", "divided_dimension", "middle", "refuse_buckets_without", "with_buckets"]

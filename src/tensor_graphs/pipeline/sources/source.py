@@ -14,11 +14,13 @@ import numpy as np
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import symbols
-from ...errors import ExportError, TensorGraphsError, UsageError
+from ...errors import ExportError, ShapeError, TensorGraphsError, UsageError
 from ...models.files.limits import check_count
 from ...wording import with_article
+from .misfits import misfit
 
 DEFAULT_SEQUENCE = 128
+FREE = "free dimensions"
 _BATCH = re.compile(r"b|bs|bsz|.*batch.*", re.IGNORECASE)  # names of a batch on any axis
 _SEQUENCE = re.compile(r"[tsl]|.*(seq|len|time|token|step|pos).*", re.IGNORECASE)  # names of a length
 IMAGES = 4  # rank from which axis 0 is the batch unless its name is that of a length
@@ -72,7 +74,7 @@ def as_graph(
             hint="give an expression, a function with example_inputs, an nn.Module with example_inputs, or a model's path",
         )
     if not (isinstance(source, str | Path) or module):  # loaders have bound these names, or refused them
-        _refuse_unknown("no dimension is called", dims or {}, graph.free_dims)
+        _refuse_unknown("no dimension is called", dims or {}, graph.free_dims, FREE)
     check_count(len(graph.nodes()), where=graph.name)
     return _with_params(graph, params) if params else graph
 
@@ -82,15 +84,15 @@ def _is_expression(source: Any) -> bool:
     return bool(parts) and all(isinstance(t, Tensor) for t in parts)
 
 
-def _refuse_unknown(message: str, names: Iterable[str], known: Iterable[str]) -> None:
+def _refuse_unknown(message: str, names: Iterable[str], known: Iterable[str], what: str) -> None:
     if unknown := sorted(set(names) - set(known)):
-        raise UsageError(f"{message} {unknown}", hint=f"the graph has {sorted(known)}")
+        raise UsageError(f"{message} {unknown}", hint=f"the graph has {sorted(known) or f'no {what}'}")
 
 
 def _with_params(graph: Graph, params: Mapping[str, Any]) -> Graph:
     """The graph with weights and states bound by name, and type-checked."""
     leaves = {str(n.attr("name")) for op in ("param", "state") for n in graph.leaves(op)}
-    _refuse_unknown("no params are called", params, leaves)
+    _refuse_unknown("no params are called", params, leaves, "params")
     graph = replace(graph, params={**graph.params, **{n: _array(v) for n, v in params.items()}})
     graph.check()
     return graph
@@ -141,7 +143,7 @@ def sizes_of(graph: Graph, sizes: Mapping[str, int] | None) -> dict[str, int]:
     free = graph.free_dims
     refuse_non_integer_sizes(sizes)
     found = {n if n in free else re.sub(r"\W+", "_", n).strip("_"): s for n, s in (sizes or {}).items()}
-    _refuse_unknown("no dimension is called", found, free)
+    _refuse_unknown("no dimension is called", found, free, FREE)
     return found
 
 
@@ -181,11 +183,17 @@ def is_batch(graph: Graph, name: str) -> bool:
 
 def bound(graph: Graph, sizes: Mapping[str, int] | None) -> tuple[Graph, dict[str, int]]:
     """(Graph at concrete sizes, sizes of all its dimensions). Sizes that are not given: 1 for a batch (`is_batch`), 128
-    for others, clamped to the dimension's range."""
+    for others, clamped to the dimension's range.
+
+    Raises ShapeError, for a file BadModelError, if an operation does not fit at these sizes.
+    """
     chosen = dict(sizes or {})
     for name, atom in graph.free_dims.items():
         if name not in chosen:
             wanted = 1 if is_batch(graph, name) else DEFAULT_SEQUENCE
             chosen[name] = min(max(wanted, atom.min), atom.max)
     used = {n: s for n, s in chosen.items() if n in graph.free_dims}
-    return (graph.bind(used) if used else graph), chosen
+    try:
+        return (graph.bind(used) if used else graph), chosen
+    except ShapeError as error:
+        raise misfit(graph, used, error) from error
