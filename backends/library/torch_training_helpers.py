@@ -54,16 +54,16 @@ def cudnn_conv_gradient(
     name, values = (
         ("fp32_precision", ("ieee", "tf32")) if hasattr(rule, "fp32_precision") else ("allow_tf32", (False, True))
     )
-    before = getattr(rule, name), torch.backends.cudnn.benchmark
+    before = getattr(rule, name), torch._C._get_cudnn_benchmark()
     setattr(rule, name, values[tf32])
-    torch.backends.cudnn.benchmark = tuned
+    torch._C._set_cudnn_benchmark(tuned)  # the attribute of torch.backends.cudnn may be frozen
     try:
         made = torch.ops.aten.convolution_backward(
             g, x, w, None, strides, pads, dilations, False, [0] * len(pads), groups, [index == 0, index == 1, False]
         )[index]
     finally:
         setattr(rule, name, before[0])
-        torch.backends.cudnn.benchmark = before[1]
+        torch._C._set_cudnn_benchmark(before[1])
     return made.contiguous(memory_format=torch.contiguous_format if index else form)
 
 
