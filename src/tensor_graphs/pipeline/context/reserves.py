@@ -15,11 +15,14 @@ from .session import Session
 FULL_S = 20.0  # budget from which all stages have their full time
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
 CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget that the latter may take; share of that in any case
+HOST_CLOSING = (
+    0.2  # the first share on a CPU, all of it in any case: plans of unmeasured kernels are up to twice as slow
+)
 WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
-COMPILING_S, HOST_ENDING_S = 1.0, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it
+COMPILING_S, HOST_ENDING_S = 0.5, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it
 
 
 def scale(session: Session) -> float:
@@ -27,10 +30,10 @@ def scale(session: Session) -> float:
     return min(1.0, session.options.budget / FULL_S)
 
 
-def closing_s(options: CommonOptions) -> float:
+def closing_s(options: CommonOptions, on_gpu: bool) -> float:
     """Seconds, at most, in which a search measures unmeasured kernels of the plan to return; on a CPU also those that a
     kernel gets which runs when measuring ends."""
-    return min(CLOSING_S, CLOSING * options.budget)
+    return min(CLOSING_S, (CLOSING if on_gpu else HOST_CLOSING) * options.budget)
 
 
 def whole_s(session: Session) -> float:
@@ -77,15 +80,17 @@ def mandatory_s(session: Session, on_gpu: bool) -> float:
 
 
 def closing_left_s(session: Session, on_gpu: bool, used: float) -> float:
-    """Seconds of the closing phase of a search that takes `used` seconds before it: `closing_s`, or what the mandatory
-    stages leave of that, but `CLOSING_LEAST` of it in any case."""
-    most = closing_s(session.options)
+    """Seconds of the closing phase of a search that takes `used` seconds before it: `closing_s`, or on a GPU what the
+    mandatory stages leave of that, but `CLOSING_LEAST` of it in any case."""
+    most = closing_s(session.options, on_gpu)
+    if not on_gpu:
+        return most
     return min(most, max(CLOSING_LEAST * most, session.left - used - mandatory_s(session, on_gpu)))
 
 
 def after_search_on_host_s(session: Session) -> float:
     """Seconds of the budget that measuring on a CPU leaves for the stages after it."""
-    return closing_s(session.options) + mandatory_s(session, on_gpu=False)
+    return closing_s(session.options, on_gpu=False) + mandatory_s(session, on_gpu=False)
 
 
 def after_search_s(session: Session) -> float:

@@ -58,7 +58,7 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
         measurer = GpuMeasurer(store, calibrates=options.budget > SMALL_S)
     elif "host" in where:
         preload = "torch" if any(b.name == "torch" for b in backends) else ""
-        measurer = CpuMeasurer(store, preload=preload, grace=closing_s(options))
+        measurer = CpuMeasurer(store, preload=preload, grace=closing_s(options, on_gpu=False))
     else:
         return None
     if (
