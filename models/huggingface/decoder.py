@@ -200,7 +200,7 @@ class Layers:
         return dense(self.weights, f"layers.{layer}.mlp.{name}", x, outputs, bias=self.sizes.mlp_bias, dtype=x.dtype)
 
 
-_COMPUTED = "as the program computes it"
+COMPUTED = "as the program computes it"
 #: Regexes of checkpoint tensors that are not weights -> reason for the warning.
-GPT2_UNUSED: Mapping[str, str] = {r"\.attn\.(masked_)?bias$": _COMPUTED}
-ROTARY_UNUSED: Mapping[str, str] = {r"rotary_emb\.inv_freq$": _COMPUTED}
+GPT2_UNUSED: Mapping[str, str] = {r"\.attn\.(masked_)?bias$": COMPUTED}
+ROTARY_UNUSED: Mapping[str, str] = {r"rotary_emb\.inv_freq$": COMPUTED}

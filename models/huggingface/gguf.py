@@ -19,7 +19,7 @@ from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart
 from ..files.gguf import GgufFile, StoredTensor, read_gguf
 from .checkpoint import Config
-from .gguf_blocks import unpacked
+from .gguf_blocks import packed_weight
 
 Array = np.ndarray[Any, Any]
 DTYPE = "bfloat16"  # of activations: metadata name none
@@ -198,7 +198,7 @@ def _weight(stored: StoredTensor, order: Array | None) -> Data:
     """A tensor's data, its rows in another order if one is given."""
     rows = (lambda x: x) if order is None else (lambda x: x[order])
     if not stored.encoding.dtype:
-        return unpacked(stored, rows)
+        return packed_weight(stored, rows)
     return stored.data if order is None else LazyPart(stored.shape, stored.encoding.dtype, (stored.data,), rows)
 
 

@@ -44,7 +44,7 @@ class BlockFormat:
     dtype: str = "float32"
 
 
-def unpacked(stored: StoredTensor, rows: Callable[[Array], Array]) -> PackedWeight:
+def packed_weight(stored: StoredTensor, rows: Callable[[Array], Array]) -> PackedWeight:
     """A quantized matrix as a packed weight; `rows` puts the rows [rows, ...] of its parts in order.
 
     Raises UnsupportedError for other numbers of axes than two.
@@ -64,7 +64,7 @@ def unpacked(stored: StoredTensor, rows: Callable[[Array], Array]) -> PackedWeig
         "q": part(
             (n, k // 2) if kind.form == "int4" else (n, k), "uint8" if kind.form == "int4" else "int8", _code_part(kind)
         ),
-        "scale": part(groups, kind.dtype, lambda b: _factors(kind, b)[0]),
+        "scale": part(groups, kind.dtype, kind.scales if kind.minima is None else lambda b: _factors(kind, b)[0]),
     }
     build: Callable[[Mapping[str, Tensor]], Tensor] = lambda leaf: dequantized(kind.form, leaf["q"], leaf["scale"])
     if kind.minima is not None:
@@ -88,12 +88,12 @@ def _code_part(kind: BlockFormat) -> Part:
 
 
 def _factors(kind: BlockFormat, blocks: Array) -> tuple[Array, Array]:
-    """(scales, zero points) of blocks. A group of scale 0 equals its negated minimum: the code 0, the zero point 1 and
-    the minimum as scale."""
-    scale = kind.scales(blocks)
-    if kind.minima is None:
-        return scale, np.zeros_like(scale)
-    least = kind.minima(blocks)
+    """(scales, zero points) of blocks with minima.
+
+    A group of scale 0 equals its negated minimum: the code 0, the zero point 1 and the minimum as scale.
+    """
+    assert kind.minima is not None
+    scale, least = kind.scales(blocks), kind.minima(blocks)
     return np.where(scale == 0, least, scale), np.divide(least, scale, out=np.ones_like(scale), where=scale != 0)
 
 
@@ -221,4 +221,4 @@ FORMATS: Mapping[str, BlockFormat] = {
     "Q6_K": BlockFormat("int8", _q6_codes, 16, _q6_scales),
 }  # fmt: skip
 
-__all__ = ["FORMATS", "BlockFormat", "unpacked"]
+__all__ = ["FORMATS", "BlockFormat", "packed_weight"]

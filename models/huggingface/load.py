@@ -50,7 +50,7 @@ class Architecture:
         return {**self.unused, **tied, self.parts: f"no part of {config.model_class or 'this architecture'}"}
 
 
-_POSITIONS, _COMPUTED = r"embeddings\.position_ids$", "as the program computes it"
+_POSITIONS = {r"embeddings\.position_ids$": decoder.COMPUTED}
 ARCHITECTURES: dict[str, Architecture] = {
     "gpt2": Architecture(decoder.build_gpt2, ("transformer.",), decoder.GPT2_UNUSED, tied=True),
     **{
@@ -60,7 +60,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture(
         partial(encoder.build_encoder, "bert"),
         ("bert.",),
-        {_POSITIONS: _COMPUTED, r"^cls\.predictions\.decoder\.bias$": "'cls.predictions.bias' stands for it"},
+        {**_POSITIONS, r"^cls\.predictions\.decoder\.bias$": "'cls.predictions.bias' stands for it"},
         # layer norm suffixes: (current, that of checkpoints converted from the first release)
         (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")),
         tied=True,
@@ -72,7 +72,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         kind: Architecture(
             partial(encoder.build_encoder, kind),
             ("roberta.",),
-            {_POSITIONS: _COMPUTED, r"^lm_head\.decoder\.bias$": "'lm_head.bias' stands for it"},
+            {**_POSITIONS, r"^lm_head\.decoder\.bias$": "'lm_head.bias' stands for it"},
             tied=True,
             heads=("lm_head.", "classifier.", "qa_outputs."),
             parts=r"^(lm_head|classifier|qa_outputs|(roberta\.)?pooler)\.",
@@ -83,7 +83,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "distilbert": Architecture(
         partial(encoder.build_encoder, "distilbert"),
         ("distilbert.",),
-        {_POSITIONS: _COMPUTED},
+        _POSITIONS,
         tied=True,
         heads=("vocab_", "classifier.", "pre_classifier.", "qa_outputs."),
         parts=r"^(vocab_\w+|classifier|pre_classifier|qa_outputs)\.",

@@ -96,16 +96,14 @@ def _natural(value: float) -> bool:
 #: Attribute -> (test of its value, the values that pass it as text); "operator.attribute" goes before "attribute".
 _VALUES: dict[str, tuple[Check, str]] = {
     **dict.fromkeys(
-        ("align_corners", "allowzero", "antialias", "ceil_mode", "channels_last", "count_include_pad", "detect_negative",
-         "detect_positive", "do_rotary",
-         "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "is_causal", "keepdims", "largest", "layout",
+        ("align_corners", "allowzero", "antialias", "ceil_mode", "batch_axis", "channels_last", "count_include_pad", "detect_negative",
+         "detect_positive", "do_rotary", "exclude_outside", "exclusive", "fmod", "input_forget", "interleaved", "is_causal", "keepdims", "largest", "layout",
          "linear_before_reset", "new_axis", "noop_with_empty_axes", "periodic", "reverse", "saturate", "select_last_index",
-         "rotary_interleaved", "sorted", "storage_order", "training_mode", "transA", "transB", "transBatchA", "transBatchB",
+         "rotary_interleaved", "sorted", "storage_order", "time_axis", "training_mode", "transA", "transB", "transBatchA", "transBatchB",
          "unidirectional", "upper"), (_flag, "0 or 1")),
     **dict.fromkeys(("blocksize", "group", "hidden_size", "kv_num_heads", "num_groups", "num_outputs", "num_scan_inputs", "p",
                      "q_num_heads", "size"), (_positive, "1 or more")),
     **dict.fromkeys(("batch_dims", "block_size", "num_heads", "rotary_embedding_dim", "softcap"), (_natural, "0 or more")),
-    **dict.fromkeys(("batch_axis", "time_axis"), (_flag, "0 or 1")),
     **dict.fromkeys(("left_window_size", "right_window_size"), (lambda v: v >= -1, "-1 or more")),
     "LpNormalization.p": (lambda v: v in (1, 2), "1 or 2"),
     "smooth_softmax": (lambda v: v in (-1, 0, 1), "-1, 0 or 1"),

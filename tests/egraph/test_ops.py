@@ -108,6 +108,10 @@ COMPUTED = [op for op in OPS.values() if op.name not in (*LEAVES, "full", "iota"
 FLOAT_MEANING = {"pow", "floordiv", "mod"}  # integers: negative powers and division by zero are not defined
 
 
+#: Laws of ops whose second operand holds indices.
+INDEXED = ("gather", "gather_elements", "scatter_elements", "cross_entropy", "max_pool_gradient", "embedding_gradient")
+
+
 def cases(op: Op) -> list[tuple[Shapes, dict[str, Any]]]:
     """Operand shapes and attributes for an op."""
     if op.law in ("pointwise", "compare", "where"):
@@ -125,14 +129,7 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
     kinds = [dtype] * op.arity
     if op.law == "dequantize":
         kinds[1:] = "float32", "int8"
-    if op.law in (
-        "gather",
-        "gather_elements",
-        "scatter_elements",
-        "cross_entropy",
-        "max_pool_gradient",
-        "embedding_gradient",
-    ):
+    if op.law in INDEXED:
         kinds[1] = "int64"
     return kinds
 
@@ -164,14 +161,7 @@ def arrays(op: Op, shapes: Shapes, kinds: list[str], seed: int = 0) -> list[np.n
     found = []
     for i, (shape, kind) in enumerate(zip(shapes, kinds, strict=True)):
         category = dtypes.category(kind)
-        if i == 1 and op.law in (
-            "gather",
-            "gather_elements",
-            "scatter_elements",
-            "cross_entropy",
-            "max_pool_gradient",
-            "embedding_gradient",
-        ):
+        if i == 1 and op.law in INDEXED:
             found.append(_indices(op, shapes, rng))
         elif category == "float":
             found.append(np.asarray(rng.uniform(0.25, 2.0, shape)).astype(dtypes.numpy_dtype(kind)))

@@ -6,10 +6,6 @@ against ONNX Runtime.
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +21,7 @@ from tensor_graphs.errors import TensorGraphsError, UnsupportedError
 from tensor_graphs.models.onnx.load import load_onnx
 
 from .onnx_draws import Array, Draw
+from .onnx_nodes import compared
 
 BATCH, TOKENS, PAST, TOTAL = "batch", "tokens", "past", "total"
 
@@ -733,36 +730,5 @@ NODES: dict[str, Callable[[NodeDraw], None]] = {
 }
 
 
-def main() -> None:
-    """Run the command line described above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ops", default="", help="comma separated; default: all")
-    parser.add_argument("--each", type=int, default=4, help="failures shown per operator")
-    given = parser.parse_args()
-    ops = given.ops.split(",") if given.ops else list(NODES)
-    end, seed = time.monotonic() + given.seconds, given.seed
-    good, failed, passed = Counter[str](), Counter[str](), Counter[str]()
-    with tempfile.TemporaryDirectory() as folder:
-        while time.monotonic() < end:
-            for op in ops:
-                said = tried(seed, op, Path(folder))
-                if said.startswith("-"):
-                    passed[f"{op} {said}"] += 1
-                elif said:
-                    failed[op] += 1
-                    if failed[op] <= given.each:
-                        print(f"=== seed {seed} {said}", flush=True)
-                else:
-                    good[op] += 1
-            seed += 1
-    print(f"{sum(good.values())} agree, {sum(failed.values())} do not: {dict(failed)}")
-    print("agree:", dict(good))
-    print("not compared:")
-    for why, count in passed.most_common(40):
-        print(f"  {count} {why}")
-
-
 if __name__ == "__main__":
-    main()
+    compared(__doc__, list(NODES), tried)

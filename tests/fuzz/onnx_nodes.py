@@ -11,6 +11,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -108,15 +109,19 @@ def runtime(one: onnx.ModelProto, given: dict[str, Array]) -> list[Array]:
         return []
 
 
-def main() -> None:
-    """Run the command line described above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def compared(description: str | None, ops: Sequence[str], tried: Callable[[int, str, Path], str]) -> None:
+    """Run the command line of a generator of ONNX nodes: try the operators with one seed after another until the time
+    is over, and print what differs and counts.
+
+    `tried(seed, operator, folder)`: "" where both sides agree; else what is wrong, or why nothing was compared ("-").
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ops", default="", help="comma separated; default: all")
     parser.add_argument("--each", type=int, default=4, help="failures shown per operator")
     given = parser.parse_args()
-    ops = given.ops.split(",") if given.ops else list(NODES)
+    ops = given.ops.split(",") if given.ops else ops
     end, seed = time.monotonic() + given.seconds, given.seed
     good, failed, passed = Counter[str](), Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
@@ -133,9 +138,10 @@ def main() -> None:
                     good[op] += 1
             seed += 1
     print(f"{sum(good.values())} agree, {sum(failed.values())} do not: {dict(failed)}")
+    print("agree:", dict(good))
     print("not compared:", dict(passed.most_common(60)))
     print("never:", [o for o in ops if not good[o]])
 
 
 if __name__ == "__main__":
-    main()
+    compared(__doc__, list(NODES), tried)

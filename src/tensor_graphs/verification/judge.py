@@ -20,9 +20,8 @@ from ..egraph.types import dtypes
 from .comparison import FACTORS, FAR, INNER, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
 
 FEW = 16  # elements of an output up to which the error of one run says little about its rounding
-HALF_ULPS = (
-    4.0  # magnitude of the noise of `RoundingSensitivity` in units of the largest rounding error of 16-bit floats
-)
+#: Magnitude of the noise of `RoundingSensitivity` in units of the largest rounding error of 16-bit floats.
+HALF_ULPS = 4.0
 
 
 @dataclass
