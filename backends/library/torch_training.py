@@ -48,7 +48,7 @@ def all_float(call: Call) -> bool:
 
 
 def _kinds(call: Call, names: str) -> set[str]:
-    """Dtypes of those of the operands and results `names` (separated by spaces) that a call has."""
+    """The dtypes of a call's operands and results called `names` (separated by spaces); absent ones are left out."""
     return {call.buffers[n].type.dtype for n in names.split() if n in call.buffers}
 
 
@@ -112,8 +112,8 @@ def _cpu_convolutions() -> Iterator[LibraryKernel]:
 
 
 def _images(call: Call) -> tuple[str, str]:
-    """Names of the images of a convolution's gradient; the third of its values is the weight or the weight's
-    gradient."""
+    """Names of the two image tensors of a convolution's gradient; its third tensor is the weight, or the gradient of
+    the weight."""
     return ("g", "out") if "w" in call.operands else ("x", "g")
 
 

@@ -48,7 +48,7 @@ def _known(value: Any) -> bool:
 
 
 def _uninitialized(graph: Any, before: Any, value: Any, dtype: Any) -> Any:
-    """A new node, before another one: a tensor of a dtype, like a traced value, of undefined elements."""
+    """Insert a node before `before`: an uninitialized tensor with a traced value's sizes, strides and device."""
     import torch
 
     size, stride = list(value.shape), list(value.stride())

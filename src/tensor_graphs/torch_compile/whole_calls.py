@@ -164,7 +164,7 @@ class WholeCalls:
         return {**self.__dict__, "_last": None, "unseen": 0, "direct": self.own}
 
     def keep_compiled(self) -> None:
-        """From now on, make all calls by the compiled callable: it has got hooks."""
+        """Send all further calls to the compiled callable, because it has hooks."""
         self._hooked, self._settled, self._last, self._stepping, self.unseen = True, False, None, None, 0
         self._chosen.clear()
         self._trials.clear()
