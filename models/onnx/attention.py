@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import sqrt
 
 from ...egraph.builders import builders as t
@@ -41,6 +42,11 @@ def hide(allowed: Tensor, dtype: str) -> Tensor:
     return t.where(allowed, t.zeros(one, dtype), t.full(one, float("-inf"), dtype))
 
 
+def summed(parts: Sequence[Tensor]) -> Tensor | None:
+    """The sum of additive masks; None if there are none."""
+    return reduce(t.add, parts) if parts else None
+
+
 def _position_mask(n: Node, rows: Dim, columns: Dim, offset: Tensor) -> Tensor | None:
     """Return the bool mask [1 or B, 1, T, S] of causality and sliding windows; None if unrestricted.
 
@@ -51,10 +57,7 @@ def _position_mask(n: Node, rows: Dim, columns: Dim, offset: Tensor) -> Tensor |
     terms = [t.le(ahead, 0)] if n.attr("is_causal", 0) else []
     terms += [t.ge(ahead, -left)] if left >= 0 else []
     terms += [t.le(ahead, right)] if right >= 0 else []
-    found: Tensor | None = None
-    for term in terms:
-        found = term if found is None else t.logical_and(found, term)
-    return found
+    return reduce(t.logical_and, terms) if terms else None
 
 
 def _bias(n: Node, q: Tensor, k: Tensor, past: Dim, plain_causal: bool) -> Tensor | None:
@@ -76,10 +79,7 @@ def _bias(n: Node, q: Tensor, k: Tensor, past: Dim, plain_causal: bool) -> Tenso
     if lengths is not None:
         inside = t.lt(t.iota((1, 1, 1, columns), 3), t.reshape(t.cast(lengths, "int64"), (lengths.shape[0], 1, 1, 1)))
         parts.append(hide(inside, kind))
-    total: Tensor | None = None
-    for part in parts:
-        total = part if total is None else t.add(total, part)
-    return total
+    return summed(parts)
 
 
 def grouped(x: Tensor, shared: int) -> Tensor:
@@ -225,4 +225,4 @@ def _rotary(n: Node) -> Result:
     return joined(out) if n.x().rank == 3 else out
 
 
-__all__ = ["attend", "heads", "hide", "joined", "repeated", "rotated", "unmasked"]
+__all__ = ["attend", "heads", "hide", "joined", "repeated", "rotated", "summed", "unmasked"]

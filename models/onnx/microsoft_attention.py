@@ -14,7 +14,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import Dim, DimExpr
 from ...errors import ShapeError
 from ..common.sizes import size_tensor
-from .attention import attend, heads, hide, joined, repeated, rotated
+from .attention import attend, heads, hide, joined, repeated, rotated, summed
 from .contract import centred, line
 from .names import MICROSOFT
 from .node import Node, Result, operator
@@ -61,14 +61,6 @@ def _count(n: Node, name: str) -> int:
 
 def _scale(n: Node, size: int) -> float:
     return float(n.attr("scale", 0.0)) or 1 / sqrt(size)
-
-
-def _sum(parts: list[Tensor]) -> Tensor | None:
-    """The sum of additive masks; None if there are none."""
-    total: Tensor | None = None
-    for part in parts:
-        total = part if total is None else t.add(total, part)
-    return total
 
 
 def _rank4(x: Tensor, batch: Dim) -> Tensor:
@@ -273,7 +265,7 @@ def _masked(n: Node, q: Tensor, k: Tensor, v: Tensor, past: Dim, mask: int, bias
     causal = bool(n.attr("unidirectional", 0))
     if causal and length - rows != past:
         raise n.unsupported("unidirectional with keys of other tokens than those of the queries")
-    return joined(attend(q, k, v, _sum(parts), _scale(n, _size(n, q.shape[3])), causal=causal))
+    return joined(attend(q, k, v, summed(parts), _scale(n, _size(n, q.shape[3])), causal=causal))
 
 
 # ---------------------------------------------------------------- multi-head attention
