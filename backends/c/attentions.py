@@ -2,8 +2,8 @@
 queries, whose result is row-major or has all heads of a position side by side.
 
 Keys are packed as the transposed panels that the micro-kernel of tiled_products.py reads, values as panels of columns.
-Six query rows at a time: scores of all visible positions, their softmax, the product with the values. Heads and rows are
-divided over the threads.
+Six query rows at a time: scores of all visible positions, their softmax, the product with the values. Heads and rows
+are divided over the threads.
 """
 
 from __future__ import annotations
@@ -188,10 +188,18 @@ def _heads(operand: Operand, sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _fits(call: Call) -> bool:
     """Condition on calls: more rows than attention of few rows takes, all of which see some position; sizes that fit on
     the stack; contiguous rows of q and of a mask."""
-    a, (q, k, v) = call.attrs, (call.operands[n] for n in "qkv")
+    a, q, v = call.attrs, call.operands["q"], call.operands["v"]
     (t, d), (s, e) = extents(q)[-2:], extents(v)[-2:]
     plain = not a["softcap"] and q.type.rank in (3, 4, 5) and (not (a["causal"] or a["window"]) or t <= s)
-    return plain and heads_fit(call) and t > ROWS and s <= MOST and max(d, e) <= WIDEST and q.strides[-1] == 1 and _mask(call)
+    return (
+        plain
+        and heads_fit(call)
+        and t > ROWS
+        and s <= MOST
+        and max(d, e) <= WIDEST
+        and q.strides[-1] == 1
+        and _mask(call)
+    )
 
 
 def _mask(call: Call) -> bool:
@@ -241,7 +249,13 @@ def attention_rows() -> list[LibraryKernel]:
         shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
         found.append(
             LibraryKernel(
-                f"c.attention{suffix}_rows", "c", pattern, _code(masked, True), applies=shaped, layout=heads_inside, **row
+                f"c.attention{suffix}_rows",
+                "c",
+                pattern,
+                _code(masked, True),
+                applies=shaped,
+                layout=heads_inside,
+                **row,
             )
         )
     return found

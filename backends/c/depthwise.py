@@ -28,8 +28,6 @@ static inline __attribute__((always_inline)) void depthwise_pixels(int R, int st
             TILE_UNROLLED for (int i = 0; i < R; i++) s[i] += k * *(const tile_vec *)(from + i * step * TILE_LANES);
         }
     }
-    if (a.act == 3) TILE_UNROLLED for (int i = 0; i < R; i++) s[i] = tile_curve(3, s[i]);
-    if (a.act == 4) TILE_UNROLLED for (int i = 0; i < R; i++) s[i] /= 1.0f + tile_exp(-s[i]);
     TILE_UNROLLED for (int i = 0; i < R; i++) tile_stored(s[i], r ? r + (int64_t)i * c : 0, y + (int64_t)i * c, count, a);
 }
 /* `columns` pixels of a line, whose windows have `rows` rows. */
@@ -83,22 +81,26 @@ void tiled_depthwise(const float *x, const float *w, const float *b, const float
             const float *const own = taps + upper * kw * TILE_LANES, *const residual = flags & 2 ? r + to : 0;
             const int rows = lower > upper ? lower - upper : 0;
 #define DEPTHWISE_LINE(step, kw) depthwise_line(step, lines, rows, kw, columns, own, bias, residual, y + to, c, count, a)
-            /* constants, so that loops over taps are unrolled */
-            if (step_w == 1 && kw == 3) DEPTHWISE_LINE(1, 3);
-            else if (step_w == 1 && kw == 5) DEPTHWISE_LINE(1, 5);
-            else if (step_w == 1 && kw == 7) DEPTHWISE_LINE(1, 7);
+            if (step_w == 1 && kw == 3) DEPTHWISE_LINE(1, 3); /* constants: offsets of pixels are known, taps unrolled */
             else if (step_w == 1) DEPTHWISE_LINE(1, kw);
             else DEPTHWISE_LINE(step_w, kw);
+            for (int i = 0; i < columns && a.act > 2; i++) {
+                float *const pixel = y + to + (int64_t)i * c;
+                const tile_vec v = tile_loaded(pixel, count);
+                tile_written(pixel, a.act == 3 ? tile_curve(3, v) : tile_curve(4, v), count);
+            }
         }
     }
 }
-""".replace("@RING@", str(RING)).replace("@TAPS@", str(MAX_TAPS)).replace("@LINES@", str(MOST_LINES))
+""".replace("@RING@", str(RING))
+    .replace("@TAPS@", str(MAX_TAPS))
+    .replace("@LINES@", str(MOST_LINES))
 )
 
 
 def by_ring(window: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int]) -> bool:
-    """Whether `tiled_depthwise` computes a convolution, and faster than `tiled_windows`: there is no dilation, strips of
-    columns fit into the ring, and the copy pays (a few taps with a stride read each pixel twice)."""
+    """Whether `tiled_depthwise` computes a convolution, and faster than `tiled_windows`: there is no dilation, strips
+    of columns fit into the ring, and the copy pays (a few taps with a stride read each pixel about twice)."""
     height, width = window
     fits = height <= MOST_LINES and RING // height - width >= LEAST_COLUMNS * strides[1] and height * width <= MAX_TAPS
     return fits and dilations == (1, 1) and (max(strides) == 1 or height * width > 9)

@@ -114,8 +114,8 @@ class CEmitter(StrategyEmitter):
         """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
         stored measurements.
 
-        Kernels that read bytes have an additional suffix, because their sums are integer dot products, and so have those
-        that compute exponentials, which are written in vectors.
+        Kernels that read bytes have an additional suffix, because their sums are integer dot products, and so have
+        those that compute exponentials, which are written in vectors.
         """
         terms = topological(roots)
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in terms)

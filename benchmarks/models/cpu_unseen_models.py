@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -82,7 +83,9 @@ class Dlrm(nn.Module):
         self.tables = nn.ModuleList(nn.EmbeddingBag(5000, width, mode="sum") for _ in range(tables))
         self.bottom = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, width), nn.ReLU())
         pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(nn.Linear(width + pairs, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.top = nn.Sequential(
+            nn.Linear(width + pairs, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
 
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
@@ -102,7 +105,10 @@ class TabNet(nn.Module):
         self.masks = nn.ModuleList(
             nn.Sequential(nn.Linear(width, features, bias=False), nn.BatchNorm1d(features)) for _ in range(steps)
         )
-        self.enter, self.more = nn.ModuleList(glu(features) for _ in range(steps)), nn.ModuleList(glu(width) for _ in range(steps))
+        self.enter, self.more = (
+            nn.ModuleList(glu(features) for _ in range(steps)),
+            nn.ModuleList(glu(width) for _ in range(steps)),
+        )
         self.start, self.last = nn.Linear(features, width), nn.Linear(width, 8)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,7 +151,7 @@ class PointNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         mlp = lambda *sizes: nn.Sequential(
-            *(m for a, b in zip(sizes, sizes[1:]) for m in (nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()))
+            *(m for a, b in pairwise(sizes) for m in (nn.Conv1d(a, b, 1), nn.BatchNorm1d(b), nn.ReLU()))
         )
         self.own, self.all, self.each = mlp(3, 64, 64), mlp(64, 128, 256), mlp(320, 128, 64)
         self.last = nn.Conv1d(64, 13, 1)
@@ -174,7 +180,9 @@ class Gated(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.norm = nn.Parameter(torch.ones(width))
-        self.gate, self.up, self.down = (nn.Linear(*s, bias=False) for s in ((width, inner), (width, inner), (inner, width)))
+        self.gate, self.up, self.down = (
+            nn.Linear(*s, bias=False) for s in ((width, inner), (width, inner), (inner, width))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.norm

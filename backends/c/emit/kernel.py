@@ -141,7 +141,9 @@ class FunctionWriter(AttentionWriter):
         """Open a loop over blocks of the innermost axis, and write loops that fill an array with each of `values`."""
         axis = self.inner
         made = scope.opened(None, f"for (long first = 0; first < {axis.size}; first += {CONSTANT_ROW})")
-        made.items.append(f"const long past = first + {CONSTANT_ROW} < {axis.size} ? first + {CONSTANT_ROW} : {axis.size};")
+        made.items.append(
+            f"const long past = first + {CONSTANT_ROW} < {axis.size} ? first + {CONSTANT_ROW} : {axis.size};"
+        )
         for e in values:
             name, line = self._fresh("row"), self._line(made)
             made.items.append(f"float {name}[{CONSTANT_ROW}];")

@@ -98,9 +98,7 @@ class CValues(LoopNest):
 
     def _lanes(self, axis: Axis, loop: LoopScope) -> MathLanes:
         """A writer of the body of a loop over vectors of consecutive elements of an axis."""
-        return MathLanes(
-            axis, lambda e: self.value(e, loop), self._fresh, kept=lambda e: self._kept_at(e, loop)
-        )
+        return MathLanes(axis, lambda e: self.value(e, loop), self._fresh, kept=lambda e: self._kept_at(e, loop))
 
     def _text(self, e: Expr, scope: LoopScope) -> str:
         if e.op == "index":

@@ -59,7 +59,13 @@ def check(name: str, call: Call, large: float = 1.0, hidden: float = 0.0) -> Non
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("lead", "t", "s", "d", "e"),
-    [((2, 3), 49, 49, 32, 32), ((1, 2), 17, 1, 1, 1), ((1, 1), 18, 16, 16, 17), ((3, 1), 19, 97, 24, 64), ((1, 2), 64, 130, 67, 80)],
+    [
+        ((2, 3), 49, 49, 32, 32),
+        ((1, 2), 17, 1, 1, 1),
+        ((1, 1), 18, 16, 16, 17),
+        ((3, 1), 19, 97, 24, 64),
+        ((1, 2), 64, 130, 67, 80),
+    ],
 )
 def test_sizes(name: str, lead: tuple[int, ...], t: int, s: int, d: int, e: int) -> None:
     check(name, call_of(name, lead, t, s, d, e, turned=t == 49))
