@@ -178,11 +178,12 @@ ATTENTION = "#define ATTENTION_LIST(...) __VA_ARGS__\n" + ATTENTION
 _OPTIONS = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 
-def _heads(operand: Operand, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of the (up to three) axes of heads, whose sizes are `sizes`: 0 where the operand has one for all."""
+def _rows(operand: Operand, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of the three axes of heads, whose sizes are `sizes` (0 where the operand has one for all), and of
+    rows."""
     shape, strides = extents(operand)[:-2], operand.strides[:-2]
     found = [step if size != 1 else 0 for size, step in zip(shape, strides)]
-    return (0,) * (len(sizes) - len(found)) + tuple(found)
+    return (*(0,) * (len(sizes) - len(found)), *found, operand.strides[-2])
 
 
 def _fits(call: Call) -> bool:
@@ -221,12 +222,13 @@ def _code(masked: bool, inside: bool) -> Code:
         o, (*heads, t, e) = call.operands, extents(call.output)
         sizes = (1,) * (3 - len(heads)) + tuple(heads)
         s, d = extents(o["k"])[-2:]
-        rows = lambda x: (*_heads(x, sizes), x.strides[-2])
-        mask = (*_heads(o["m"], sizes), o["m"].strides[-2] if extents(o["m"])[-2] != 1 else 0) if masked else (0,) * 4
+        mask = _rows(o["m"], sizes) if masked else (0,) * 4
+        if masked and extents(o["m"])[-2] == 1:
+            mask = (*mask[:3], 0)
         (scale,) = struct.unpack("<i", struct.pack("<f", call.attrs["scale"]))
         numbers = (
-            *sizes, t, s, d, e, *rows(o["q"]), *rows(o["k"]), o["k"].strides[-1], *rows(o["v"]), o["v"].strides[-1], *mask,
-            *rows(call.output), scale, masked + 2 * bool(call.attrs["causal"]), call.attrs["window"],
+            *sizes, t, s, d, e, *_rows(o["q"], sizes), *_rows(o["k"], sizes), o["k"].strides[-1], *_rows(o["v"], sizes),
+            o["v"].strides[-1], *mask, *_rows(call.output, sizes), scale, masked + 2 * bool(call.attrs["causal"]), call.attrs["window"],
         )  # fmt: skip
         names = ", ".join(call.names[n] for n in ("q", "k", "v", "m" if masked else "q", "out", "scratch"))
         return f"tiled_attention({names}, {', '.join(map(str, numbers))})"

@@ -85,7 +85,7 @@ NEST = Strategy(
 )
 
 
-PACKED = ".dots1"  # of the version of kernels that read bytes: raise it when only their text changes
+PACKED = ".dots2"  # of the version of kernels that read bytes: raise it when only their text changes
 EXPONENTIAL = ".lanes1"  # of the version of kernels that compute exponentials (emit/lane_loops.py)
 
 

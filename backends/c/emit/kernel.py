@@ -113,7 +113,7 @@ class FunctionWriter(AttentionWriter):
             scope = self._tiled(top, turned)
         else:
             rows = self._constant_rows()
-            scope = self._filled_rows(scope, rows) if rows else scope
+            scope = self._filled_rows(scope, self.inner, rows) if rows and self.inner is not None else scope
             for axis in outer if self.columns else outer[:-1]:
                 scope = self._loop(scope, axis)
         if self.columns:
@@ -137,9 +137,8 @@ class FunctionWriter(AttentionWriter):
         users += [(s.value, s.value) for s in self.kernel.stores if s.value in found]
         return sorted({a for _, a in users}, key=lambda e: e.number)
 
-    def _filled_rows(self, scope: LoopScope, values: list[Expr]) -> LoopScope:
+    def _filled_rows(self, scope: LoopScope, axis: Axis, values: list[Expr]) -> LoopScope:
         """Open a loop over blocks of the innermost axis, and write loops that fill an array with each of `values`."""
-        axis = self.inner
         made = scope.opened(None, f"for (long first = 0; first < {axis.size}; first += {CONSTANT_ROW})")
         made.items.append(
             f"const long past = first + {CONSTANT_ROW} < {axis.size} ? first + {CONSTANT_ROW} : {axis.size};"

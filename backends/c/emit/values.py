@@ -70,7 +70,7 @@ class CValues(LoopNest):
         if self._in_row(key, place):
             name = self._named(place, e.kind, text)
             row = self._row_of(key, place)
-            self.rows[key] = row, place.parent
+            self.rows[key] = self.declared[key]
             place.items.append(f"{row}[{place.axis}] = {name};")
             return name
         once = self.uses.get(e, 0) <= 1 and not hoisted and e.op != "load"
