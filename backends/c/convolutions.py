@@ -276,10 +276,9 @@ def _windows(call: Call, operands: str, window: tuple[int, ...], kind: int, ends
 def _depthwise_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         operands, ends = ", ".join(_operands(call, bias, residual)), _ends(call, bias, residual, act, 0)
-        strides = _pair(call, "strides")
-        if not by_ring(_window(call), strides, _pair(call, "dilations")):
+        strides, (n, c, h, w), (_, _, oh, ow) = _pair(call, "strides"), _image(call.operands["x"]), _image(call.output)
+        if not by_ring(_window(call), strides, _pair(call, "dilations"), ow):
             return _windows(call, operands, _window(call), 0, ends)
-        (n, c, h, w), (_, _, oh, ow) = _image(call.operands["x"]), _image(call.output)
         numbers = (n, h, w, c, oh, ow, *_window(call), *strides, *_pads(call))
         return f"tiled_depthwise({operands}, {', '.join(map(str, numbers))}, {ends})"
 

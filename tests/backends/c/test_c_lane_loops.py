@@ -82,11 +82,15 @@ def test_functions_are_those_of_scalars_bit_by_bit() -> None:
     made = library(functions)
     x = np.arange(0, 1 << 32, 8191, np.uint64).astype(np.uint32).view(np.float32)
     x = np.concatenate([x, SPECIAL])[: (x.size + SPECIAL.size) // 16 * 16].copy()
-    fused = "#define __FP_FAST_FMAF 1" in c_helpers.c_output([*c_helpers.c_compiler(), *c_helpers.c_flags(), "-dM", "-E", "-x", "c", "/dev/null"])
+    fused = "#define __FP_FAST_FMAF 1" in c_helpers.c_output(
+        [*c_helpers.c_compiler(), *c_helpers.c_flags(), "-dM", "-E", "-x", "c", "/dev/null"]
+    )
     for name in ("exp", "tanh"):
         got = {kind: np.empty_like(x) for kind in ("each", "wide")}
         for kind, y in got.items():
-            c_helpers.c_function(made, f"{kind}_{name}")(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_long(x.size))
+            c_helpers.c_function(made, f"{kind}_{name}")(
+                ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_long(x.size)
+            )
         np.testing.assert_allclose(got["wide"], got["each"], rtol=0 if fused else 3e-7, atol=0)
 
 
