@@ -340,14 +340,14 @@ def main(
         sys.modules["torch"].set_num_threads(threads)
     begin()
 
-    def said(number: int, what: Mapping[str, Any]) -> None:
+    def send(number: int, what: Mapping[str, Any]) -> None:
         out.write(json.dumps({"id": number, **what}) + "\n")
         out.flush()
 
     for line in sys.stdin:
         job = json.loads(line)
-        _tell[:] = [partial(said, job["id"])]
-        said(job["id"], handle(job))
+        _tell[:] = [partial(send, job["id"])]
+        send(job["id"], handle(job))
 
 
 _tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the parent during a job

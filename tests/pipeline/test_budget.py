@@ -99,7 +99,7 @@ def run(progress: Progress, now: Any = None, **options: Any) -> Any:
 
 def cut(report: Any) -> list[str]:
     """Which of ALL_CUT the report names."""
-    return [c for c in ALL_CUT if any(c in said for said in report.omitted)]
+    return [c for c in ALL_CUT if any(c in text for text in report.omitted)]
 
 
 STAGES = {"simplify": 0, "saturate": 1, "join blocks": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
@@ -327,7 +327,7 @@ def test_measuring_leaves_the_stages_after_it_their_time(
     nothing: Any = SimpleNamespace(candidates=())
     session = Session(Options(budget=budget), now=lambda: now[0])
     session.expected = ExpectedTimes(verification_s=0.02 * budget, input_s=0.01 * budget, compiling_s=0.05 * budget)
-    session.clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
+    session.stage_clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
     after = 0.07 * budget if not ahead else 0.02 * budget + reserves.building_s(session) + reserves.ending_s(session)
     shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
     for share in shares:
@@ -360,7 +360,7 @@ def test_a_call_ends_in_its_budget(budget: float, monkeypatch: pytest.MonkeyPatc
     """Within a tenth and half a second more; if stages that no clock ends take longer, at most a second after them."""
     clock, measured = Clock("", 0.0), list[float]()
 
-    def said(stage: str, message: str) -> None:
+    def text(stage: str, message: str) -> None:
         clock.time += FIRST_CALL.get(stage, 0.0) if not message.startswith(("round", "at last")) else 0.0
 
     def took(self: Any, template: Any, call: Any) -> Measured:
@@ -375,7 +375,7 @@ def test_a_call_ends_in_its_budget(budget: float, monkeypatch: pytest.MonkeyPatc
     x = tg.input("x", (8, 16))
     for i in range(1, 9):  # more kernels of their own shapes than 5 s suffice for
         x = tg.concat([tg.tanh(x) * 0.5, tg.input(f"x{i}", (i, 16))], 0)
-    session = Session(Options(backend="numpy", budget=budget, effort=0), Progress(said), now=clock)
+    session = Session(Options(backend="numpy", budget=budget, effort=0), Progress(text), now=clock)
     clock.time = 1.5
     made = optimize_graph(session, Graph.of(x))
     assert made.report.verification["passed"] and ("measuring" in made.report.omitted) == (budget < 15.0)

@@ -242,8 +242,10 @@ class ProgramEmitter(EmittedValues):
         function = self._function()
         if self.takes_tensors:
             offered = tuple(self.offered)
-            said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
-            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
+            constants = (
+                [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
+            )
+            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *constants, "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
             blas = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)

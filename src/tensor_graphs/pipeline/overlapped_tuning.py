@@ -131,7 +131,7 @@ def start_tuning(
     the library kernels only, since matching the rewritten short form needs the host."""
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
-    session.clocks.append(("overlapped tuning", clock))
+    session.background_clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
     def match(chosen: Sequence[Backend], blocks: Blocks = blocks) -> Hypergraph:
@@ -141,11 +141,11 @@ def start_tuning(
             return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
-        stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
+        stop, say = (lambda: enough() or session.progress.stopped), (lambda message: begun())
         measurer.keeps = True
         try:
             measure_ahead(
-                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=said
+                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=say
             )
         finally:
             measurer.keeps = False

@@ -280,9 +280,9 @@ def _undefined(graph: Any, reasons: Collection[Any]) -> dict[Any, str]:
     """Tensors without defined values (`torch.empty`) that operators outside of parts get, or the caller: as results of
     a program they would differ from the eager ones.
     """
-    said = "its values are undefined"
+    reason = "its values are undefined"
     created = [n for n in graph.nodes if str(n.target).startswith(("aten.empty", "aten.new_empty"))]
-    return {n: said for n in created if any(user.op == "output" or user in reasons for user in n.users)}
+    return {n: reason for n in created if any(user.op == "output" or user in reasons for user in n.users)}
 
 
 def _may_draw(node: Any) -> bool:

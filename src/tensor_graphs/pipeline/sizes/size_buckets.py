@@ -107,7 +107,7 @@ def with_buckets(
     }  # fmt: skip
     with session.stage("buckets", f"{len(rows)} of {name}"):
         lags = {row: _lag(forms, row) for row, forms in parts.items() if not row[0] <= searched <= row[1]}
-    least = LEAST * session.options.budget + NEEDED * sum(session.clock.seconds.get(s, 0.0) for s in STAGES)
+    least = LEAST * session.options.budget + NEEDED * sum(session.stage_clock.seconds.get(s, 0.0) for s in STAGES)
     for row in sorted(lags, key=lambda row: -lags[row]):
         at, left = middle(*row), session.left
         share = max(left * lags[row] / sum(lags.values()), least)

@@ -85,7 +85,7 @@ def compare_large(
     for name, root, own in zip(graph.names, graph.outputs, found, strict=True):
         refuse_type(function, name, root, own, concrete(root.shape))
     if cuts is None and not time.suffices("the comparison", len(found) * WHOLE_RUNS * took):
-        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis{time.said}"
+        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis{time.omission_text}"
     atomic = with_atomic_ops(graph)
     for name, root, own in zip(graph.names, atomic.outputs, () if cuts else found):
         judge_strip(function, name, WholeOutput(atomic, root, values), own)
@@ -107,7 +107,7 @@ def compare_large(
                 if _checksums(call(values)) != first:
                     raise TraceError(f"the {kind} does not return the same when it is called again with the same arguments",
                                      where=title, hint="random numbers cannot be traced: pass them as arguments")  # fmt: skip
-    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output{time.said}"
+    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output{time.omission_text}"
 
 
 def _checksums(arrays: Sequence[Array]) -> list[int]:
