@@ -196,9 +196,7 @@ class Variant:
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
-            direct = (
-                direct_call(module, self._split.parts[0], self._runners[0]) if len(self._split.parts) == 1 else None
-            )
+            direct = direct_call(module, self._runners[0]) if len(self._split.parts) == 1 else None
             self.state, self.run = READY, direct or (lambda *args: module(*self._layouts.of(args)))
         else:
             self.state, self.run = LOST, None

@@ -35,8 +35,9 @@ from .size_ranges import Sizes, ranges
 
 BOUNDS = (16, 128, 1024)  # largest sizes of all buckets but the last, on a GPU
 FIRST = 0.5  # fraction of the budget for the plan of all sizes
-LEAST = 0.05  # fraction of the budget below which no search of a bucket begins
-NEEDED = 0.5  # and of the seconds that the first search spent in STAGES, which take about as long in each search
+# a search of a bucket begins if at least LEAST of the budget is left, plus NEEDED of the seconds that the first search
+# spent in STAGES, which take about as long in each search
+LEAST, NEEDED = 0.05, 0.5
 STAGES = ("saturate", "candidates", "build", "verify")
 
 Search = Callable[[Graph, Sizes], Program]
