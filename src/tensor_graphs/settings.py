@@ -102,7 +102,7 @@ def _number(variable: str, text: str, most: int) -> int:
 def _given(name: str, value: Any) -> Any:
     """The value of a setting given to `override`; a path as text. UsageError for a value of the wrong kind."""
     if name in _MOST:
-        if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value <= _MOST[name]:
+        if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= _MOST[name]:
             return int(value)
         raise UsageError(f"invalid setting {name}={value!r}", hint=f"{name} is an integer within 0..{_MOST[name]}")
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
