@@ -143,7 +143,8 @@ def fastest(name: str, folder: Path, target: Path, busy: list[str]) -> float:
 def child(arguments: list[str], starter: str, seconds: float) -> str:
     """Run this module in a process with an empty home; returns why it failed, "" otherwise."""
     with tempfile.TemporaryDirectory(prefix="small-budget-") as home:
-        known = with_bytecode(**SLEEPING, TENSOR_GRAPHS_HOME=home, TENSOR_GRAPHS_STARTER=starter)
+        sleeping = SLEEPING if "--busy" in arguments else {}
+        known = with_bytecode(**sleeping, TENSOR_GRAPHS_HOME=home, TENSOR_GRAPHS_STARTER=starter)
         command = [sys.executable, "-m", "benchmarks.small_budget_cpu", *arguments]
         try:
             done = subprocess.run(command, env=known, timeout=seconds, capture_output=True, text=True, check=False)
