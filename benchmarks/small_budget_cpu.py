@@ -2,11 +2,12 @@
 benchmarks.small_budget_cpu --to FOLDER`.
 
 None of the modules is among those whose kernels were measured for the starter rows (cpu_training_models.py). Each
-search is a process with an empty home: `cold` without starter rows, `starter` with the package's, `reference` with them
-and `--reference` seconds. On a busy machine (`--busy`) budgets are multiplied by the slowdown, the wall-clock time of
-0.3 s of CPU time over that; kernels and programs are timed by CPU time (cpu_starter.py). Each program is timed in
-processes of its own, `PASSES` times in turn with the others, and the fastest pass counts: in one process, idle threads
-of a program would disturb the one after it. Printed are the ratios to the fastest, and the seconds of each call.
+search is a process with an empty home: `cold` without starter rows, `starter` with the package's, `deterministic` with
+them and nothing measured, `reference` with them and `--reference` seconds. On a busy machine (`--busy`) budgets are
+multiplied by the slowdown, the wall-clock time of 0.3 s of CPU time over that; kernels and programs are timed by CPU
+time (cpu_starter.py). Each program is timed in processes of its own, `PASSES` times in turn with the others, and the
+fastest pass counts: in one process, idle threads of a program would disturb the one after it. Printed are the ratios to
+the fastest, and the seconds of each call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 from .common import WORK, with_bytecode
 from .cpu_starter import SLEEPING, level
 
-LABELS = ("cold", "starter", "reference")
+LABELS = ("cold", "starter", "deterministic", "reference")
 JUDGED = (
     "mixer_block",
     "gated_mlp_4_tokens",
@@ -94,8 +95,9 @@ def record_jobs(began: float) -> list[tuple[float, float, str, str, float]]:
     return jobs
 
 
-def search(name: str, budget: float, to: Path, busy: bool) -> None:
-    """Optimize a module in this process; save its program into `to` and its report beside it."""
+def search(name: str, budget: float, to: Path, busy: bool, deterministic: bool = False) -> None:
+    """Optimize a module in this process; save its program into `to` and its report beside it. With `deterministic`
+    nothing is measured, and the budget does not end it."""
     import tensor_graphs as tg
 
     optimize = tg.optimize  # imports the pipeline
@@ -105,7 +107,8 @@ def search(name: str, budget: float, to: Path, busy: bool) -> None:
     module, inputs = made(name)
     began, used = time.monotonic(), time.process_time()
     jobs = record_jobs(began)
-    program = optimize(module, inputs, backend="auto", budget=budget * factor, allow_caller=False)
+    chosen = {"budget": budget * factor, "allow_caller": False, "deterministic": deterministic}
+    program = optimize(module, inputs, backend="auto", **chosen)
     took = {"slowdown": factor, "took_s": time.monotonic() - began, "cpu_s": time.process_time() - used, "jobs": jobs}
     program.save(to)
     to.with_suffix(".json").write_text(json.dumps({**took, **program.report.to_json()}, default=str))
@@ -182,12 +185,14 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=5.0)
     parser.add_argument("--reference", type=float, default=60.0)
     parser.add_argument("--busy", action="store_true", help="the machine is busy: budgets and times by CPU time")
+    parser.add_argument("--deterministic", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--time", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     busy = ["--busy"] if options.busy else []
     if options.child:
-        search(options.child[0], float(options.child[1]), Path(options.child[2]), options.busy)
+        name, seconds, to = options.child
+        search(name, float(seconds), Path(to), options.busy, options.deterministic)
         return
     if options.time:
         name, target, folder = options.time
@@ -203,7 +208,8 @@ def main() -> None:
             folder = options.to / name / label
             folder.parent.mkdir(parents=True, exist_ok=True)
             budget = options.reference if label == "reference" else options.budget
-            arguments = [*busy, "--child", name, str(budget), str(folder)]
+            fixed = ["--deterministic"] if label == "deterministic" else []
+            arguments = [*busy, *fixed, "--child", name, str(budget), str(folder)]
             failed = child(arguments, "none" if label == "cold" else "", 40 * budget + 60)
             report = {} if failed else json.loads(folder.with_suffix(".json").read_text())
             kept = (
