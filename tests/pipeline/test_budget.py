@@ -283,7 +283,7 @@ def test_another_plan_is_sought_only_if_its_verification_ends_in_time(
         for i in range(3)
     ]  # fmt: skip
     monkeypatch.setattr(measuring, "select", lambda choice: [numpy.with_templates((*rough, *numpy.templates))])
-    cheap = {k: 0.01 * (i + 1) for i, k in enumerate(rough)}
+    cheap = {k: 1.0 + i for i, k in enumerate(rough)}
     monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
     clock, began, verify = Clock("build", begins), list[float](), verify_or_retry.verify
 
