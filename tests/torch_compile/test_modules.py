@@ -261,7 +261,7 @@ def test_equal_random_operators_draw_different_numbers() -> None:
     def noisy(a: Any) -> Any:
         return (torch.randn_like(a) * a + torch.randn_like(a)).tanh() * torch.empty_like(a).uniform_() + 1
 
-    compiled, before = tg.compile(noisy, **QUICK, **PLAIN), ran()
+    compiled, before = tg.compile(noisy, **QUICK), ran()
     for step in range(2):
         a, found = x(3, 4), []
         for call in (compiled, noisy):
@@ -302,7 +302,7 @@ def test_places_of_equal_keys_may_leave_a_program() -> None:
         rows = rows * torch.histc(rows, 2, -2, 2).sum()  # no builder: an operator between two programs
         return rows[order.argsort()].exp() + 1
 
-    compiled = tg.compile(dispatched, **QUICK, **PLAIN)
+    compiled = tg.compile(dispatched, **QUICK)
     for _ in range(3):
         args = x(90, 2), torch.arange(90) % 3
         alike([compiled(*args)], [dispatched(*args)])
