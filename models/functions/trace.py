@@ -184,12 +184,14 @@ def _type_of(example: Any) -> Type | None:
         return Type(tuple(example[0]), dtypes.name_of(example[1]))
     if isinstance(example, np.ndarray) and type(example) not in (np.ndarray, np.memmap):
         raise UsageError(
-            f"a {type(example).__name__} has operators of its own, which a program does not follow",
+            f"{with_article(type(example).__name__)} has operators of its own, which a program does not follow",
             hint="np.asarray(...) makes an array of it",
         )
     if hasattr(example, "shape") and hasattr(example, "dtype"):
         return Type(tuple(int(d) for d in example.shape), dtypes.name_of(example.dtype))
-    raise UsageError(f"a {type(example).__name__} is no example of a tensor", hint="give an array or (shape, dtype)")
+    raise UsageError(
+        f"{with_article(type(example).__name__)} is no example of a tensor", hint="give an array or (shape, dtype)"
+    )
 
 
 def is_passed_through(example: Any) -> bool:

@@ -243,10 +243,14 @@ def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pyt
 
 
 def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
-    with pytest.raises(UsageError, match="a dict is no e-graph"):
-        tg.extract({"nodes": {}})
-    with pytest.raises(UsageError, match="foo"), tg.settings.override(foo=1):
-        pass
+    with pytest.raises(UsageError, match="an int is no e-graph"):
+        tg.extract(3)
+    wrong = {"foo": 1, "threads": -1, "workers": 1.5, "max_nodes": "2", "costdb": 3, "home": None}
+    for name, value in wrong.items():
+        with pytest.raises(UsageError, match=name), tg.settings.override(**{name: value}):
+            pass
+    with tg.settings.override(home=Path("folder"), threads=np.int64(2)) as changed:
+        assert (changed.home, changed.threads) == ("folder", 2)
 
 
 def with_tangent(function: Callable[[Any], Any], x: Any) -> None:

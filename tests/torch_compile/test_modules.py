@@ -255,6 +255,22 @@ def test_random_operators_keep_their_order() -> None:
     assert ran() == before + 1
 
 
+def test_equal_random_operators_draw_different_numbers() -> None:
+    """AOTAutograd merges equal calls of those that it does not know: both noises were one."""
+
+    def noisy(a: Any) -> Any:
+        return (torch.randn_like(a) * a + torch.randn_like(a)).tanh() * torch.empty_like(a).uniform_() + 1
+
+    compiled, before = tg.compile(noisy, **QUICK), ran()
+    for step in range(2):
+        a, found = x(3, 4), []
+        for call in (compiled, noisy):
+            torch.manual_seed(step)
+            found.append(call(a.requires_grad_()))
+        alike(*found)
+    assert ran() == before + 1
+
+
 def test_tensors_without_defined_values_are_no_results_of_programs() -> None:
     """The memory that `torch.empty` gives is not that of the eager call: the comparison of the first call refused the
     program.
@@ -274,6 +290,24 @@ def test_tensors_without_defined_values_are_no_results_of_programs() -> None:
     report = tg.torch_compile.last_report()
     assert ran() == before + 1 and not report.warnings
     assert any("undefined" in i.reason for i in report.traced[0].islands)
+
+
+def test_places_of_equal_keys_may_leave_a_program() -> None:
+    """As those of the tokens of an expert. PyTorch leaves their order open, so that the first call's comparison refused
+    the program."""
+
+    def dispatched(a: Any, keys: Any) -> Any:
+        order = keys.argsort()
+        rows = a[order].tanh() * 2
+        rows = rows * torch.histc(rows, 2, -2, 2).sum()  # no builder: an operator between two programs
+        return rows[order.argsort()].exp() + 1
+
+    compiled = tg.compile(dispatched, **QUICK)
+    for _ in range(3):
+        args = x(90, 2), torch.arange(90) % 3
+        alike([compiled(*args)], [dispatched(*args)])
+    (traced,) = tg.torch_compile.last_report().traced
+    assert len(traced.parts) == 2 and all(p.state.startswith("program") for p in traced.parts)
 
 
 @pytest.mark.usefixtures("new_garbage_only")

@@ -250,7 +250,8 @@ class ProgramEmitter(EmittedValues):
         if self.in_c:
             blas = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
             alone = not any(map(self._in_torch_threads, self.plan.steps))
-            defined.append(library_text(self.in_c, threads=not blas, own_threads=alone))
+            called = set(re.findall(r"\w+", "\n".join([*function, *defined])))
+            defined.append(library_text(self.in_c, called, threads=not blas, own_threads=alone))
         imports = imports_of("\n".join([*function, *defined]))
         lines = [
             f'"""{title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",

@@ -22,16 +22,21 @@ from ...extract.model.clock import Clock, Halted
 from ...extract.model.pricing import Measurer
 from ...options import Options, with_builtin
 from ...progress import Progress
-from ...report.omissions import Omission
+from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ...report.timeline import Rows, timeline
 from ...verification.comparison import rounding_allowance
+from ...wording import counted
 from ...writing.files import named_path
 from ..sources.caller import Caller
 from .expected import ExpectedTimes
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
+TESTING, TESTING_S = (
+    0.5,
+    2.0,
+)  # time for tests of the caller's rules: fraction of the budget, and at least these seconds
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
 
@@ -67,13 +72,27 @@ class Session:
     timed: bool = True  # whether the latency of the program that is found is measured
 
     def __post_init__(self) -> None:
+        self.budget_start = self.now()
+        self.timeline_start = time.monotonic()
         if self.options.rules and not self.own_rules:
-            self.own_rules = with_builtin(self.options.rules)  # tests them first
+            with self.stage("test rules", counted(len(self.options.rules), "rule")):
+                self.own_rules = self._tested_rules()
         self.lowerings = Lowerings(
             rounding_allowance(self.options.tolerance), LowerPool()
         )  # for this session's kernels
-        self.budget_start = self.now()
-        self.timeline_start = time.monotonic()
+
+    def _tested_rules(self) -> Sequence[Rule]:
+        """The built-in rules and those of the options, tested for a share of the budget. The others take no part, and
+        the report says how many."""
+        allowed = max(TESTING_S, TESTING * self.options.budget)
+        given = len(self.options.rules)
+        over = lambda: (
+            self.progress.stopped or (not self.options.deterministic and self.now() - self.budget_start > allowed)
+        )
+        rules = with_builtin(self.options.rules, over)
+        if untested := len(with_builtin(())) + given - len(rules):
+            self.omitted.append(Omission(OmittedWork.TESTING_RULES, f"{untested} of {given}, which take no part"))
+        return rules
 
     @cached_property
     def rules(self) -> Sequence[Rule]:
