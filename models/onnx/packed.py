@@ -20,7 +20,8 @@ from ...errors import ShapeError
 from ..common.packed_weight import LazyPart
 from ..common.quantization import block_of, packed
 from .input_sizes import unique
-from .node import FourBits, Node
+from .node import Node
+from .values import FourBits
 
 Array = np.ndarray[Any, Any]
 Leaves = Mapping[str, Tensor]
