@@ -59,7 +59,7 @@ class BlockLayout:
         return self.blocks * self.block
 
     def bytes(self, columns: int) -> int:
-        """Size of stored numbers [rows, columns]."""
+        """Bytes of an array [rows, columns] of numbers of `bits` bits, whose rows begin at whole bytes if `apart`."""
         each = columns * self.bits
         return self.rows * -(-each // 8) if self.apart else -(-self.rows * each // 8)
 
