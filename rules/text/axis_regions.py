@@ -132,8 +132,8 @@ class Regions:
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: TermAxis, part: TermAxis, times: int) -> bool:
-        """Give the axis `whole`, which is `times` copies of the axis `part` in a row, the cuts of `part` in each copy and
-        at the ends of copies, and `part` the cuts of `whole`; returns whether any cut is new.
+        """Give the axis `whole`, which is `times` copies of the axis `part` in a row, the cuts of `part` in each copy
+        and at the ends of copies, and `part` the cuts of `whole`; returns whether any cut is new.
 
         Raises Open or Unprovable if the order of two cuts is not provable.
         """

@@ -116,8 +116,8 @@ class SizeCall:
         self.space, self.text, self.call, self.holds = space, text, space["call"], holds
 
     def takes(self, given: Sequence[Any]) -> bool:
-        """Whether the inputs `given` have the same Python types, dtypes, devices and PyTorch dispatch keys as the inputs
-        of the recorded call."""
+        """Whether the inputs `given` have the Python types, dtypes, devices and PyTorch dispatch keys of the inputs of
+        the recorded call."""
         return bool(self.space["own_guard"](*given))
 
 
