@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -119,6 +120,8 @@ def test_there_are_many() -> None:
 def test_counterexample_shows_shapes_values_and_both_results() -> None:
     text = check(rule("sub commutes")).counterexample
     assert all(part in text for part in ("x: ", "x = ", "y = ", "left  = ", "right = "))
+    large = check(Rule("root of a square", "sqrt(x * x)", "x")).counterexample
+    assert re.search(r"at \[\d.*\]: left ([\d.]+), right -\1$", large) and len(large.splitlines()) < 50
 
 
 def test_require_raises_with_the_counterexample() -> None:
