@@ -13,7 +13,7 @@ The public functions take the fields of a class of this module as keyword argume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -245,8 +245,9 @@ class Options(SaturateOptions):
         return found | {"backend": self.backend_name, "limits": self.saturation_limits}
 
 
-def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first.
+def with_builtin(rules: Sequence[Rule], warn: Callable[[str], None] = lambda text: None) -> tuple[Rule, ...]:
+    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first; `warn` gets
+    a text for each that could not be tested.
 
     Raises RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its
     name is taken.
@@ -265,7 +266,9 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
             raise UsageError(f"two rules are called {rule.name!r}")
         names.add(rule.name)
         if tried.get(rule.name) != rule:
-            require(rule)
+            verdict = require(rule)
+            if verdict.status == "unknown":
+                warn(f"the rule {rule.name} is untested: {verdict.detail.removeprefix(f'{rule.name}: ')}")
     return (*ALL, *rules)
 
 

@@ -192,6 +192,9 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(error, match=said):
             tg.optimize(x + 1.0, **QUICK, rules=[rule])
+    untested = tg.Rule("seventh", "softmax(x + c, axis=7)", "softmax(x, axis=7)")
+    warnings = tg.optimize(x + 1.0, **QUICK, rules=[untested]).report.warnings
+    assert any("the rule seventh is untested: no shapes" in text for text in warnings)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,8 @@ MALFORMED = {
     "bare left side": Rule("r", "x", "neg(neg(x))"),
     "bare right side of a two-way rule": Rule("r", "neg(neg(x))", "x", both=True),
     "missing attribute": Rule("r", "permute(x)", "x"),
+    "an axis from the end": Rule("r", "softmax(softmax(x, axis=-1), axis=-1)", "softmax(x, axis=-1)"),
+    "axes from the end": Rule("r", "abs(sum(abs(x), axes=(0, -1)))", "sum(abs(x), axes=(0, -1))"),
     "attribute of another op": Rule("r", "neg(x, axis=1)", "x"),
     "too many operands": Rule("r", "neg(x, y)", "x"),
     "not an expression": Rule("r", "x +", "x"),

@@ -67,7 +67,7 @@ class Session:
 
     def __post_init__(self) -> None:
         if self.options.rules and not self.own_rules:
-            self.own_rules = with_builtin(self.options.rules)  # tests them first
+            self.own_rules = with_builtin(self.options.rules, self.warnings.append)  # tests them first
         self.lowerings = Lowerings(
             rounding_allowance(self.options.tolerance), LowerPool()
         )  # for this session's kernels
