@@ -30,6 +30,7 @@ from .option_checks import (
     is_amount,
     is_bound,
     is_budget,
+    is_count,
     is_flag,
     is_limits,
     is_named,
@@ -37,6 +38,7 @@ from .option_checks import (
     is_quantization,
     is_rules,
     is_seed,
+    is_share,
     is_tolerance,
     of_kind,
 )
@@ -145,11 +147,11 @@ class CommonOptions:
 class PathOptions(CommonOptions):
     """Options of `tg.paths`, the best few plans of a model."""
 
-    count: int = option(10, "Maximum number of plans.", of_kind("an integer", Integral))
+    count: int = option(10, "Maximum number of plans.", is_count)
     max_gap: float = option(
         0.5, "Plans cost at most (1 + `max_gap`) times the cheapest.", is_amount
     )  # fmt: skip
-    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_amount)
+    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_share)
 
 
 @dataclass(frozen=True, kw_only=True)
