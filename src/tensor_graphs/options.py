@@ -107,9 +107,11 @@ class CommonOptions:
         is_quantization, decides=False,
     )  # fmt: skip
     rules: Sequence[Rule] = option(
-        (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", is_rules
+        (),
+        "Rewrite rules in addition to the built-in ones; each is first tested on random instances. Rules that are not"
+        " tested after half of the budget take no part; `report.omitted` says how many.",
+        is_rules,
     )
-
     kernels: Sequence[Any] = option(
         (),
         "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
@@ -247,12 +249,16 @@ class Options(SaturateOptions):
         return found | {"backend": self.backend_name, "limits": self.saturation_limits}
 
 
-def with_builtin(rules: Sequence[Rule], warn: Callable[[str], None] = lambda text: None) -> tuple[Rule, ...]:
+def with_builtin(
+    rules: Sequence[Rule],
+    over: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[Rule, ...]:
     """All rules of a call: the built-in ones and the caller's, which are tested on random instances first; `warn` gets
     a text for each that could not be tested.
 
-    Raises RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its
-    name is taken.
+    Those of the caller's that are not tested yet once `over` is true are left out. Raises RuleError if a rule is
+    malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is taken.
     """
     from .rules import ALL, EVERY
 
@@ -267,10 +273,15 @@ def with_builtin(rules: Sequence[Rule], warn: Callable[[str], None] = lambda tex
         if rule.name in names:
             raise UsageError(f"two rules are called {rule.name!r}")
         names.add(rule.name)
-        if tried.get(rule.name) != rule:
-            verdict = require(rule)
-            if verdict.status == "unknown":
-                warn(f"the rule {rule.name} is untested: {verdict.detail.removeprefix(f'{rule.name}: ')}")
+        rule.check()
+    for n, rule in enumerate(rules):
+        if tried.get(rule.name) == rule:
+            continue
+        if over():
+            return (*ALL, *rules[:n])
+        verdict = require(rule)
+        if verdict.status == "unknown":
+            warn(f"the rule {rule.name} is untested: {verdict.detail.removeprefix(f'{rule.name}: ')}")
     return (*ALL, *rules)
 
 

@@ -281,8 +281,8 @@ def view(
     if output is not None:
         writable(output)
     document = viewing.show(target, output, launch=output is None and not as_json, roots=root or ())
-    said = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
-    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{said}")
+    note = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
+    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{note}")
 
 
 @app.command()

@@ -371,7 +371,7 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     verdict = verify(graph, lambda values: run_flat(program, values), flops=flops, device=program.tensors)
     if verdict.miscompiled:
         raise VerificationError(
-            verdict.worst.said,
+            verdict.worst.message,
             where=where, hint="the e-graph claims an equality that does not hold; run saturate again",
         )  # fmt: skip
     return verdict
