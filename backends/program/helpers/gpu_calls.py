@@ -388,6 +388,9 @@ class Calls:
             del moved, tensors
         except (LookupError, torch.cuda.OutOfMemoryError):
             return
+        except RuntimeError as error:
+            warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
+            return
         copied = self.copied
         self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
         if numbers and not self.proven(given, stream, numbers):

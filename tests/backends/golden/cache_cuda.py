@@ -356,7 +356,9 @@ class Calls:
         try:
             with torch.inference_mode(False), torch.no_grad():
                 moved = {i: self.maker(i)() for i in sorted(self.copied, reverse=True)}
-            tensors = [given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))]
+            tensors = [
+                given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))
+            ]
             with alone:
                 self.captured_results(graphs[1], tensors, True)
             spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
@@ -365,6 +367,9 @@ class Calls:
             self.found, numbers = library_launches(kernels.driver, raw, nodes, *spans)
             del moved, tensors
         except (LookupError, torch.cuda.OutOfMemoryError):
+            return
+        except RuntimeError as error:
+            warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
             return
         copied = self.copied
         self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
@@ -781,7 +786,7 @@ class LibraryLaunch(DirectLaunch):
             for at in range(-(-start // 8) * 8, start + size - 7, 8):
                 yield ctypes.c_uint64.from_address(self.start + at)
 
-    def compare(self, other: LibraryLaunch, before: Mapping[int, Any], after: Mapping[int, Any]) -> None:
+    def compare(self, other: LibraryLaunch, before: Spans, after: Mapping[int, Any]) -> None:
         """Set `slots`, given the same launch in a second recording. `before`, `after`: number of a tensor -> (address,
         bytes) in the first and in the second recording. Raises LookupError for another launch, and for an address in a
         tensor that did not move with this tensor, or with two."""
@@ -790,11 +795,11 @@ class LibraryLaunch(DirectLaunch):
         if list(self.how.grid) != list(other.how.grid) or self.how.shared != other.how.shared:
             raise LookupError("a library launches its kernels differently on other memory")
         for word, moved in zip(self.words(), other.words()):
-            near = numbers_at(word.value, before)
-            held = [i for i in near if moved.value - word.value == after[i][0] - before[i][0]]
+            near = before.at(word.value)
+            held = [i for i in near if moved.value - word.value == after[i][0] - before.tensors[i][0]]
             if len(held) != bool(near):
                 raise LookupError("it is not known in which tensor an address is")
-            self.slots += [(word, i, word.value - before[i][0]) for i in held]
+            self.slots += [(word, i, word.value - before.tensors[i][0]) for i in held]
 
 
 class OwnKernel:
@@ -846,6 +851,21 @@ class OwnKernel:
             return None if scratch or "cubin" not in compiled.asm else (compiled.asm["cubin"], facts.name)
         used = getattr(self.kernel, "modules", {}).get(getattr(self.kernel, "used", None))
         return (used.code, self.kernel.name) if used is not None and isinstance(used.code, bytes) else None
+
+
+class Spans:
+    """Memory of some tensors: number -> (address, bytes)."""
+
+    def __init__(self, tensors: Mapping[int, Any]) -> None:
+        self.tensors = tensors
+        self.low = min((start for start, _ in tensors.values()), default=0)
+        self.high = max((start + size for start, size in tensors.values()), default=-1)
+
+    def at(self, address: int) -> list[int]:
+        """Numbers of the tensors in which an address is, or at whose end."""
+        if not self.low <= address <= self.high:  # most words of parameters are numbers
+            return []
+        return [i for i, (start, size) in self.tensors.items() if start <= address <= start + size]
 
 
 class StoredLaunch:
@@ -914,13 +934,13 @@ def library_launches(
     if [kind for _, kind in pairs[0]] != [kind for _, kind in pairs[1]]:
         raise LookupError("a library makes other launches on other memory")
     launches: list[LibraryLaunch] = []
-    stay: set[int] = set()
+    spans, stay = Spans(before), set[int]()
     for (node, kind), (other, _) in zip(*pairs):
         if kind:
-            stay |= numbers_copied(driver, node, kind, before)
+            stay |= numbers_copied(driver, node, kind, spans)
         elif node not in own:
             launches.append(LibraryLaunch(driver, node))
-            launches[-1].compare(LibraryLaunch(driver, other), before, after)
+            launches[-1].compare(LibraryLaunch(driver, other), spans, after)
     found = {i for one in launches for _, i, _ in one.slots} - stay
     for one in launches:
         one.slots = [slot for slot in one.slots if slot[1] in found]
@@ -940,13 +960,8 @@ def nodes_of(driver: Any, graph: Any) -> list[tuple[int, int]]:
     return found
 
 
-def numbers_at(address: int, tensors: Mapping[int, Any]) -> list[int]:
-    """Numbers of the tensors, given as (address, bytes), in which an address is, or at whose end."""
-    return [i for i, (start, size) in tensors.items() if start <= address <= start + size]
-
-
-def numbers_copied(driver: Any, node: int, kind: int, tensors: Mapping[int, Any]) -> set[int]:
-    """Numbers of the tensors, given as (address, bytes), that a node copies (type 1) or fills (type 2). Raises
+def numbers_copied(driver: Any, node: int, kind: int, tensors: Spans) -> set[int]:
+    """Numbers of the tensors that a node copies (type 1) or fills (type 2). Raises
     LookupError for nodes of other types that may use memory."""
     names = {1: "cuGraphMemcpyNodeGetParams", 2: "cuGraphMemsetNodeGetParams"}
     if kind == 5:  # waits only
@@ -955,7 +970,7 @@ def numbers_copied(driver: Any, node: int, kind: int, tensors: Mapping[int, Any]
         raise LookupError("a library adds other nodes than kernels and copies to a graph")
     words = (ctypes.c_uint64 * 32)()  # more than either structure has
     driver(names[kind], ctypes.c_void_p(node), ctypes.byref(words))
-    return {i for word in words for i in numbers_at(word, tensors)}
+    return {i for word in words for i in tensors.at(word)}
 
 
 def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:

@@ -142,7 +142,7 @@ def test_recordings_that_differ_mean_copies(driver: Any, fault: str, monkeypatch
         nodes = library_launches.nodes_of
         monkeypatch.setattr(library_launches, "nodes_of", lambda *given: [(n, 3) for n, _ in nodes(*given)])
     elif fault == "ambiguous":
-        monkeypatch.setattr(library_launches, "numbers_at", lambda where, tensors: [0, 0])
+        monkeypatch.setattr(library_launches.Spans, "at", lambda self, where: [0, 0])
     else:
         inner = gpu_calls.Calls.captured_results
 
