@@ -351,31 +351,31 @@ class Calls:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
         the recordings differ, or if the results of such a call are not those of one that copies."""
-        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())
-        graphs, kernels = [self.recorded, torch.cuda.CUDAGraph(keep_graph=True)], self.kernels
+        copied = self.copied
         try:
-            with torch.inference_mode(False), torch.no_grad():
-                moved = {i: self.maker(i)() for i in sorted(self.copied, reverse=True)}
-            tensors = [
-                given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))
-            ]
-            with alone:
-                self.captured_results(graphs[1], tensors, True)
-            spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
-            raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
-            nodes = {one.node.value for one in kernels.table}
-            self.found, numbers = library_launches(kernels.driver, raw, nodes, *spans)
-            del moved, tensors
+            self.found, numbers = self.found_addresses(given)
+            self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
+            if not numbers or self.proven(given, stream, numbers):
+                return
         except (LookupError, torch.cuda.OutOfMemoryError):
-            return
+            pass
         except RuntimeError as error:
             warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
-            return
-        copied = self.copied
-        self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
-        if numbers and not self.proven(given, stream, numbers):
-            self.copied, self.wide, self.found = copied, set(), []
-            self.instantiate(raw[0], kernels.driver)
+        self.copied, self.wide, self.found = copied, set(), []
+        self.instantiate(ctypes.c_void_p(self.recorded.raw_cuda_graph()), self.kernels.driver)
+
+    def found_addresses(self, given: Sequence[Any]) -> tuple[list[Any], set[int]]:
+        """Record the launches on other memory; returns `library_launches` of both recordings."""
+        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())
+        graphs = self.recorded, torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.inference_mode(False), torch.no_grad():
+            moved = {i: self.maker(i)() for i in sorted(self.copied, reverse=True) if self.places[i].nbytes}
+        tensors = [given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))]
+        with alone:
+            self.captured_results(graphs[1], tensors, True)
+        spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
+        raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
+        return library_launches(self.kernels.driver, raw, {one.node.value for one in self.kernels.table}, *spans)
 
     def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
         """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -126,7 +127,7 @@ def test_an_address_that_is_not_found_means_copies(driver: Any, lost: int, monke
     assert len(compared) == 2 and run.copied == {0, 1, 2, 3} and not run.found
 
 
-@pytest.mark.parametrize("fault", ["kernels", "type", "ambiguous", "memory"])
+@pytest.mark.parametrize("fault", ["kernels", "type", "ambiguous", "memory", "driver"])
 def test_recordings_that_differ_mean_copies(driver: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, given = program(both(driver), driver, 2), vectors(3)
     if fault == "kernels":
@@ -148,10 +149,13 @@ def test_recordings_that_differ_mean_copies(driver: Any, fault: str, monkeypatch
 
         def exhausted(self: Any, recorded: Any, places: Any, quick: bool) -> Any:
             if quick:
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+                kind = torch.cuda.OutOfMemoryError if fault == "memory" else RuntimeError
+                raise kind("CUDA out of memory.")
             return inner(self, recorded, places, quick)
 
         monkeypatch.setattr(gpu_calls.Calls, "captured_results", exhausted)
+    with pytest.warns(RuntimeWarning, match="library kernels use") if fault == "driver" else nullcontext():
+        run(*given[0])
     for x, y in given:
         torch.testing.assert_close(run(x, y)[1], (x + y) + y)
     assert run.copied == {0, 1, 2} and not run.found and not run.wide
