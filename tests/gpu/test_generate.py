@@ -20,8 +20,8 @@ NO_GPU = backend("torch_cuda").unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
 
 VOCAB = 96
-#: Options of searches that measure nothing: the tests are about results, and each of a dozen searches would wait for the
-#: processes that measure.
+#: Options of searches that measure nothing: the tests are about results, and each of a dozen searches would wait for
+#: the processes that measure.
 QUICK: dict[str, Any] = {"max_length": 128, "batch": 2, "budget": 4, "measure": False}
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
