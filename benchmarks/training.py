@@ -192,7 +192,7 @@ def programs_of(report: Any) -> list[dict[str, Any]]:
         }  # fmt: skip
         found.append({
             "pass": kind, "report": said, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
-            "copied": len(getattr(calls, "places", ())),
+            "copied": len(getattr(calls, "copied", ())), "set": len(getattr(calls, "found", ())), "why": getattr(calls, "why_copied", ""),
         })  # fmt: skip
     return found
 

@@ -205,6 +205,8 @@ import sys, warnings
 warnings.simplefilter("error", RuntimeWarning)
 for name in sys.argv[3:]:
     sys.modules[name] = None
+import cuda.core
+cuda.core.Program = None  # which calls NVRTC; the package imports it in any case
 import numpy as np, torch
 from tensor_graphs.backends.program.saved_program import load_program
 program = load_program(sys.argv[1])
@@ -216,7 +218,7 @@ print("equal")
 
 
 @gpu_only
-@pytest.mark.parametrize(("choice", "blocked"), [("cuda", ["triton", "cuda.bindings.nvrtc"]), ("triton", ["triton"])])
+@pytest.mark.parametrize(("choice", "blocked"), [("cuda", ["triton"]), ("triton", ["triton"])])
 def test_a_second_process_needs_no_compiler_at_any_size(
     choice: str, blocked: list[str], tmp_path: Path, _: int
 ) -> None:

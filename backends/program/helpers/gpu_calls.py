@@ -82,6 +82,7 @@ class Calls:
         self.pinned: dict[int, int] = {}  # index of an input that the graph reads in place -> its address
         self.copied = self.library  # indices of the inputs and results that graphs copy
         self.found: list[Any] = []  # launches of library kernels whose parameters are set to the caller's addresses
+        self.why_copied = ""  # why graphs copy tensors that library kernels use
         self.wide: set[int] = set()  # indices of the inputs that they read: at multiples of WIDE bytes, as recorded
         self.moved = False  # whether such an input was elsewhere in a call
         self.recorded: Any = None
@@ -321,7 +322,7 @@ class Calls:
         self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
         self.followed = {stream}
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
-        self.found, self.wide = [], set()
+        self.found, self.wide, self.why_copied = [], set(), ""
         if direct and self.copied and self.known is None:
             self.keep_states(self.find_addresses, given, stream)
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
@@ -371,15 +372,17 @@ class Calls:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
         the recordings differ, or if the results of such a call are not those of one that copies."""
-        copied = self.copied
+        copied, self.why_copied = self.copied, "results differ"
         try:
             self.found, numbers = self.found_addresses(given)
             self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
             if not numbers or self.proven(given, stream, numbers):
+                self.why_copied = "addresses are not among the parameters" if self.copied else ""
                 return
-        except (LookupError, torch.cuda.OutOfMemoryError):
-            pass
+        except (LookupError, torch.cuda.OutOfMemoryError) as error:
+            self.why_copied = str(error)
         except RuntimeError as error:
+            self.why_copied = str(error)
             warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
         self.copied, self.wide, self.found = copied, set(), []
         self.instantiate(ctypes.c_void_p(self.recorded.raw_cuda_graph()), self.kernels.driver)

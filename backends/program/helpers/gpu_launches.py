@@ -82,10 +82,11 @@ class DirectLaunch:
     def spans(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each parameter of the kernel in parameter memory; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
-        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+        kernel = ctypes.c_void_p(self.how.kernel or self.function.value)  # it may be one of a library
+        for name, handle in (("cuFuncGetParamInfo", self.function), ("cuKernelGetParamInfo", kernel)):
             found: list[tuple[int, int]] = []
             ask = getattr(self.driver.library, name, None)
-            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+            while ask and not ask(handle, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
                 found.append((start.value, size.value))
             if found:
                 return found

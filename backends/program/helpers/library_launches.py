@@ -38,13 +38,16 @@ class Spans:
 
 class LibraryLaunch(DirectLaunch):
     """One launch of a library kernel in a recorded CUDA graph. `slots`: the words of its parameters that are addresses
-    in tensors of a call, as those of a `DirectLaunch`."""
+    in tensors of a call, as those of a `DirectLaunch`. `unknown`: numbers of tensors near which there are other
+    addresses."""
 
     def __init__(self, driver: Any, node: int) -> None:
-        self.start = self.read(driver, node)
-        if not self.layout:
-            raise LookupError("the driver does not tell the parameters of a library kernel")
-        self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        self.unknown = set[int]()
+        try:
+            self.start = self.read(driver, node)
+            self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        except LookupError:  # nothing of it is set; results tell whether it uses a tensor that moves
+            self.layout = []
         self.slots, self.boxes, self.config, self.touches = [], [], DriverConfig(), True
 
     def words(self) -> Iterator[Any]:
@@ -54,9 +57,8 @@ class LibraryLaunch(DirectLaunch):
                 yield ctypes.c_uint64.from_address(self.start + at)
 
     def compare(self, other: LibraryLaunch, before: Spans, after: Mapping[int, Any]) -> None:
-        """Set `slots`, given the same launch in a second recording. `before`, `after`: number of a tensor -> (address,
-        bytes) in the first and in the second recording. Raises LookupError for another launch, and for an address in a
-        tensor that did not move with this tensor, or with two."""
+        """Set `slots` and `unknown`, given the same launch in a second recording. `before`, `after`: number of a tensor
+        -> (address, bytes) in the first and in the second recording. Raises LookupError for another launch."""
         if self.function.value != other.function.value or self.layout != other.layout:
             raise LookupError("a library launches other kernels on other memory")
         if list(self.how.grid) != list(other.how.grid) or self.how.shared != other.how.shared:
@@ -64,9 +66,10 @@ class LibraryLaunch(DirectLaunch):
         for word, moved in zip(self.words(), other.words()):
             near = before.at(word.value)
             held = [i for i in near if moved.value - word.value == after[i][0] - before.tensors[i][0]]
-            if len(held) != bool(near):
-                raise LookupError("it is not known in which tensor an address is")
-            self.slots += [(word, i, word.value - before.tensors[i][0]) for i in held]
+            if len(held) == 1:
+                self.slots.append((word, held[0], word.value - before.tensors[held[0]][0]))
+            else:  # an address that moved with no tensor or with several, or what is left of one in a gap
+                self.unknown.update(near)
 
 
 def nodes_of(driver: Any, graph: Any) -> list[tuple[int, int]]:
@@ -102,8 +105,8 @@ def library_launches(
     recordings of the same launches on other memory.
 
     `own`: nodes of generated kernels in the first one. `before`, `after`: number of a tensor -> (address, bytes) in the
-    first and in the second recording. Tensors that other nodes copy or fill are left out. Raises LookupError if the
-    recordings are not alike, or if the driver does not tell what is needed.
+    first and in the second recording. Tensors that other nodes copy or fill, and those with unknown addresses near
+    them, are left out. Raises LookupError if the recordings are not alike.
     """
     pairs = [nodes_of(driver, graph) for graph in graphs]
     if [kind for _, kind in pairs[0]] != [kind for _, kind in pairs[1]]:
@@ -116,6 +119,7 @@ def library_launches(
         elif node not in own:
             launches.append(LibraryLaunch(driver, node))
             launches[-1].compare(LibraryLaunch(driver, other), spans, after)
+            stay |= launches[-1].unknown
     found = {i for one in launches for _, i, _ in one.slots} - stay
     for one in launches:
         one.slots = [slot for slot in one.slots if slot[1] in found]

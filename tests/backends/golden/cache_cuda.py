@@ -62,6 +62,7 @@ class Calls:
         self.pinned: dict[int, int] = {}  # index of an input that the graph reads in place -> its address
         self.copied = self.library  # indices of the inputs and results that graphs copy
         self.found: list[Any] = []  # launches of library kernels whose parameters are set to the caller's addresses
+        self.why_copied = ""  # why graphs copy tensors that library kernels use
         self.wide: set[int] = set()  # indices of the inputs that they read: at multiples of WIDE bytes, as recorded
         self.moved = False  # whether such an input was elsewhere in a call
         self.recorded: Any = None
@@ -301,7 +302,7 @@ class Calls:
         self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
         self.followed = {stream}
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
-        self.found, self.wide = [], set()
+        self.found, self.wide, self.why_copied = [], set(), ""
         if direct and self.copied and self.known is None:
             self.keep_states(self.find_addresses, given, stream)
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
@@ -351,15 +352,17 @@ class Calls:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
         the recordings differ, or if the results of such a call are not those of one that copies."""
-        copied = self.copied
+        copied, self.why_copied = self.copied, "results differ"
         try:
             self.found, numbers = self.found_addresses(given)
             self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
             if not numbers or self.proven(given, stream, numbers):
+                self.why_copied = "addresses are not among the parameters" if self.copied else ""
                 return
-        except (LookupError, torch.cuda.OutOfMemoryError):
-            pass
+        except (LookupError, torch.cuda.OutOfMemoryError) as error:
+            self.why_copied = str(error)
         except RuntimeError as error:
+            self.why_copied = str(error)
             warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
         self.copied, self.wide, self.found = copied, set(), []
         self.instantiate(ctypes.c_void_p(self.recorded.raw_cuda_graph()), self.kernels.driver)
@@ -543,10 +546,11 @@ class DirectLaunch:
     def spans(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each parameter of the kernel in parameter memory; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
-        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+        kernel = ctypes.c_void_p(self.how.kernel or self.function.value)  # it may be one of a library
+        for name, handle in (("cuFuncGetParamInfo", self.function), ("cuKernelGetParamInfo", kernel)):
             found: list[tuple[int, int]] = []
             ask = getattr(self.driver.library, name, None)
-            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+            while ask and not ask(handle, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
                 found.append((start.value, size.value))
             if found:
                 return found
@@ -771,13 +775,16 @@ class Launches:
 
 class LibraryLaunch(DirectLaunch):
     """One launch of a library kernel in a recorded CUDA graph. `slots`: the words of its parameters that are addresses
-    in tensors of a call, as those of a `DirectLaunch`."""
+    in tensors of a call, as those of a `DirectLaunch`. `unknown`: numbers of tensors near which there are other
+    addresses."""
 
     def __init__(self, driver: Any, node: int) -> None:
-        self.start = self.read(driver, node)
-        if not self.layout:
-            raise LookupError("the driver does not tell the parameters of a library kernel")
-        self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        self.unknown = set[int]()
+        try:
+            self.start = self.read(driver, node)
+            self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        except LookupError:  # nothing of it is set; results tell whether it uses a tensor that moves
+            self.layout = []
         self.slots, self.boxes, self.config, self.touches = [], [], DriverConfig(), True
 
     def words(self) -> Iterator[Any]:
@@ -787,9 +794,8 @@ class LibraryLaunch(DirectLaunch):
                 yield ctypes.c_uint64.from_address(self.start + at)
 
     def compare(self, other: LibraryLaunch, before: Spans, after: Mapping[int, Any]) -> None:
-        """Set `slots`, given the same launch in a second recording. `before`, `after`: number of a tensor -> (address,
-        bytes) in the first and in the second recording. Raises LookupError for another launch, and for an address in a
-        tensor that did not move with this tensor, or with two."""
+        """Set `slots` and `unknown`, given the same launch in a second recording. `before`, `after`: number of a tensor
+        -> (address, bytes) in the first and in the second recording. Raises LookupError for another launch."""
         if self.function.value != other.function.value or self.layout != other.layout:
             raise LookupError("a library launches other kernels on other memory")
         if list(self.how.grid) != list(other.how.grid) or self.how.shared != other.how.shared:
@@ -797,9 +803,10 @@ class LibraryLaunch(DirectLaunch):
         for word, moved in zip(self.words(), other.words()):
             near = before.at(word.value)
             held = [i for i in near if moved.value - word.value == after[i][0] - before.tensors[i][0]]
-            if len(held) != bool(near):
-                raise LookupError("it is not known in which tensor an address is")
-            self.slots += [(word, i, word.value - before.tensors[i][0]) for i in held]
+            if len(held) == 1:
+                self.slots.append((word, held[0], word.value - before.tensors[held[0]][0]))
+            else:  # an address that moved with no tensor or with several, or what is left of one in a gap
+                self.unknown.update(near)
 
 
 class OwnKernel:
@@ -927,8 +934,8 @@ def library_launches(
     recordings of the same launches on other memory.
 
     `own`: nodes of generated kernels in the first one. `before`, `after`: number of a tensor -> (address, bytes) in the
-    first and in the second recording. Tensors that other nodes copy or fill are left out. Raises LookupError if the
-    recordings are not alike, or if the driver does not tell what is needed.
+    first and in the second recording. Tensors that other nodes copy or fill, and those with unknown addresses near
+    them, are left out. Raises LookupError if the recordings are not alike.
     """
     pairs = [nodes_of(driver, graph) for graph in graphs]
     if [kind for _, kind in pairs[0]] != [kind for _, kind in pairs[1]]:
@@ -941,6 +948,7 @@ def library_launches(
         elif node not in own:
             launches.append(LibraryLaunch(driver, node))
             launches[-1].compare(LibraryLaunch(driver, other), spans, after)
+            stay |= launches[-1].unknown
     found = {i for one in launches for _, i, _ in one.slots} - stay
     for one in launches:
         one.slots = [slot for slot in one.slots if slot[1] in found]
