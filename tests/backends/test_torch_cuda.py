@@ -9,11 +9,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tensor_graphs.backends.library import torch_training_helpers
+from tensor_graphs.backends.library.torch_cuda_attention import _chosen
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_accuracy import LOST
@@ -22,6 +24,7 @@ from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, ran
 from tensor_graphs.egraph.ops.ops import OPS, Type
 from tensor_graphs.egraph.patterns.pattern import PatternCall
 from tensor_graphs.egraph.types import dtypes
+from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous, output_names
 
 from .reference import expected
@@ -212,6 +215,18 @@ def test_cudnn_gradients_do_not_depend_on_layouts_of_earlier_calls(_: int, monke
         )
         for a, b in zip(found, wanted, strict=True):
             assert float((a.double() - b).norm() / b.norm()) < 1e-2
+
+
+def test_cudnn_is_not_asked_for_a_single_position_of_a_free_number() -> None:
+    rows = dim("T", min=1)
+    free, fixed = (Operand(Type((2, 4, n, 64), "float16"), contiguous((2, 4, 8, 64))) for n in (rows, 8))
+    call = SimpleNamespace(names={"q": "x", "k": "y"}, operands={"q": free, "k": fixed})
+    texts = [_chosen(call, kernel) for kernel in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "")]
+    for size, wanted in ((1, ""), (2, "CUDNN_ATTENTION")):
+        found = [eval(text, {"x": torch.zeros(2, 4, size, 64)}) for text in texts]
+        assert found == [wanted, "FLASH_ATTENTION", ""]
+    call.operands["q"] = fixed
+    assert _chosen(call, "CUDNN_ATTENTION") == "'CUDNN_ATTENTION'"
 
 
 def test_cudnn_runs_in_one_thread_on_the_callers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
