@@ -60,8 +60,8 @@ def heads_inside(call: Call) -> Strides:
 
 
 def _chosen(call: Call, kernel: str) -> str:
-    """Text of a fused kernel's name for a call. cuDNN has no kernel for a single position: where a number of positions is
-    free, Torch chooses for a single one."""
+    """Text of a fused kernel's name for a call. cuDNN has no kernel for a single position: where the number is free,
+    Torch chooses for a single one."""
     free = [call.names[n] for n in "qk" if type(extents(call.operands[n])[-2]) is not int]
     if kernel != "CUDNN_ATTENTION" or not free:
         return repr(kernel)
