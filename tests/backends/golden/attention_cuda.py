@@ -384,15 +384,17 @@ class Calls:
         """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves
         that memory as it is: all NaN, or zeros of other dtypes than floats. So is the memory of results before."""
         wanted = self.replay(given, stream, self.places.keys())
-        blank = lambda x: x.fill_(torch.nan if x.is_floating_point() else 0)
-        for i in numbers:
-            blank(self.places[i])
+
+        def blank(x: Any) -> Any:
+            return x.fill_(torch.nan if x.is_floating_point() else 0)
+
+        used = [blank(self.places[i]) for i in numbers]
         fresh, self.fresh = self.fresh, [lambda make=make: blank(make()) for make in self.fresh]
         try:
             found = self.replay(given, stream, self.copied)
         finally:
             self.fresh = fresh
-        left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in map(self.places.get, numbers))
+        left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in used)
         return left and all(self.close(x, y) for x, y in zip(found, wanted))
 
     @staticmethod
