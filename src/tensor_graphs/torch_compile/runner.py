@@ -161,7 +161,7 @@ def _typical(x: Any) -> float:
     """Root mean square of the finite elements of a float tensor."""
     x = x.double().nan_to_num(0.0, 0.0, 0.0)
     scale = max(float(x.abs().max()), 1.0)
-    return scale * float((x / scale).norm()) / x.numel() ** 0.5
+    return float(scale * (x / scale).norm() / x.numel() ** 0.5)
 
 
 def _half_of(module: Any) -> str:
