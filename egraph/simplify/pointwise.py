@@ -148,7 +148,8 @@ def _mask(s: Simplifier, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """A product with the reciprocal, in place of a division by a number. None if nothing changes."""
+    """A product with the reciprocal, in place of a division by a number: only with one that is exact where the
+    quotient's rounding decides a whole number or a truth value. None if nothing changes."""
     x, y = args
     by = number(y)
     if by is None or not by or not isfinite(by) or not _representable(by, y.dtype):
@@ -156,7 +157,7 @@ def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
     if is_fill_of(y, 1):
         return _whole(s, x, y)
     inverse = 1.0 / by
-    if not _representable(inverse, y.dtype) or (s.exact and abs(frexp(by)[0]) != 0.5):
+    if not _representable(inverse, y.dtype) or ((s.exact or s.at_sharp) and abs(frexp(by)[0]) != 0.5):
         return None
     return s.build("mul", (x, fill(y.shape, inverse, y.dtype)))
 

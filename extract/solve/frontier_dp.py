@@ -137,9 +137,9 @@ class FrontierDP:
 
         Labels are dropped if a bucket exceeds `width`, the total limits or `most_labels` in total are exceeded, or most
         of the time to `deadline` (time.perf_counter()) is over: then the search continues as a beam search with
-        BEAM_WIDTH labels a bucket, or `width` if that is less than MAX_EXACT_WIDTH (fewer where memory is short). Without `drops` the search ends
-        instead. The result has no solution if the search ended, `stop` returned True, the deadline passed, or a
-        component has too many derivations.
+        BEAM_WIDTH labels a bucket, or `width` if that is less than MAX_EXACT_WIDTH (fewer where memory is short).
+        Without `drops` the search ends instead. The result has no solution if the search ended, `stop` returned True,
+        the deadline passed, or a component has too many derivations.
         """
         began = time.perf_counter()
         first = {piece: n for n, piece in reversed([*enumerate(self.pieces)])}
