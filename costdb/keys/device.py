@@ -164,15 +164,15 @@ def _nvidia_driver() -> str:
     """Major driver version: from the kernel module's version file (fast), otherwise from nvidia-smi (may take a
     second)."""
     with suppress(OSError):
-        told = _KERNEL_MODULE.read_text(encoding="ascii", errors="replace")
-        if found := re.search(r"^NVRM version:.*?\s(\d+)\.\d+", told, re.MULTILINE):
+        text = _KERNEL_MODULE.read_text(encoding="ascii", errors="replace")
+        if found := re.search(r"^NVRM version:.*?\s(\d+)\.\d+", text, re.MULTILINE):
             return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return said.strip().partition(".")[0] or "unknown"
+    return output.strip().partition(".")[0] or "unknown"
 
 
 def _version(distribution: str) -> str:

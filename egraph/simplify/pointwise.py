@@ -73,7 +73,12 @@ def simplify_add(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 def _gather_numbers(s: Simplifier, op: str, args: tuple[Tensor, ...]) -> Tensor | None:
     """Merge constants: (x + a) + b and (x * a) * b with numbers a and b."""
     x, b = args
-    if (s.exact and dtypes.is_float(x.dtype)) or x.op != op or number(b) is None or number(x.args[1]) is None:
+    if (
+        ((s.exact or s.at_sharp) and dtypes.is_float(x.dtype))
+        or x.op != op
+        or number(b) is None
+        or number(x.args[1]) is None
+    ):
         return None
     both = s.build(op, (x.args[1], b))
     value = number(both)
@@ -169,6 +174,8 @@ def simplify_pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
     if is_fill_of(y, 1) and not (floats and s.exact):  # NumPy's pow(x, 1.0) is off by one bit for some x
         return _whole(s, x, y)
     if power is None or (floats and s.exact) or x.dtype == "bool":
+        return None
+    if floats and s.at_sharp and power in (3, 4):  # each product rounds, the power once
         return None
     if power in (2, 3, 4):
         square = s.build("mul", (x, x))

@@ -17,7 +17,8 @@ BUILD_PASSES = 60
 less time left."""
 
 LABELS_A_SECOND = 100_000
-"""Labels of the frontier DP that count as a second where limits are counted work: it makes 60,000 to 200,000."""
+"""Labels of the frontier DP that count as a second where limits are counted work: it makes 60,000 to 200,000 a
+second."""
 
 
 @dataclass

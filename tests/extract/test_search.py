@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan_solver import PlanSolver
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import measure_ahead, search
+from tensor_graphs.extract.solve.problem import Extraction
 
 X = tg.input("x", (8, 8))
 
@@ -70,7 +72,9 @@ def call_key(c: Candidate) -> tuple[int, int]:
 
 
 class Prices(PricerBase):
-    """Predictions by kernel name until measured; then the truth."""
+    """Predictions by kernel name until measured; then the truth. `ahead`: as of a GPU's measurer."""
+
+    ahead = True
 
     def __init__(self, truth: dict[str, float], spread: float = 0.5) -> None:
         self.truth, self.spread = truth, spread
@@ -769,6 +773,67 @@ def test_a_kernel_that_ran_when_the_time_was_up_uses_the_time_of_the_closing_pha
     assert ends == [2.95, 2.65], "half a second from then on, and from when the time was up"
 
 
+class OneByOne(Prices):
+    """Kernels that are measured one after another, each in `seconds` of the clock, as on a CPU."""
+
+    ahead = False
+
+    def __init__(self, truth: dict[str, float], now: list[float], seconds: float = 0.2, **more: Any) -> None:
+        super().__init__(truth, **more)
+        self.now, self.seconds = now, seconds
+
+    def measure(self, found: Iterable[Candidate], **_: Any) -> Sequence[Candidate]:
+        self.asked.append([])
+        for c in found:
+            self.now[0] += self.seconds
+            self.asked[-1].append(c.template.name)
+            self.known.add(call_key(c))
+        return ()
+
+
+@pytest.mark.parametrize(("ahead", "kernels"), [(False, 8), (True, 3)], ids=["cpu", "gpu"])
+def test_the_closing_phase_measures_on_when_the_plan_is_measured(ahead: bool, kernels: int, now: list[float]) -> None:
+    """On a CPU, as long as kernels end in it: the time is up after 0.5 s, seen after 0.6, and it is a second."""
+    prices = OneByOne({f"exp{i}": 10.0 - 0.1 * i for i in range(12)}, now)
+    prices.ahead = ahead
+    choice = search(variants(12), prices, prices, seconds=0.5, closing=1.0)
+    assert sum(map(len, prices.asked)) == kernels and now[0] < 1.6 + 1e-9
+    assert choice.sources == {"measured": 1} and choice.stopped == "budget"
+    assert choice.cost == min(prices.of(c) for c in choice.hypergraph.candidates if call_key(c) in prices.known)
+
+
+def test_a_kernel_that_is_in_no_best_plan_any_more_is_not_measured(now: list[float]) -> None:
+    """exp0 turns out faster than the others may be, after they have been asked for with it."""
+
+    class Wrong(OneByOne):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = super().price(found)
+            low = Priced(4.0, 2.0, 8.0, "predicted")
+            return [low if c.template.name == "exp0" and p.source != "measured" else p for c, p in zip(found, rows)]
+
+    prices = Wrong({"exp0": 1.0, **{f"exp{i}": 6.0 for i in range(1, 6)}}, now)
+    choice = search(variants(6), prices, prices)
+    assert chosen(choice) == ["exp0"] and prices.asked == [["exp0"]] and choice.stopped == "measured"
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["cpu", "gpu"])
+def test_what_is_likely_the_cheapest_is_measured_first_without_compilers_that_work_ahead(
+    ahead: bool, now: list[float]
+) -> None:
+    """exp1 is compiled; on a GPU compilers start while the library's kernel is measured."""
+
+    class Related(OneByOne):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = {"exp0": Priced(10.0, 3.0, 12.0, "predicted"), "exp1": Priced(5.0, 4.0, 6.0, "predicted")}
+            known = super().price(found)
+            return [p if p.source == "measured" else rows.get(c.template.name, p) for c, p in zip(found, known)]
+
+    prices = Related({"exp0": 10.0, "exp1": 5.0}, now)
+    prices.ahead = ahead
+    search(compiled(variants(2), "exp1"), prices, prices)
+    assert prices.asked[0] == (["exp0", "exp1"] if ahead else ["exp1", "exp0"])
+
+
 class Shipped(Prices):
     """Prices shipped with the package until measured; `slow` ones take ten times as long here."""
 
@@ -827,6 +892,33 @@ def test_a_round_that_would_end_too_late_is_not_begun(now: list[float]) -> None:
     plans.least, plans.started = 20.0, 0.0  # measuring has a minimum time
     assert not plans.leaves_no_round(1.5)
     assert not replace(plans, deterministic=True).leaves_no_round(99.0)
+
+
+def test_the_last_solve_starts_from_the_plan_that_is_cheaper_at_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may find no other plan than the one that it starts from."""
+    graph, started = variants(2), []
+    names = {c.template.name: i for i, c in enumerate(graph.candidates) if c.template.name.startswith("exp")}
+    plans = PlanSolver(graph, (), 10.0, (1.0, 1.0), False, lambda: False, Clock())
+    found = Extraction(np.zeros(1, np.int32), 1.0, 0.0, False, 0.0, "")
+
+    def solve(cost: Any, limit: float, known: list[int]) -> Any:
+        started.append(list(known))
+        return list(known), found
+
+    monkeypatch.setattr(plans, "solve", solve)
+    prices = [Priced(9.0, 9.0, 9.0, "measured")] * len(graph.candidates)
+    unmeasured = Priced(1.0, 1.0, 900.0, "bound")
+    for hoped, kept in (("exp0", "exp1"), ("exp1", "exp0")):
+        plans.chosen, plans.pessimistic = [names[hoped]], [names[kept]]
+        monkeypatch.setattr(plan_solver, "pessimistic_us", lambda c, p: p.high)
+        priced = [unmeasured if i == names[hoped] else p for i, p in enumerate(prices)]
+        for settled in (False, True):
+            plans.chosen = [names[hoped]]
+            plans.solve_final(priced, found, 0.25, settled=settled)
+            assert plans.chosen == started[-1] == [names[kept]]
+    plans.chosen, plans.pessimistic = [names["exp0"]], []
+    plans.solve_final(priced, found, 0.25)
+    assert plans.chosen == [names["exp0"]]
 
 
 def test_rounds_grow_while_processes_wait_for_solves() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
-from tensor_graphs.errors import RuleError
+from tensor_graphs.errors import NoPlanError, RuleError
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.extract.search import plan_solver
@@ -100,7 +101,7 @@ def run(progress: Progress, now: Any = None, **options: Any) -> Any:
 
 def cut(report: Any) -> list[str]:
     """Which of ALL_CUT the report names."""
-    return [c for c in ALL_CUT if any(c in said for said in report.omitted)]
+    return [c for c in ALL_CUT if any(c in text for text in report.omitted)]
 
 
 STAGES = {"simplify": 0, "saturate": 1, "join blocks": 1, "candidates": 1, "extract": 2, "verify": 3, "time": 5}
@@ -283,7 +284,7 @@ def test_another_plan_is_sought_only_if_its_verification_ends_in_time(
         for i in range(3)
     ]  # fmt: skip
     monkeypatch.setattr(measuring, "select", lambda choice: [numpy.with_templates((*rough, *numpy.templates))])
-    cheap = {k: 0.01 * (i + 1) for i, k in enumerate(rough)}
+    cheap = {k: 1.0 + i for i, k in enumerate(rough)}
     monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
     clock, began, verify = Clock("build", begins), list[float](), verify_or_retry.verify
 
@@ -346,7 +347,7 @@ def test_measuring_leaves_the_stages_after_it_their_time(
     nothing: Any = SimpleNamespace(candidates=())
     session = Session(Options(budget=budget), now=lambda: now[0])
     session.expected = ExpectedTimes(verification_s=0.02 * budget, input_s=0.01 * budget, compiling_s=0.05 * budget)
-    session.clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
+    session.stage_clock.add("measure", 1.0)  # a GPU's first search has a least time, because processes start meanwhile
     after = 0.07 * budget if not ahead else 0.02 * budget + reserves.building_s(session) + reserves.ending_s(session)
     shares = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2]
     for share in shares:
@@ -379,7 +380,7 @@ def test_a_call_ends_in_its_budget(budget: float, monkeypatch: pytest.MonkeyPatc
     """Within a tenth and half a second more; if stages that no clock ends take longer, at most a second after them."""
     clock, measured = Clock("", 0.0), list[float]()
 
-    def said(stage: str, message: str) -> None:
+    def text(stage: str, message: str) -> None:
         clock.time += FIRST_CALL.get(stage, 0.0) if not message.startswith(("round", "at last")) else 0.0
 
     def took(self: Any, template: Any, call: Any) -> Measured:
@@ -394,7 +395,7 @@ def test_a_call_ends_in_its_budget(budget: float, monkeypatch: pytest.MonkeyPatc
     x = tg.input("x", (8, 16))
     for i in range(1, 9):  # more kernels of their own shapes than 5 s suffice for
         x = tg.concat([tg.tanh(x) * 0.5, tg.input(f"x{i}", (i, 16))], 0)
-    session = Session(Options(backend="numpy", budget=budget, effort=0), Progress(said), now=clock)
+    session = Session(Options(backend="numpy", budget=budget, effort=0), Progress(text), now=clock)
     clock.time = 1.5
     made = optimize_graph(session, Graph.of(x))
     assert made.report.verification["passed"] and ("measuring" in made.report.omitted) == (budget < 15.0)
@@ -558,3 +559,32 @@ def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatc
     pool.begin()
     assert len(pool._processes) == 1
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("plain", "kept", "known"),
+    [(["conv", "mm"], ["conv", "mm"], 0), (["conv", "other conv", "mm"], ["other conv", "mm"], 1)],
+)
+def test_excluded_kernels_come_back_where_the_unrewritten_graph_needs_them(
+    plain: list[str], kept: list[str], known: int
+) -> None:
+    """When time has run out, that graph is matched with library kernels only: one for each operator."""
+    said: list[str] = []
+
+    def choose(found: Any, limits: Any) -> Any:
+        if not any("conv" in c.template.name for c in found.candidates):
+            raise NoPlanError("no kernels cover the outputs")
+        return found
+
+    graph: Any = FakeGraph([SimpleNamespace(template=SimpleNamespace(name=n)) for n in plain])
+    out = exclusions.Exclusions(choose, lambda of: [], lambda: graph, said.append, dropped=["conv"])
+    assert [c.template.name for c in out.without_rewrites().candidates] == kept
+    assert out.dropped == ["conv", exclusions.REWRITES] and bool(out.tighter) == bool(known)
+    assert said == [] if known else said == ["the unoptimized graph needs conv"]
+
+
+@dataclass(frozen=True)
+class FakeGraph:
+    """A hypergraph that has candidates only."""
+
+    candidates: list[Any]

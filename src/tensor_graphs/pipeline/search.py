@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..backends.program.program import Program
+from ..backends.registry import backend
 from ..costdb.keys import rates
 from ..costdb.store.store import Store
 from ..errors import NoPlanError, ShapeError
@@ -89,6 +90,8 @@ def _search_task(session: Session, task: Task) -> SearchResult:
     store, measurer = take_measurer(session, task.backends)
     if measurer is not None:
         session.starting = lambda: not measurer.ready
+        if early := [kernel for b in task.backends for kernel in backend(b.name).stand_ins(task.work)]:
+            measurer.compile(early)
     tuning: OverlappedTuning | None = None
     if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting
@@ -111,13 +114,13 @@ def _search_task(session: Session, task: Task) -> SearchResult:
             else:
                 accepted = Accepted(*loop.build(graph), None)
             report = make_report(session.options, task, rewritten, accepted.choice, store)
-            describe_plan(report, accepted.program, accepted.choice, pricer, task.work, session.began)
+            describe_plan(report, accepted.program, accepted.choice, pricer, task.work, session.timeline_start)
     finally:
         if tuning is not None:
             tuning.end()
         weights.end()
         session.lowerings.close()
-        with session.clock.running("stop workers"):
+        with session.stage_clock.running("stop workers"):
             _ended(session, store, measurer)
     return _finished(session, task, accepted, report, measurer)
 
@@ -195,11 +198,11 @@ def _finished(
         session.omitted.append(Omission(OmittedWork.MEASURING))
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
-    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
+    report.seconds, report.omitted = session.stage_clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
     _note_unsearched(session, report)
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
-        session.clocks += [("lowering", session.lowerings.pool.clock), *measurer.clocks]
+        session.background_clocks += [("lowering", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline, report.finalists = session.timeline, session.finalists
     program.report = report
     attach_provenance(program, task, as_written=unoptimized is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning import kernel_strips, measured_operands
+from tensor_graphs.backends.tuning import cpu_worker, kernel_strips, measured_operands, result_check
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
@@ -38,6 +39,7 @@ from tensor_graphs.models.common import quantization
 
 from ..sampled_calls import sample
 
+RNG = np.random.default_rng(0)
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})
 
@@ -107,6 +109,42 @@ def test_a_worker_can_start_before_there_is_anything_to_measure() -> None:
         process = measurer.worker._process
         measurer.measure([candidate("np.mul", ADD)])
         assert measurer.worker._process is process and [r.kind for r in rows] == ["timing", "accuracy"]
+
+
+def test_a_worker_measures_a_kernel_before_its_first_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports and first calls of a measurement take place while the model is loaded."""
+    replies, plain = list[dict[str, Any]](), cpu_worker.answer
+    monkeypatch.setattr(cpu_worker, "answer", lambda job: replies.append(plain(job)))
+    cpu_worker.preload()
+    assert [r["ok"] for r in replies] == [True]
+
+
+def test_kernels_are_compiled_before_the_first_measurement_without_waiting(faulty: CpuWorkerProcess) -> None:
+    """By a running worker; replies to such jobs are not taken for those of later ones, and a crash costs one job."""
+    measurer = CpuMeasurer(rows := Rows(), seconds=0.002, worker=faulty)
+    assert measurer.compile([(template("numpy", "np.mul"), ADD)]) and not faulty.alive
+    faulty.start()
+    process = faulty._process
+    measurer.compile([(template("numpy", "np.add"), ADD), (template("numpy", "np.maximum"), ADD)])
+    measurer.measure([candidate("np.add", ADD)])
+    assert [r.kind for r in rows] == ["timing", "accuracy"] and faulty._process is process
+    measurer.compile([(template("numpy", "np.mul"), ADD)])
+    assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Failure)
+    assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
+    assert answer({**encode(template("numpy", "np.add"), ADD), "compile": True})["samples"] == []
+
+
+def test_c_kernels_wait_for_the_compiler_and_others_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = threading.Event()
+    monkeypatch.setattr(cpu_worker, "executed", lambda source, name: going.wait(60.0))
+    monkeypatch.setattr(cpu_worker, "COMPILING_S", 0.01)
+    for _ in range(2):
+        cpu_worker.begin_compiling(template("numpy", "np.add"), ADD)
+    cpu_worker.wait_for_compiler("numpy")
+    assert len(cpu_worker._compiling) == 2
+    going.set()
+    cpu_worker.wait_for_compiler("c")
+    assert not cpu_worker._compiling
 
 
 def test_one_bad_kernel_costs_one_candidate(faulty: CpuWorkerProcess) -> None:
@@ -230,6 +268,23 @@ def test_error_norms() -> None:
     assert np.isclose(found["rel_fro"], 0.5 / np.sqrt(5))
     with pytest.raises(Wrong):
         accuracy(np.array([1.0, 2.0, 3.0, np.inf]), want)
+
+
+def test_error_norms_are_those_of_all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of outputs in any layout; what differs in the last piece alone is seen."""
+    want = RNG.standard_normal((6, 50, 7))
+    got = np.asfortranarray(want + 1e-3 * RNG.standard_normal(want.shape)).astype(np.float32, order="K")
+    whole = accuracy(got, want)
+    monkeypatch.setattr(result_check, "PIECE", 100)
+    assert accuracy(got, want) == pytest.approx(whole, rel=1e-12)
+    error = np.abs(got.astype(np.float64) - want)
+    assert whole["rel_fro"] == pytest.approx(np.linalg.norm(error) / np.linalg.norm(want), rel=1e-12)
+    assert whole["max_abs"] == error.max() and whole["max_rel"] == (error / np.abs(want)).max()
+    got[-1, -1, -1] = np.inf
+    assert accuracy(got, want)["rel_fro"] == np.inf
+    got[-1, -1, -1] = np.nan
+    with pytest.raises(Wrong):
+        accuracy(got, want)
 
 
 def test_samples_are_taken_in_turn() -> None:

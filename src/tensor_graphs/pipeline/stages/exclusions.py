@@ -53,8 +53,18 @@ class Exclusions:
         return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
     def without_rewrites(self) -> Hypergraph:
-        """The hypergraph without any rewriting, and without the kernels that were excluded by name."""
-        return self.excluded(REWRITES, self.plain(), *self.dropped)
+        """The hypergraph without any rewriting, and without the kernels that were excluded by name, unless the rest
+        does not cover every output: if time has run out it has library kernels only, one for each operator."""
+        plain, known = self.plain(), len(self.dropped)
+        kept = self.excluded(REWRITES, plain, *self.dropped)
+        if len(kept.candidates) == len(plain.candidates):
+            return plain
+        try:
+            self.tighter = self.choose(kept, ())
+        except NoPlanError:
+            self.say(f"the unoptimized graph needs {' and '.join(self.dropped[:known])}")
+            return plain
+        return kept
 
     def original(self, found: Hypergraph, choice: Choice) -> Hypergraph | None:
         """The hypergraph `found` without kernels that read or write values that only rewriting gives.
@@ -91,9 +101,9 @@ class Exclusions:
             return self.without_sized(choice, failed)
         if not chosen:
             raise error
-        said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
-        self.say(f"a kernel of the plan does not run, again without {said}")
-        self.dropped.append(said)
+        reason = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        self.say(f"a kernel of the plan does not run, again without {reason}")
+        self.dropped.append(reason)
         candidates = choice.hypergraph.candidates
         for left_out in (unmeasured, chosen):
             found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])

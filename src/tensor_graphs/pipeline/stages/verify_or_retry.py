@@ -133,9 +133,11 @@ class Acceptance:
         try:
             choice = choice or self.exclusions.choose(found, ())
         except NoPlanError:
-            if self.exclusions.dropped:
+            if not self.exclusions.dropped:
+                raise
+            if REWRITES in self.exclusions.dropped:
                 raise _no_plan_within_tolerance() from None
-            raise
+            return self.build(self.exclusions.without_rewrites())
         while self.plan is not None:
             with self.stage("build"):
                 try:
@@ -320,7 +322,7 @@ class Acceptance:
             return self.elsewhere(program, poll)
         if self.plan is None or not verdict.miscompiled:
             return ""
-        return verdict.worst.said
+        return verdict.worst.message
 
     def _unexplained(self, verdict: Verification) -> bool:
         """Whether an output of the unoptimized graph is farther beyond its limits than rounding, or another order of
@@ -336,7 +338,7 @@ class Acceptance:
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
         return VerificationError(
-            worst.said,
+            worst.message,
             where=finding.blame(self.fired),
             hint="report this with the model; verify=False runs it regardless",
         )
