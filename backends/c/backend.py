@@ -32,6 +32,7 @@ from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
 from .any_size import sized
+from .attentions import attention_rows
 from .batch_norms import batch_norm_rows
 from .convolutions import HELPERS as PACKING
 from .convolutions import convolution_rows, pool_rows
@@ -230,6 +231,7 @@ BACKEND = C(
         *image_copy_rows(),
         *linear_rows(),
         *recurrent_rows(),
+        *attention_rows(),
     ),
 )
 """The C backend."""

@@ -33,6 +33,7 @@ from ..library.torch_calls import (
     residual_fits_last,
     usable,
 )
+from .depthwise import DEPTHWISE, by_ring
 from .tiled_products import DIRECT, FEW_CHANNELS, MAX_TAPS, MICRO_KERNEL, PANEL
 from .windows import WINDOWS
 from .winograd import BLOCK_BYTES, LEAST_TILES, MOST_TILES, WINOGRAD
@@ -41,11 +42,17 @@ SOURCE: Mapping[str, str] = {
     "tiled_conv": MICRO_KERNEL + DIRECT,
     "tiled_winograd": WINOGRAD,
     "tiled_windows": WINDOWS,
+    "tiled_depthwise": DEPTHWISE,
 }
 """C functions and their text. All of them are in every program that uses one: the text is compiled once."""
 
-VERSION = blake2b("".join(SOURCE.values()).encode(), digest_size=4).hexdigest()
-"""Version of all kernels in keys of stored measurements: other text has other times."""
+
+def _version(*functions: str) -> str:
+    return blake2b("".join(SOURCE[name] for name in functions).encode(), digest_size=4).hexdigest()
+
+
+VERSION = _version("tiled_conv", "tiled_winograd", "tiled_windows")
+"""Version of kernels in keys of stored measurements: other text has other times."""
 
 BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
 LARGEST = 1 << 31  # elements of an operand that 32-bit sizes can describe
@@ -268,8 +275,12 @@ def _windows(call: Call, operands: str, window: tuple[int, ...], kind: int, ends
 
 def _depthwise_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
-        operands = ", ".join(_operands(call, bias, residual))
-        return _windows(call, operands, _window(call), 0, _ends(call, bias, residual, act, 0))
+        operands, ends = ", ".join(_operands(call, bias, residual)), _ends(call, bias, residual, act, 0)
+        strides, (n, c, h, w), (_, _, oh, ow) = _pair(call, "strides"), _image(call.operands["x"]), _image(call.output)
+        if not by_ring(_window(call), strides, _pair(call, "dilations"), ow):
+            return _windows(call, operands, _window(call), 0, ends)
+        numbers = (n, h, w, c, oh, ow, *_window(call), *strides, *_pads(call))
+        return f"tiled_depthwise({operands}, {', '.join(map(str, numbers))}, {ends})"
 
     identify(code, f"c.depthwise_conv[{bias},{residual},{act}]")
     return code
@@ -296,7 +307,7 @@ class ConvolutionKind:
     `applies`: predicate of the calls that it supports. `code`: function from (bias, residual, activation) to the
     kernel's code. `scratch`: bytes of scratch memory of a call. `prep`: packing of weights, by the helper function
     `helper`. `rate`: arithmetic throughput relative to that stated for a host (`costdb.keys.rates`), by which
-    unmeasured kernels are priced.
+    unmeasured kernels are priced. `version`: part of the keys of stored measurements.
     """
 
     applies: Callable[[Call], bool]
@@ -305,6 +316,7 @@ class ConvolutionKind:
     prep: Code
     helper: str
     rate: float
+    version: str = VERSION
 
 
 KINDS: Mapping[str, ConvolutionKind] = {
@@ -313,7 +325,7 @@ KINDS: Mapping[str, ConvolutionKind] = {
         _winograd, _winograd_code, _winograd_scratch, "winograd_packed({w})", "winograd_packed", 6.0
     ),
     "depthwise_conv": ConvolutionKind(
-        _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0
+        _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0, _version(*SOURCE)
     ),
 }
 
@@ -327,7 +339,7 @@ def convolution_rows() -> list[LibraryKernel]:
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
             "setup": ("address", "c_function", "c_library", "from_cache_line", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
-            "version": VERSION, "reads_last": ("x",),
+            "version": kind.version, "reads_last": ("x",),
         }  # fmt: skip
         fits = both(usable, SINGLE, _lines_or_images, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():

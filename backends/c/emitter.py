@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ...egraph.composites.composite_ops import expand
+from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
 from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Schedule
@@ -16,6 +18,7 @@ from ..ir.kernel import PROBE, Kernel
 from ..ir.tiling import Shape
 from .emit.attention import few_row_attention
 from .emit.kernel import emit
+from .emit.lane_loops import WORTH
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
@@ -82,7 +85,17 @@ NEST = Strategy(
 )
 
 
-PACKED = ".dots1"  # of the version of kernels that read bytes: raise it when only their text changes
+PACKED = ".dots2"  # of the version of kernels that read bytes: raise it when only their text changes
+EXPONENTIAL = ".lanes1"  # of the version of kernels that compute exponentials (emit/lane_loops.py)
+
+
+@memo(4096)
+def _exponential(t: Tensor) -> bool:
+    """Whether the op of a term computes exponentials, by itself or in its decomposition."""
+    if not t.entry.composite:
+        return t.op in WORTH
+    operands = {id(x) for x in topological(t.args)}
+    return any(_exponential(x) for x in topological([expand(t)]) if id(x) not in operands)
 
 
 @dataclass
@@ -101,10 +114,12 @@ class CEmitter(StrategyEmitter):
         """Version of the text that the emitter writes for kernels that compute the terms `roots`; part of the key of
         stored measurements.
 
-        Kernels that read bytes have an additional suffix, because their sums are integer dot products.
+        Kernels that read bytes have an additional suffix, because their sums are integer dot products, and so have
+        those that compute exponentials, which are written in vectors.
         """
-        bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
-        return self.version + (PACKED if bytes_ else "")
+        terms = topological(roots)
+        bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in terms)
+        return self.version + (PACKED if bytes_ else "") + (EXPONENTIAL if any(map(_exponential, terms)) else "")
 
 
 EMITTER = CEmitter()

@@ -109,10 +109,10 @@ static inline __attribute__((always_inline)) void tile_stored(tile_vec v, const 
     tile_written(y, tile_clipped(v, TILE_SPLAT(a.low), TILE_SPLAT(a.high)), count);
 }
 """
-    + contracted("""/* 1 / x for x in [1, 2**127]; NaN stays. Error: 1.1 units in the last place. */
+    + contracted("""/* 1 / x for x in [1, 2**127]; NaN stays. Error: 1.1 units in the last place. Zen 5 divides faster than it approximates. */
 static inline __attribute__((always_inline)) tile_vec tile_inverse(tile_vec x)
 {
-#if defined(__AVX512F__) && !defined(__clang__)
+#if defined(__AVX512F__) && !defined(__clang__) && !defined(__znver5__) && !(defined(__znver3__) && defined(__AVX512VP2INTERSECT__))
     const tile_vec r = __builtin_ia32_rcp14ps512_mask(x, (tile_vec){0}, (uint16_t)-1);
     return r + r * (1.0f - x * r);
 #else
@@ -156,22 +156,25 @@ static inline __attribute__((always_inline)) tile_vec tile_curve(int act, tile_v
     if (act == 4) return v * tile_sigmoid(v);
     return 0.5f * v * (1.0f + tile_tanh(0.797884561f * (v + 0.044715f * v * v * v)));
 }
-/* The activations that are more than limits, in place. */
-static void tile_activated(float *y, int64_t count, tile_act a)
+/* The activations that are more than limits, in place: `lines` lines of `count` floats, `line` floats from one to the next. */
+static __attribute__((noinline)) void tile_curved(float *y, int64_t line, int lines, int64_t count, tile_act a)
 {
 #define TILE_CURVE(act) \\
-    for (int64_t i = 0; i < count; i += TILE_LANES) { \\
-        const int some = count - i < TILE_LANES ? (int)(count - i) : TILE_LANES; \\
-        tile_written(y + i, tile_curve(act, tile_loaded(y + i, some)), some); \\
-    }
+    for (int row = 0; row < lines; row++, y += line) \\
+        for (int64_t i = 0; i < count; i += TILE_LANES) { \\
+            const int some = count - i < TILE_LANES ? (int)(count - i) : TILE_LANES; \\
+            tile_written(y + i, tile_curve(act, tile_loaded(y + i, some)), some); \\
+        }
     if (a.act == 3) TILE_CURVE(3)
     else if (a.act == 4) TILE_CURVE(4)
     else if (a.act == 6) TILE_CURVE(6)
-    else {
-        #pragma omp simd
-        for (int64_t i = 0; i < count; i++) y[i] = 0.5f * y[i] * (1.0f + erf_f(y[i] * 0.707106781f));
-    }
+    else
+        for (int row = 0; row < lines; row++, y += line) {
+            #pragma omp simd
+            for (int64_t i = 0; i < count; i++) y[i] = 0.5f * y[i] * (1.0f + erf_f(y[i] * 0.707106781f));
+        }
 }
+static inline void tile_activated(float *y, int64_t count, tile_act a) { tile_curved(y, 0, 1, count, a); }
 """)
     + """/* Where the sums of a tile go: `there` pixels of `line` floats each, beginning at y. `left`: channels of the last panel.
    bias, residual: what is added before the activation (0: nothing). */
@@ -181,7 +184,7 @@ static inline __attribute__((always_inline)) int tile_count(int vectors, int j, 
 {
     return j < vectors - TILE_PARTS ? TILE_LANES : left - (j - (vectors - TILE_PARTS)) * TILE_LANES;
 }
-/* Write pixel i of a tile: `vectors` vectors of sums, with bias, residual and activation. */
+/* Write pixel i of a tile: `vectors` vectors of sums, with bias, residual and limits. */
 static inline __attribute__((always_inline)) void tile_ended(int vectors, const tile_vec *sums, const tile_vec *bias, int i,
                                                              const tile_end *e)
 {
@@ -192,8 +195,14 @@ static inline __attribute__((always_inline)) void tile_ended(int vectors, const 
         const int count = tile_count(vectors, j, e->left), at = j * TILE_LANES;
         if (count > 0) tile_stored(sums[j] + bias[j], r ? r + at : 0, y + at, count, e->a);
     }
-    if (e->a.act > 2) tile_activated(y, (vectors - TILE_PARTS) * TILE_LANES + e->left, e->a);
 }
+/* Write `value` of all pixels of a tile. */
+#define TILE_WRITTEN(R, P, value) { \\
+        TILE_UNROLLED for (int i = 0; i < R; i++) { \\
+            if (i >= e->there) break; \\
+            TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) *(tile_vec *)(e->y + i * e->line + j * TILE_LANES) = value; \\
+        } \\
+    }
 #define TILE_TERMS 256 /* terms of a partial sum, at which it is added to the whole one: rounding grows with their number */
 /* Sums of products of R pixels and P panels. rows: TILE_ROWS addresses for each tap. `panel`: floats from one panel of
    weights to the next. */
@@ -234,11 +243,18 @@ static __attribute__((noinline)) void tile_##R##_##P(const float *const *rows, i
         const int count = tile_count(P * TILE_PARTS, j, e->left); \\
         bias[j] = e->bias && count > 0 ? tile_loaded(e->bias + j * TILE_LANES, count) : (tile_vec){0}; \\
     } \\
-    TILE_UNROLLED for (int i = 0; i < R; i++) { \\
-        if (i >= e->there) break; \\
-        if (!whole) TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += kept[i][j]; \\
-        tile_ended(P * TILE_PARTS, c[i], bias, i, e); \\
+    if (whole && e->left == 16 && !(e->residual && e->a.act)) { /* whole vectors: no comparisons of each one */ \\
+        if (e->residual) TILE_WRITTEN(R, P, c[i][j] + bias[j] + *(const tile_vec *)(e->residual + i * e->line + j * TILE_LANES)) \\
+        else if (e->a.act && e->a.act < 3) TILE_WRITTEN(R, P, tile_clipped(c[i][j] + bias[j], TILE_SPLAT(e->a.low), TILE_SPLAT(e->a.high))) \\
+        else TILE_WRITTEN(R, P, c[i][j] + bias[j]) \\
+    } else { \\
+        TILE_UNROLLED for (int i = 0; i < R; i++) { \\
+            if (i >= e->there) break; \\
+            if (!whole) TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += kept[i][j]; \\
+            tile_ended(P * TILE_PARTS, c[i], bias, i, e); \\
+        } \\
     } \\
+    if (e->a.act > 2) tile_curved(e->y, e->line, e->there < R ? e->there : R, (P - 1) * 16 + e->left, e->a); \\
 }
 """
     + contracted("""#define TILE_KERNELS(P) TILE_KERNEL(2, P) TILE_KERNEL(6, P)
@@ -335,11 +351,6 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
             const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
             const int channel = group * made + first * 16, width = made - first * 16 < 16 * count ? made - first * 16 : 16 * count;
             const int64_t to = pixel * k + channel;
-            for (int i = TILE_ROWS; i < TILE_ROWS + there; i++) /* of the next tile */
-                for (int j = 0; j < width; j += 16) {
-                    __builtin_prefetch(y + to + (int64_t)i * k + j, 1);
-                    if (flags & 2) __builtin_prefetch(r + to + (int64_t)i * k + j);
-                }
             const tile_end e = {flags & 1 ? b + channel : 0, flags & 2 ? r + to : 0, y + to, k, width - 16 * (count - 1), there, a};
             tile_kernel_of(there, count)(rows, taps, copied ? kw * own : own,
                                          w + ((int64_t)group * panels + first) * panel, panel, &e);

@@ -10,7 +10,12 @@ static inline bytes dots_read(const void *p) { bytes r; __builtin_memcpy(&r, p, 
 static inline bytes dots_bits(bytes x, int low, uint8_t mask) { return (bytes)((pairs)x >> low) & (mask - (bytes){0}); }
 static inline floats dots_quarters(float a, float b, float c, float d)
 {
+#if defined(__AVX512F__) /* in registers: compilers store the quarters and load the whole, which waits for the stores */
+    const __m512i order = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return (floats)_mm512_permutexvar_ps(order, _mm512_castps128_ps512(_mm_setr_ps(a, b, c, d)));
+#else
     return (floats){a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
+#endif
 }
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define DOTS 1

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from .c_attention import FEW_ROW_SCORES, FEW_ROW_VALUES
 from .c_dots import DOTS
+from .c_lane_math import LANES_EXP, LANES_POWER, LANES_TANH
 from .c_lanes import LANES
 
 #: Maximum error in units in the last place of the float32 result.
@@ -71,6 +72,9 @@ static inline float from_float8(uint32_t i)
     return of_bits(bits_of(x) | (i & 128) << 24 | ((i & 127) == 127 ? 0x7fc00000 : 0));
 }""",
     "lanes": LANES,
+    "lanes_power": LANES_POWER,
+    "lanes_exp": LANES_EXP,
+    "lanes_tanh": LANES_TANH,
     "dots_split": DOTS,
     "few_row_scores": FEW_ROW_SCORES,
     "few_row_values": FEW_ROW_VALUES,

@@ -23,11 +23,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from ...ir.expr import Expr
 from ...ir.index import Axis
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.op_texts import costly
 from ...ir.unfusable import Unfusable
 from .attention import AttentionWriter, few_row_attention
+from .blocked import LANES
+from .lane_loops import in_lanes, stores_in_lanes, whole_lanes
 from .nest import LoopScope
 from .spelling import TYPES, stored
 
@@ -42,6 +45,7 @@ WEIGHTS = {
     "index": 0.0,
 }
 BLOCK, LEAST = 2048, 256  # accumulators in a line: maximum, and minimum if threads share the lines
+CONSTANT_ROW = 1024  # elements of an array of values that are computed once for all outer loops
 TILE = 16  # tile edge of a transposing copy
 PARALLEL = 500_000.0  # work (in additions) from which several threads pay off: about 10 µs
 
@@ -108,14 +112,79 @@ class FunctionWriter(AttentionWriter):
         if turned is not None:
             scope = self._tiled(top, turned)
         else:
-            for axis in outer:
+            rows = self._constant_rows()
+            scope = self._filled_rows(scope, self.inner, rows) if rows and self.inner is not None else scope
+            for axis in outer if self.columns else outer[:-1]:
                 scope = self._loop(scope, axis)
         if self.columns:
             scope = self._blocks(scope)
-        self._store(scope)
+            self._store(scope)
+        elif turned is not None or self.inner is None:
+            self._store(scope)
+        else:
+            self._innermost(scope, self.inner)
         while scope.parent is not None:
             scope.close()
             scope = scope.parent
+
+    def _constant_rows(self) -> list[Expr]:
+        """Expensive values that depend on the innermost axis only, and are computed once for all outer loops: gates of
+        channels, for example. None in kernels with reductions."""
+        if len(self.axes) < 2 or self.kernel.reductions or self.wide:
+            return []
+        found = {e for e in self._costly() if e.axes == {self.inner}}
+        users = [(e, a) for e in self.kernel.exprs for a in e.args if a in found and e not in found]
+        users += [(s.value, s.value) for s in self.kernel.stores if s.value in found]
+        return sorted({a for _, a in users}, key=lambda e: e.number)
+
+    def _filled_rows(self, scope: LoopScope, axis: Axis, values: list[Expr]) -> LoopScope:
+        """Open a loop over blocks of the innermost axis, and write loops that fill an array with each of `values`."""
+        made = scope.opened(None, f"for (long first = 0; first < {axis.size}; first += {CONSTANT_ROW})")
+        made.items.append(
+            f"const long past = first + {CONSTANT_ROW} < {axis.size} ? first + {CONSTANT_ROW} : {axis.size};"
+        )
+        for e in values:
+            name, line = self._fresh("row"), self._line(made)
+            made.items.append(f"float {name}[{CONSTANT_ROW}];")
+            line.items.append(f"{name}[{axis} - first] = {self.value(e, line)};")
+            self._vector(line)
+            line.close()
+            self.lines[e] = name
+        return made
+
+    def _innermost(self, scope: LoopScope, axis: Axis) -> None:
+        """Write the innermost loop inside `scope`: in vectors of 16 elements if these are faster (emit/lane_loops.py),
+        and over single elements for the rest, or for all of them."""
+        begin, end = ("first", "past") if self.lines else ("0", str(axis.size))
+        whole = whole_lanes(begin, end)
+        loop = scope.opened(axis, f"for (long {axis} = {begin}; {axis} < {whole}; {axis} += {LANES})")
+        if self._stored_in_lanes(loop):
+            self._shared(loop, axis.size // LANES)
+            loop.close()
+            begin = whole
+        rest = scope.opened(axis, f"for (long {axis} = {begin}; {axis} < {end}; {axis}++)")
+        if begin != whole:
+            self._shared(rest, axis.size)
+        self._store(rest)
+        rest.close()
+
+    def _stored_in_lanes(self, loop: LoopScope) -> bool:
+        """Write the body of a loop over vectors that computes and stores all results; False, and nothing written, if
+        that is impossible or not faster."""
+        stores, axis = self.kernel.stores, self.inner
+        if self.wide or axis is None or not stores_in_lanes(self.kernel, axis):
+            return False
+        if not in_lanes([s.value for s in stores], axis, lambda e: self._kept_at(e, loop) is not None):
+            return False
+        for e in self.kernel.reductions:
+            if e.axes <= loop.bound:
+                self.value(e, loop)
+        lanes = self._lanes(axis, loop)
+        for store in stores:
+            value = lanes.value(store.value)
+            lanes.lines.append(f"__builtin_memcpy({store.buffer} + {self._at(store.at)}, &{value}, {4 * LANES});")
+        loop.items += lanes.lines
+        return True
 
     def _loop(self, scope: LoopScope, axis: Axis) -> LoopScope:
         made = scope.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")

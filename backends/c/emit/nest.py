@@ -94,6 +94,7 @@ class LoopNest:
         self.split: dict[Any, Any] = {}  # (axis, row, order of chunks) -> the row as planes of integers
         self.lines: dict[Expr, str] = {}  # column reductions -> array of accumulators
         self.rows: dict[Expr, tuple[str, LoopScope]] = {}  # buffered row values -> (array, scope it is filled in)
+        self.declared: dict[Expr, tuple[str, LoopScope]] = {}  # the same, while loops fill the arrays
         self.kept = {} if self.columns else self._kept()
         self._check()
 

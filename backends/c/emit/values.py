@@ -8,9 +8,10 @@ from ...ir.c_expressions import position
 from ...ir.expr import NEUTRAL, Expr, below_maximum
 from ...ir.index import Axis, Index, index
 from ...ir.unfusable import Unfusable
-from .blocked import BlockedSum, blocked
+from .blocked import LANES, BlockedSum, blocked
 from .dot_writer import SplitRow
 from .integer_dots import IntegerDots, integer_dots
+from .lane_loops import MathLanes, in_lanes, whole_lanes
 from .lanes import LaneWriter
 from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
@@ -66,18 +67,38 @@ class CValues(LoopNest):
             return self._reduced(e, place)
         text = self._text(e, place)
         key = self._alike(e)
-        if key in self.kept and place.axis is not None and place.axis in (self.kept[key], *self._joined):
+        if self._in_row(key, place):
             name = self._named(place, e.kind, text)
-            row = self._fresh("row")
-            assert place.parent is not None
-            self.rows[key] = row, place.parent
-            place.parent.items.append(f"{self.real} {row}[{place.axis.size}];")
+            row = self._row_of(key, place)
+            self.rows[key] = self.declared[key]
             place.items.append(f"{row}[{place.axis}] = {name};")
             return name
         once = self.uses.get(e, 0) <= 1 and not hoisted and e.op != "load"
         if e.op == "index" or (once and len(text) < 60):
             return f"({text})"
         return self._named(place, e.kind, text)
+
+    def _in_row(self, key: Expr, place: LoopScope) -> bool:
+        """Whether the loop `place` writes a value, of which `key` is `_alike`, to a row buffer."""
+        return key in self.kept and place.axis is not None and place.axis in (self.kept[key], *self._joined)
+
+    def _row_of(self, key: Expr, place: LoopScope) -> str:
+        """The row buffer of a value, declared before the loop `place` if no loop beside it has done so."""
+        row, outer = self.declared.get(key, ("", None))
+        assert place.parent is not None and place.axis is not None
+        if outer is not place.parent:
+            row = self._fresh("row")
+            self.declared[key] = row, place.parent
+            place.parent.items.append(f"{self.real} {row}[{place.axis.size}];")
+        return row
+
+    def _kept_at(self, e: Expr, place: LoopScope) -> str | None:
+        """C text of the element of an array that has the value of `e` in the loop `place`; None if no array has it."""
+        return f"{self.lines[e]}[{self.inner} - first]" if e in self.lines else self._from_row(e, place)
+
+    def _lanes(self, axis: Axis, loop: LoopScope) -> MathLanes:
+        """A writer of the body of a loop over vectors of consecutive elements of an axis."""
+        return MathLanes(axis, lambda e: self.value(e, loop), self._fresh, kept=lambda e: self._kept_at(e, loop))
 
     def _text(self, e: Expr, scope: LoopScope) -> str:
         if e.op == "index":
@@ -145,7 +166,8 @@ class CValues(LoopNest):
         watch = self._fresh("nan") if monoid in ("max", "min") and e.kind == "float" else ""
         if watch:
             place.items.append(f"int {watch} = 0;")
-        loop = place.opened(axis, f"for (long {axis} = 0; {axis} < {axis.size}; {axis}++)")
+        begin = self._summed_in_lanes(e, name, place) if monoid == "sum" and e.kind == "float" else "0"
+        loop = place.opened(axis, f"for (long {axis} = {begin}; {axis} < {axis.size}; {axis}++)")
         operands = _product(body) if monoid == "sum" and not self.wide else None
         if operands is not None:
             x, y = (self.value(o, loop) for o in operands)
@@ -161,6 +183,25 @@ class CValues(LoopNest):
         if watch:
             place.items.append(f"if ({watch}) {name} = NAN;")
         return name
+
+    def _summed_in_lanes(self, e: Expr, total: str, place: LoopScope) -> str:
+        """Write a loop over vectors that adds a sum's elements to the variable `total`, if vectors are faster
+        (emit/lane_loops.py); returns C text of the first element that it leaves."""
+        axis, body = e.axis, e.args[0]
+        whole = whole_lanes("0", str(axis.size))
+        loop = place.opened(axis, f"for (long {axis} = 0; {axis} < {whole}; {axis} += {LANES})")
+        if self.wide or not in_lanes([body], axis, lambda x: self._kept_at(x, loop) is not None):
+            return "0"
+        sums, lanes = self._fresh("sums"), self._lanes(axis, loop)
+        place.items.append(f"floats {sums} = lanes(0.0f);")
+        lanes.lines.append(f"{sums} += {lanes.value(body)};")
+        for value, name in lanes.known.items():
+            if self._in_row(key := self._alike(value), loop):
+                lanes.lines.append(f"__builtin_memcpy(&{self._row_of(key, loop)}[{axis}], &{name}, {4 * LANES});")
+        loop.items += lanes.lines
+        loop.close()
+        place.items.append(f"{total} += lanes_sum({sums});")
+        return whole
 
     def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:
         """Write a sum in blocks, a loop over blocks with a vector of accumulators; returns the sum's variable.
