@@ -38,9 +38,9 @@ ROTATION = 2  # minimum total size of rotating operand sets, as a multiple of th
 ROOM = 3  # the same where memory allows
 HIDING = 3  # cache-filling copies that hide the host's launch overhead
 MOST_CALLS = 200
-# most µs of calls that are recorded only so that their operands exceed the cache: the cache is a small part of a longer time
+# most µs of calls that are recorded only so that their operands exceed the cache, a small part of longer times
 ROTATING_US = 20_000.0
-# µs of a call from which a kernel runs as rarely as possible: the device is locked meanwhile, and hardly any such kernel is chosen
+# µs of a call from which a kernel runs as rarely as possible: other processes wait for the device meanwhile
 SLOW_US = 20_000.0
 
 
