@@ -73,6 +73,7 @@ class PlanSolver:
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
     closing: float = CLOSING_S  # seconds of the closing phase, at most those of the search
+    last_s: float = MIN_SOLVE_S  # seconds of the solve for the plan to return, even if the time is up
     closing_until: float = -math.inf
     over_since: float | None = None  # when the time for measuring was first seen to be over
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
@@ -124,10 +125,12 @@ class PlanSolver:
         """Whether the closing phase is over, in which only unmeasured kernels of the final plan are measured."""
         return self.stop() or time.monotonic() > self.closing_until
 
-    def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
+    def solve(
+        self, cost: Sequence[float], limit: float, known: Sequence[int], least: float = MIN_SOLVE_S
+    ) -> tuple[list[int], Extraction]:
         """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
 
-        Warm-started from the plan `known`; found within `limit` seconds.
+        Warm-started from the plan `known`; found within `limit` seconds, or within `least` if less is left.
 
         Raises NoPlanError if none exists or none was found in time.
         """
@@ -136,7 +139,7 @@ class PlanSolver:
         pressed = self.stop()  # if already stopped, this solve must still produce a plan
         if not self.deterministic:
             left = 0.0 if pressed else (1 + SOLVE_OVERTIME) * self.seconds - (time.monotonic() - self.start)
-            limit = max(min(MIN_SOLVE_S, limit), min(limit, left))
+            limit = max(min(least, limit), min(limit, left))
         halted = None if pressed else self.stop
         with self.clock.running("solve"):
             nested = self.nested and limit >= self.limits[-1]
@@ -212,22 +215,23 @@ class PlanSolver:
         return True
 
     def solve_final(
-        self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False
+        self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False,
+        least: float = MIN_SOLVE_S,
     ) -> Extraction:  # fmt: skip
         """Set `chosen` to the plan to return, the cheapest at pessimistic costs, and return its extraction.
 
         `optimistic`: the last extraction at optimistic costs. The result's lower bound is at most that of `optimistic`,
-        so that it also bounds plans whose unmeasured kernels turn out fast. `limit`: seconds. With `settled`,
-        unmeasured kernels outside the last plan are excluded, if that leaves a plan.
+        so that it also bounds plans whose unmeasured kernels turn out fast. `limit`, `least`: seconds (`solve`). With
+        `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan.
         """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
         try:
-            self.chosen, found = self.solve(sure if settled else cost, limit, self.chosen)
+            self.chosen, found = self.solve(sure if settled else cost, limit, self.chosen, least)
         except NoPlanError:
             if not settled:
                 raise
-            self.chosen, found = self.solve(cost, limit, self.chosen)
+            self.chosen, found = self.solve(cost, limit, self.chosen, least)
         bound = min(found.lower_bound, optimistic.lower_bound)
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 
