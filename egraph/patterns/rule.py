@@ -86,8 +86,8 @@ class Rule:
 
     def __str__(self) -> str:
         sides = [side if isinstance(side, str) else ", ".join(side) for side in (self.left, self.right)]
-        said = f"{self.name}: {sides[0]} {'<=>' if self.both else '=>'} {sides[1]}"
-        return said + (f" if {', '.join(self.when)}" if self.when else "") + ("; exact" if self.exact else "")
+        text = f"{self.name}: {sides[0]} {'<=>' if self.both else '=>'} {sides[1]}"
+        return text + (f" if {', '.join(self.when)}" if self.when else "") + ("; exact" if self.exact else "")
 
     def _repr_html_(self) -> str:
         return f"<code>{escape(str(self))}</code>"

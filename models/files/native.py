@@ -287,7 +287,7 @@ def _graph_in(value: Mapping[str, Any], tensors: Mapping[str, MappedArray | Tens
         names.append(_need(item[0], str, "an output's name"))
         outputs.append(decoder.node(item[1], f"output {item[0]!r}"))
         if item[2] != _type_out(outputs[-1]):
-            raise _Bad(f"output {item[0]!r} is said to be {str(item[2])[:200]}, and is {outputs[-1].type}")
+            raise _Bad(f"output {item[0]!r} is declared as {str(item[2])[:200]}, but has the type {outputs[-1].type}")
     if not outputs:
         raise _Bad("there is no output")
     return _assemble(value, decoder, outputs, names)

@@ -65,11 +65,29 @@ def _composite_mask(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> 
     return [t.where(mask, shown, hidden)]
 
 
+def _for_each_head(x: Tensor, q: Tensor) -> Tensor:
+    """Return keys or values with one head for each head of q: each of theirs repeated for its group of q's."""
+    if x.rank < 4 or x.shape[-3] == q.shape[-3]:
+        return x
+    heads, wanted = whole_sizes((x.shape[-3], q.shape[-3]), "the heads of grouped attention")
+    wide = t.broadcast_to(t.expand_dims(x, x.rank - 2), (*x.shape[:-2], wanted // heads, *x.shape[-2:]))
+    return t.reshape(wide, (*x.shape[:-3], wanted, *x.shape[-2:]))
+
+
+def _of_each_group(x: Tensor, like: Tensor) -> Tensor:
+    """Return a gradient with one head for each head of q, summed to the heads of `like`, keys or values."""
+    if x.rank < 4 or x.shape[-3] == like.shape[-3]:
+        return x
+    heads, given = whole_sizes((like.shape[-3], x.shape[-3]), "the heads of grouped attention")
+    return t.sum(t.reshape(x, (*like.shape[:-2], given // heads, *x.shape[-2:])), x.rank - 2)
+
+
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Return (attention, logsumexp of the scores over the keys; 0 for queries that see no key)."""
-    out = aten_attention.attention(q, k, v, mask, dropout, causal, scale=scale)
+    out = aten_attention.attention(q, k, v, mask, dropout, causal, scale=scale, enable_gqa=True)
+    k = _for_each_head(k, q)
     if (added := _composite_mask(q, k, mask, causal)) is not None:
         operands = [_accumulated(x) for x in (q, k, *added)]
         build = g.masked_attention_statistics if added else g.attention_statistics
@@ -95,14 +113,16 @@ def _gradients(
     """
     if dropout:
         raise UnsupportedError("attention with dropout is random")
-    factor, dtype = _scale_of(q, scale), q.dtype
+    factor, dtype, given = _scale_of(q, scale), q.dtype, (q, k, v)
+    k, v = _for_each_head(k, q), _for_each_head(v, q)
     added = _composite_mask(q, k, mask, causal)
     grad, out, wide_q, wide_k, wide_v = (_accumulated(x) for x in (grad, out, q, k, v))
     if added is not None and not biased:
         build, known = (g.masked_attention_gradient if added else g.attention_gradient), (wide_q, wide_k, wide_v)
         rest = (out, grad, t.expand_dims(_accumulated(logsumexp), -1), *map(_accumulated, added))
         orders = [(of, [known[i] for i in order]) for of, order in ATTENTION_ORDER.items()]
-        return [t.cast(build(*first, *rest, of=of, scale=factor, causal=causal), dtype) for of, first in orders], None
+        found = [build(*first, *rest, of=of, scale=factor, causal=causal) for of, first in orders]
+        return [t.cast(_of_each_group(g, x), dtype) for g, x in zip(found, given, strict=True)], None
     weights = t.exp(_scores(q, k, causal, mask, factor) - t.expand_dims(_accumulated(logsumexp), -1))
     scores = weights * (t.matmul(grad, t.swapaxes(wide_v, -1, -2)) - t.sum(grad * out, -1, True))
     grads = (
@@ -110,7 +130,7 @@ def _gradients(
         t.matmul(t.swapaxes(scores * factor, -1, -2), wide_q),
         t.matmul(t.swapaxes(weights, -1, -2), grad),
     )
-    return [t.cast(g, dtype) for g in grads], scores
+    return [t.cast(_of_each_group(g, x), dtype) for g, x in zip(grads, given, strict=True)], scores
 
 
 def flash_cpu(
@@ -268,7 +288,7 @@ def overrideable(
 ) -> list[Any]:  # fmt: skip
     """Return the results of `_scaled_dot_product_fused_attention_overrideable`, PyTorch's fused attention of devices
     outside of PyTorch: the attention, then placeholders for statistics, which are not computed."""
-    out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale)
+    out = aten_attention.attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=True)
     return [out, *[Missing(_STATISTICS)] * 8]
 
 

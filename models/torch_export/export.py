@@ -19,6 +19,7 @@ from ...egraph.ir.graph import Graph
 from ...errors import ExportError, UnsupportedError, UsageError
 from ...extract.model.gc_pause import gc_paused
 from ...processes.forks import Lock
+from ...wording import with_article
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
@@ -138,7 +139,7 @@ def _as_module(function: Callable[..., Any]) -> Any:
     import torch
 
     if not callable(function):
-        raise UsageError(f"a {type(function).__name__} is neither an nn.Module nor a function")
+        raise UsageError(f"{with_article(type(function).__name__)} is neither an nn.Module nor a function")
     module = torch.nn.Module()
     try:
         inspect.signature(function)

@@ -13,7 +13,7 @@ The public functions take the fields of a class of this module as keyword argume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -105,9 +105,11 @@ class CommonOptions:
         is_quantization, decides=False,
     )  # fmt: skip
     rules: Sequence[Rule] = option(
-        (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", is_rules
+        (),
+        "Rewrite rules in addition to the built-in ones; each is first tested on random instances. Rules that are not"
+        " tested after half of the budget take no part; `report.omitted` says how many.",
+        is_rules,
     )
-
     kernels: Sequence[Any] = option(
         (),
         "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
@@ -245,11 +247,11 @@ class Options(SaturateOptions):
         return found | {"backend": self.backend_name, "limits": self.saturation_limits}
 
 
-def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+def with_builtin(rules: Sequence[Rule], over: Callable[[], bool] = lambda: False) -> tuple[Rule, ...]:
     """All rules of a call: the built-in ones and the caller's, which are tested on random instances first.
 
-    Raises RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its
-    name is taken.
+    Those of the caller's that are not tested yet once `over` is true are left out. Raises RuleError if a rule is
+    malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is taken.
     """
     from .rules import ALL, EVERY
 
@@ -264,8 +266,13 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         if rule.name in names:
             raise UsageError(f"two rules are called {rule.name!r}")
         names.add(rule.name)
-        if tried.get(rule.name) != rule:
-            require(rule)
+        rule.check()
+    for n, rule in enumerate(rules):
+        if tried.get(rule.name) == rule:
+            continue
+        if over():
+            return (*ALL, *rules[:n])
+        require(rule)
     return (*ALL, *rules)
 
 

@@ -80,13 +80,13 @@ def test_rules_of_ones_own(model: str, capsys: pytest.CaptureFixture[str]) -> No
     Path("own.txt").write_text("# mine\ntwice-relu: relu(relu(relu(x))) => relu(x)\n")
     found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt")
     assert found["report"]["searched"]["rules"][0]["name"] == "twice-relu"
-    for text, code, said in (
+    for text, code, message in (
         ("x - y => y - x", 2, "wrong"), ("x + y", 2, "expected"), ("foo(x) => x", 2, "foo"),
         ("(relu ?x)=>(relu (relu ?x))", 2, "Tensat"),
     ):  # fmt: skip
         Path("own.txt").write_text(text)
         found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt", code=code)
-        assert said in found["error"]["message"]
+        assert message in found["error"]["message"]
 
 
 def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -516,20 +516,20 @@ def interrupted(model: str, at: str, times: int, *more: str) -> tuple[int, str, 
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr is not None and process.stdout is not None
-    said = ""
+    message = ""
     for line in process.stderr:
-        said += line
+        message += line
         if times and (line.startswith(at) or "stopping" in line):
             times -= 1
             os.killpg(process.pid, signal.SIGINT)
-    return process.wait(), process.stdout.read(), said
+    return process.wait(), process.stdout.read(), message
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
 @pytest.mark.parametrize("at", ["saturate", "candidates", "extract: round 1", "verify"])
 def test_ctrl_c_keeps_the_best_plan(model: str, at: str) -> None:
-    code, out, said = interrupted(model, at, 1)
-    assert code == 130 and "stopping" in said
+    code, out, message = interrupted(model, at, 1)
+    assert code == 130 and "stopping" in message
     found = json.loads(out)
     assert found["error"]["code"] == "interrupted" and found["output"] == "out" and not found["ok"]
     inputs, expected = sample(model)

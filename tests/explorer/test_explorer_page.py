@@ -407,9 +407,9 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
         assert re.search(r"all \d+ steps?|no rule was needed", browser.run(shown))
         fused = "viewer.main.mark(0), viewer.main.mark(1), document.querySelector('aside h2').textContent"
         assert browser.run(fused) == "Fusing c0 and c1"
-        said = "viewer.main.select([...Array(viewer.graph.classes).keys()].find(c => viewer.graph.isGiven(c))), "
+        words = "viewer.main.select([...Array(viewer.graph.classes).keys()].find(c => viewer.graph.isGiven(c))), "
         assert "Given by the caller: no kernel is needed." in browser.run(
-            f"{said} document.querySelector('aside').textContent"
+            f"{words} document.querySelector('aside').textContent"
         )
         assert browser.run("window.hacked") is None
         assert browser.messages() == []

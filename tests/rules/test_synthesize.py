@@ -77,7 +77,7 @@ def test_only_one_term_of_a_value_is_built_upon() -> None:
 
 
 @pytest.mark.parametrize(
-    "ops, said",
+    "ops, message",
     [
         (["nonsense"], "nonsense"),
         (["gather"], "gather"),
@@ -86,8 +86,8 @@ def test_only_one_term_of_a_value_is_built_upon() -> None:
         (["attention"], "attention"),
     ],
 )
-def test_ops_without_terms(ops: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_ops_without_terms(ops: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         worlds(ops, 2)
 
 
@@ -255,8 +255,8 @@ def test_known_rules_are_marked() -> None:
 
 # ---------------------------------------------------------------- ends
 def test_a_stopped_search_keeps_what_it_found() -> None:
-    said: list[str] = []
-    found = synthesize(["add", "mul"], 3, say=said.append, stop=lambda: sum("->" in s for s in said) >= 2)
+    message: list[str] = []
+    found = synthesize(["add", "mul"], 3, say=message.append, stop=lambda: sum("->" in s for s in message) >= 2)
     assert found.stopped == "interrupted" and len(found.found) >= 2
 
 

@@ -57,6 +57,9 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "attention, a hidden row": (
         lambda q, m: F.scaled_dot_product_attention(q, q, q, m), (x(1, 1, 3, 4), torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0]]).bool()),
     ),
+    "attention, heads that share keys": (
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), (x(2, 4, 5, 4), x(2, 2, 5, 4), x(2, 2, 5, 4)),
+    ),
     "embedding": (lambda w, i: F.embedding(i, w, padding_idx=3), (x(5, 4), torch.tensor([[1, 2], [1, 3]]))),
     "batch norm": (lambda a, g, b: F.batch_norm(a, None, None, g, b, True), (x(4, 3, 5), x(3), x(3))),
     "group norm": (lambda a, g, b: F.group_norm(a, 2, g, b), (x(3, 4, 5), x(4), x(4))),

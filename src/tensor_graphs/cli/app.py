@@ -39,6 +39,7 @@ from .arguments import (
     Model,
     Nodes,
     Quantize,
+    Roots,
     Seed,
     Slack,
     ToleranceOption,
@@ -212,6 +213,7 @@ def extract(
     file: Annotated[Path, typer.Argument(help="e-graph JSON file (.json or .json.gz)")], output: Out = None,
     time_limit: Annotated[float, typer.Option(help="time limit of the solvers in seconds")] = 10.0,
     method: Annotated[str, typer.Option(help="solver: auto, greedy, cp-sat, highs or frontier")] = "auto",
+    root: Roots = None,
     verify: Annotated[bool, typer.Option(help="compare the program with the model stored beside the file")] = True,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
@@ -224,7 +226,9 @@ def extract(
     from ..extract.solve.serialize import to_json
     from ..extract.solve.solve import solve
 
-    found = read(file)
+    if output is not None and root:
+        raise UsageError("a program computes the model's outputs, not other classes", hint="leave -o or --root out")
+    found = read(file, root or ())
     if output is not None and not found.describes_program:
         raise UsageError("this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`")
     if output is not None:
@@ -273,16 +277,16 @@ def explain(
 def view(
     target: Annotated[Path, typer.Argument(help="an e-graph JSON file, a saved program's folder, or a report.json")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="HTML file to write; without it, a temporary file is opened in a browser")] = None,
-    as_json: Json = False,
+    root: Roots = None, as_json: Json = False,
 ) -> Answer:  # fmt: skip
     """Show an e-graph, a saved program or a report as one interactive HTML page, which needs no server."""
     from . import view as viewing
 
     if output is not None:
         writable(output)
-    document = viewing.show(target, output, launch=output is None and not as_json)
-    said = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
-    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{said}")
+    document = viewing.show(target, output, launch=output is None and not as_json, roots=root or ())
+    note = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
+    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{note}")
 
 
 @app.command()

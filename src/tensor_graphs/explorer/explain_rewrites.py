@@ -74,11 +74,11 @@ class BlockRewrites:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
         wrong = sum(len(c.wrong) for c in self.checked if c)
-        said = f"{counted(missing, 'step')} not reconstructed, " if missing else ""
-        said += f"{counted(self.inside, 'output')} inside kernels of several blocks, " if self.inside else ""
+        text = f"{counted(missing, 'step')} not reconstructed, " if missing else ""
+        text += f"{counted(self.inside, 'output')} inside kernels of several blocks, " if self.inside else ""
         if any(c is None for c in self.checked):
-            return said + "not replayed"
-        return said + (f"{counted(wrong, 'step')} WRONG" if wrong else "replayed")
+            return text + "not replayed"
+        return text + (f"{counted(wrong, 'step')} WRONG" if wrong else "replayed")
 
     def __str__(self) -> str:
         head = f"block {self.number} x{self.instances}, {counted(self.nodes, 'node')}, {counted(self.e_nodes, 'e-node')}: {counted(self.steps, 'step')}, {self.verdict}"

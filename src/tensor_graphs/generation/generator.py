@@ -21,7 +21,7 @@ from ..errors import BadModelError, TooLargeError, Unpicklable, UnsupportedError
 from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
 from ..option_checks import is_quantization
 from ..processes.forks import Lock
-from ..wording import counted
+from ..wording import counted, with_article
 from .bandwidth import memory_bandwidth
 from .cached_model import CachedModel, caches_of
 from .decoding import Decoding, PlainDecoding
@@ -47,7 +47,9 @@ def _memory_named() -> Iterator[None]:
 def _folder(given: Any, trust: bool) -> Folder:
     """Argument as a folder. UsageError if it is neither a path nor a `Folder`."""
     if not isinstance(given, str | os.PathLike | Folder):
-        raise UsageError(f"a {type(given).__name__} is no folder", hint="give the path of a folder with config.json")
+        raise UsageError(
+            f"{with_article(type(given).__name__)} is no folder", hint="give the path of a folder with config.json"
+        )
     return given if isinstance(given, Folder) else Folder(os.fspath(given), trust=trust)
 
 

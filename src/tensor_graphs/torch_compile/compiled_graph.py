@@ -19,6 +19,7 @@ from .effects import effects
 from .exact import bitwise_difference
 from .memory_layout import sharing
 from .options import CompileOptions
+from .random_operators import partition
 from .recurrent_operators import keep_layers_whole
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
 from .traced_graph import LOST, READY, NoProgram, TracedGraph
@@ -67,7 +68,6 @@ class CompiledGraph:
         from torch._dynamo.backends.common import aot_autograd
         from torch._dynamo.exc import RestartAnalysis, SkipFrame
         from torch._functorch.aot_autograd import make_boxed_func
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
 
         self._arity = len(example_inputs)
 
@@ -82,7 +82,7 @@ class CompiledGraph:
             compiled = aot_autograd(
                 fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"), decompositions=decompositions(),
-                partition_fn=min_cut_rematerialization_partition,
+                partition_fn=partition,
             )(module, example_inputs)  # fmt: skip
             # this object is excluded from tracing already: without the wrapper that excludes it again
             self._compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
@@ -265,11 +265,11 @@ class CompiledGraph:
         used = [v for v in ready if v.tried] or ready
         for variant in used:
             if not variant.active():
-                won, why = False, (variant.said or [""])[-1]
+                won, why = False, (variant.reasons or [""])[-1]
             variant.state = PROGRAM if won else LOST
             variant.why = variant.why or why
         self.report.eager_us, self.report.program_us = eager_us, program_us
-        for reason in dict.fromkeys([*(r for v in used for r in v.said), why]):
+        for reason in dict.fromkeys([*(r for v in used for r in v.reasons), why]):
             if reason:
                 self._warn(reason)
 

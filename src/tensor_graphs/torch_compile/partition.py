@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..models.torch_export.traced import unsupported
-from .random_operators import draw_first
+from .random_operators import draw_first, may_draw
 from .report import IslandReport, PartReport, TracedReport
 
 
@@ -50,6 +50,7 @@ def split(
 
     copied = _copy(module)
     _fill_seeds(copied)
+    _order_equal_keys(copied)
     draw_first(copied)
     views = _views_of_results(copied.graph, seen)
     reasons = {
@@ -58,7 +59,7 @@ def split(
         **dict.fromkeys(views, "it shares memory with another result or an input"),
     }
     reasons |= _undefined(copied.graph, reasons)
-    for before, node in pairwise([n for n in copied.graph.nodes if n in reasons and _may_draw(n)]):
+    for before, node in pairwise([n for n in copied.graph.nodes if n in reasons and may_draw(n)]):
         node.update_kwarg(_BEFORE, before)  # parts are formed and sorted without changing the order of random numbers
 
     class Support(OperatorSupportBase):  # type: ignore[misc]
@@ -183,6 +184,16 @@ def _fill_seeds(module: Any) -> None:
                 module.graph.erase_node(user)
 
 
+def _order_equal_keys(module: Any) -> None:
+    """Make sorts stable, as those of programs are. PyTorch leaves the order of equal keys open, and their positions, as
+    of the tokens of an expert, would differ from those of the program at its comparison."""
+    import torch
+
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.default):
+        named = {"dim": _argument(node, "dim"), "descending": _argument(node, "descending")}
+        node.target, node.args, node.kwargs = torch.ops.aten.sort.stable, node.args[:1], {"stable": True, **named}
+
+
 def _argument(node: Any, name: str) -> Any:
     """Value of an operator's argument in a call, or its default."""
     position, declared = next((i, a) for i, a in enumerate(node.target._schema.arguments) if a.name == name)
@@ -280,18 +291,9 @@ def _undefined(graph: Any, reasons: Collection[Any]) -> dict[Any, str]:
     """Tensors without defined values (`torch.empty`) that operators outside of parts get, or the caller: as results of
     a program they would differ from the eager ones.
     """
-    said = "its values are undefined"
+    reason = "its values are undefined"
     created = [n for n in graph.nodes if str(n.target).startswith(("aten.empty", "aten.new_empty"))]
-    return {n: said for n in created if any(user.op == "output" or user in reasons for user in n.users)}
-
-
-def _may_draw(node: Any) -> bool:
-    """Whether an operator may draw random numbers: those of PyTorch that say so, all custom and higher-order ones."""
-    import torch
-
-    if isinstance(node.target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in ("aten", "prims")
-    return isinstance(node.target, torch._ops.HigherOrderOperator)
+    return {n: reason for n in created if any(user.op == "output" or user in reasons for user in n.users)}
 
 
 def _islands(graph: Any, inside: set[Any], reasons: dict[Any, str]) -> list[IslandReport]:

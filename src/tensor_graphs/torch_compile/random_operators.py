@@ -3,11 +3,14 @@
 Random operators run eagerly, in the order of the graph, and draw the numbers that eager calls draw. Of dropout's
 operand they need only shape, dtype and memory layout: they get an uninitialized tensor of these, run before the
 programs, and their results (masks, noise) are inputs of the programs of both passes. Nothing random is in a program.
+AOTAutograd's partition of a training graph merges equal calls of those random operators that it does not know, as of
+`randn_like`, which would give equal noise: `partition` keeps all calls.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 #: Random operators that read only shape, dtype and memory layout of their first operand.
@@ -35,6 +38,31 @@ def draw_first(module: Any) -> None:
         else:
             node.replace_input_with(like, _uninitialized(module.graph, node, value, value.dtype))
     module.graph.eliminate_dead_code()
+
+
+def may_draw(node: Any) -> bool:
+    """Whether an operator may draw random numbers: those of PyTorch that say so, all custom and higher-order ones."""
+    import torch
+
+    if isinstance(node.target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded in node.target.tags or node.target.namespace not in ("aten", "prims")
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
+
+
+def partition(joint: Any, inputs: Sequence[Any], **named: Any) -> tuple[Any, Any]:
+    """Forward and backward graph of a joint graph: AOTAutograd's partition with the smallest saved activations.
+
+    Its merging of equal operators is left out in graphs with random operators that it would merge.
+    """
+    from torch._functorch import compile_utils, config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    known = compile_utils.rand_ops
+    drawn = [n for n in joint.graph.nodes if n.op == "call_function" and may_draw(n)]
+    merged = any(compile_utils.get_aten_target(n) not in known for n in drawn)
+    with config.patch(cse=config.cse and not merged):
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **named)
+        return forward, backward
 
 
 def _drops(node: Any) -> bool:
@@ -88,4 +116,4 @@ def _draw_mask(graph: Any, node: Any, x: Any) -> None:
         graph.erase_node(user)
 
 
-__all__ = ["draw_first"]
+__all__ = ["draw_first", "may_draw", "partition"]
