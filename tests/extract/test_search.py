@@ -74,8 +74,6 @@ class Prices(PricerBase):
 
     ahead = True
 
-    ahead = False
-
     def __init__(self, truth: dict[str, float], spread: float = 0.5) -> None:
         self.truth, self.spread = truth, spread
         self.known: set[Any] = set()
