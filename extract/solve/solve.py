@@ -349,8 +349,7 @@ class _Portfolio:
         quick = self.clock.pace * len(rows) * POLISH_PASSES <= LAST_POLISH_S
         if quick and not self.clock.deterministic and rows.total(chosen) > lower * (1 + self.gap):
             until = time.perf_counter() + LAST_POLISH_S
-            least = POLISH_GAIN if self.hasty else 0.0
-            better = local_search(rows, chosen, lambda: time.perf_counter() > until, least)
+            better = local_search(rows, chosen, lambda: time.perf_counter() > until)
             if rows.total(better) < rows.total(chosen):
                 chosen, method = better, f"{method} + local search"
         return self._finish(chosen, lower, method)
