@@ -24,7 +24,7 @@ Carried = Callable[[Hypergraph], Sequence[int]]  # candidates from which the fir
 SEARCH_GPU, SEARCH_CPU = 0.5, 0.25
 # share of the budget, and seconds, that the solve for the plan to return has on a GPU even if the time is up: with a
 # quarter of a second, plans of decode steps were a tenth dearer than the cheapest ones
-LAST_SOLVE, LAST_SOLVE_S = 0.025, 1.0
+LAST_SOLVE, LAST_SOLVE_S = 0.02, 0.8
 
 
 def nothing_carried(graph: Hypergraph) -> Sequence[int]:
