@@ -122,10 +122,14 @@ def compute_early(emitter: SimtEmitter, e: Expr) -> None:
     The loads must have been emitted.
     """
     frame = emitter.frame
-    early = lambda x: (
-        costly(x.op) and x.kind == "float" and not any(y.op == "reduce" for y in walk([x]))
-        and all(frame.before_wait(y) for y in walk([x]) if y.op == "load")
-    )  # fmt: skip
+
+    def early(x: Expr) -> bool:
+        below = list(walk([x]))
+        loads = [y for y in below if y.op == "load"]
+        plain = x.kind == "float" and not any(y.op == "reduce" for y in below)
+        known = bool(loads) and all(y in frame.top.known and frame.before_wait(y) for y in loads)
+        return costly(x.op) and plain and known
+
     found = [x for x in walk([e]) if early(x)]
     inner = {y for x in found for a in x.args for y in walk([a])}
     for x in (x for x in found if x not in inner):
