@@ -24,7 +24,7 @@ from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.weight_data import Data
 from ...egraph.ops.ops import Type
 from ...egraph.types import dtypes
-from ...errors import ShapeError, UsageError
+from ...errors import DeviceUnavailableError, ShapeError, UsageError
 from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
 from ...private import code_folder
@@ -279,6 +279,16 @@ class Program(ProgramCalls):
         if self._run is not None and self._binaries is None:
             self._binaries = collected(self._run, self._programs.present(self.device), self._space)
 
+    def _compile_for_saving(self) -> None:
+        """Remember the compiled C kernels of a program for CPUs that is not bound yet, if none are known: none without
+        a C compiler."""
+        if self._run is None and self._binaries is None and "C_SOURCE" in self.source:
+            try:
+                space = executed(self.source, self.manifest.name)
+            except DeviceUnavailableError:
+                return
+            self._binaries = collected(None, self._programs.present(self.device), space)
+
     @property
     def binaries(self) -> Binaries | None:
         """The compiled kernels that the program was given, else those that its calls have launched so far; None if
@@ -396,9 +406,9 @@ class Program(ProgramCalls):
         """Write the program as a folder and return its path.
 
         An existing program is replaced atomically. States are saved with their initial values, not their current ones.
-        For a GPU, the kernels that were compiled for calls so far are saved, too: loaded on the same kind of GPU, the
-        program needs no compiler. A loaded program returns named tuples of the original type if it is imported by then,
-        else of an equal type, and dicts in place of other types (`egraph/ir/structure.py`).
+        The compiled kernels are saved, too, for a GPU those that were compiled for calls so far: loaded on the same
+        kind of processor, the program needs no compiler. A loaded program returns named tuples of the original type if
+        it is imported by then, else of an equal type, and dicts in place of other types (`egraph/ir/structure.py`).
 
         Raises UsageError if the folder holds something else. Raises UnwritableError if writing fails; an existing
         program is kept then.
@@ -418,6 +428,7 @@ class Program(ProgramCalls):
     def _write(self, part: Path) -> None:
         """Write this plan's files into an empty folder."""
         self._collect()
+        self._compile_for_saving()
         mode, calls = getattr(self._run, "way", ""), getattr(self._run, "break_even", 0)
         manifest = replace(self.manifest, launch_mode=mode, break_even=calls) if mode else self.manifest
         write_program(part, manifest, self.source, self._weights, self._binaries)

@@ -158,10 +158,8 @@ class PlanSolver:
             )
 
     def start_from(self, carried: Collection[int], costs: Sequence[float]) -> None:
-        """Let the first plans start from a plan of as many of the candidates `carried` as possible.
-
-        Where they leave something out, it has the kernels that are the cheapest at `costs`.
-        """
+        """Warm-start the first solves from a plan that uses as many of the candidates `carried` as possible, and for
+        values that these do not compute the cheapest kernels at `costs`."""
         own = {*carried}
         dearer = [c if i in own else OTHERS_FACTOR * c for i, c in enumerate(costs)]
         with suppress(NoPlanError):  # the solve that follows reports it

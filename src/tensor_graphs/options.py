@@ -30,6 +30,7 @@ from .option_checks import (
     is_amount,
     is_bound,
     is_budget,
+    is_count,
     is_flag,
     is_limits,
     is_named,
@@ -37,6 +38,7 @@ from .option_checks import (
     is_quantization,
     is_rules,
     is_seed,
+    is_share,
     is_tolerance,
     of_kind,
 )
@@ -147,11 +149,11 @@ class CommonOptions:
 class PathOptions(CommonOptions):
     """Options of `tg.paths`, the best few plans of a model."""
 
-    count: int = option(10, "Maximum number of plans.", of_kind("an integer", Integral))
+    count: int = option(10, "Maximum number of plans.", is_count)
     max_gap: float = option(
         0.5, "Plans cost at most (1 + `max_gap`) times the cheapest.", is_amount
     )  # fmt: skip
-    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_amount)
+    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,8 +249,13 @@ class Options(SaturateOptions):
         return found | {"backend": self.backend_name, "limits": self.saturation_limits}
 
 
-def with_builtin(rules: Sequence[Rule], over: Callable[[], bool] = lambda: False) -> tuple[Rule, ...]:
-    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first.
+def with_builtin(
+    rules: Sequence[Rule],
+    over: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[Rule, ...]:
+    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first; `warn` gets
+    a text for each that could not be tested.
 
     Those of the caller's that are not tested yet once `over` is true are left out. Raises RuleError if a rule is
     malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is taken.
@@ -272,7 +279,9 @@ def with_builtin(rules: Sequence[Rule], over: Callable[[], bool] = lambda: False
             continue
         if over():
             return (*ALL, *rules[:n])
-        require(rule)
+        verdict = require(rule)
+        if verdict.status == "unknown":
+            warn(f"the rule {rule.name} is untested: {verdict.detail.removeprefix(f'{rule.name}: ')}")
     return (*ALL, *rules)
 
 

@@ -203,6 +203,31 @@ def test_extract_solves_any_egraph_of_the_format(tmp_path: Path, capsys: pytest.
     assert wrong["code"] == "extraction" and wrong["where"] == "cyclic.json: class S"
 
 
+def test_ctrl_c_keeps_the_cheapest_choice_so_far(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during `extract` ends it with a choice, and named roots are those that it covers."""
+    from tensor_graphs.extract.solve import solve as solving
+
+    nodes = {
+        n: {"op": n, "eclass": n.upper(), "children": list(kids), "cost": 1} for n, kids in (("a", ""), ("b", "a"))
+    }
+    (tmp_path / "e.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": []}))
+    real = solving.solve
+
+    def interrupted(*args: Any, stop: Any, **named: Any) -> Any:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        return real(*args, stop=stop, **named)
+
+    assert "--root" in document(capsys, "extract", "e.json", code=3)["error"]["hint"]
+    monkeypatch.setattr(solving, "solve", interrupted)
+    found = document(capsys, "extract", "e.json", "--root", "B", code=130)
+    assert found["error"]["code"] == "interrupted" and found["choices"] == {"B": "b", "A": "a"}
+    assert "--root" in document(capsys, "extract", "e.json", "--root", "B", "-o", "out", code=2)["error"]["hint"]
+
+
 def test_explain_a_program_and_a_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     document(capsys, "optimize", model, *QUICK, "-o", "out")
     saved = document(capsys, "explain", "out")

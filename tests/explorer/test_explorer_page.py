@@ -199,6 +199,8 @@ def test_a_hand_solved_choice_between_one_kernel_and_two(pair: tuple[Explorer, i
     flat = {"*": 10.0}  # every kernel takes 10 µs: one fused kernel is best
     one = found.what_if(cost=flat)
     assert one.after_us == 10.0 and one.optimal and len(one.choice.chosen) == 1
+    with pytest.raises(UsageError, match="no e-class 99999"):
+        found.fusing(inner, 99999)
     fused = [f"k{i}" for i in found.fusing(inner, outer)]
     assert f"k{one.choice.chosen[0]}" in fused
     two = found.what_if(forbid=fused, cost=flat)

@@ -180,6 +180,9 @@ def test_roots_of_a_file_without_roots() -> None:
         assert tg.extract(given, roots=[root]).cost == cost
     both = tg.extract(given, roots=["A", "e", "c"])
     assert both.cost == 5 and both.choices == {"A": "a", "B": "b"}
+    said: list[str] = []
+    ended = tg.extract(given, roots=["d"], progress=tg.Progress(lambda stage, text: said.append(text), stopped=True))
+    assert ended.cost == 3 and said == ["4 nodes in 3 classes"]
     for roots, message in (([], "no root class"), (["f"], "root class 'f' has no node")):
         with pytest.raises(ExtractionError, match=message) as caught:
             tg.extract(given, roots=roots)

@@ -96,7 +96,7 @@ FAULTS = {
         "tests/models/test_onnx_faults.py::test_not_a_model",
     ),
     "values of an ONNX model may have any size": Fault(
-        5, "tensor_graphs.models.onnx.node", "Context.check", "lambda self, tensor: tensor",
+        5, "tensor_graphs.models.onnx.context", "Context.check", "lambda self, tensor: tensor",
         "tests/models/test_onnx_faults.py::test_ten_terabytes",
     ),
     "pickles are opened": Fault(

@@ -192,6 +192,9 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             tg.optimize(x + 1.0, **QUICK, rules=[rule])
+    untested = tg.Rule("seventh", "softmax(x + c, axis=7)", "softmax(x, axis=7)")
+    warnings = tg.optimize(x + 1.0, **QUICK, rules=[untested]).report.warnings
+    assert any("the rule seventh is untested: no shapes" in text for text in warnings)
 
 
 @pytest.mark.parametrize(
@@ -242,9 +245,17 @@ def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pyt
         tg.optimize(tg.sum(tg.input("x", (3, 4))), **QUICK)
 
 
-def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
+def test_what_is_no_e_graph_and_no_setting_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="an int is no e-graph"):
         tg.extract(3)
+    x = tg.input("x", (2, 2))
+    with pytest.raises(UsageError, match="a Tensor is no graph"):
+        tg.save_graph(x + 1.0, tmp_path / "g.safetensors")
+    with pytest.raises(UsageError, match="b='x'"):
+        tg.explain_equality(x, "x")
+    for wrong in ({"diversity": 3}, {"count": 0}):
+        with pytest.raises(UsageError, match=f"invalid argument {next(iter(wrong))}="):
+            next(iter(tg.paths(x + 1.0, **wrong)))
     wrong = {"foo": 1, "threads": -1, "workers": 1.5, "max_nodes": "2", "costdb": 3, "home": None}
     for name, value in wrong.items():
         with pytest.raises(UsageError, match=name), tg.settings.override(**{name: value}):

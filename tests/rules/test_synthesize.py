@@ -94,6 +94,8 @@ def test_ops_without_terms(ops: list[str], message: str) -> None:
 def test_too_many_variables() -> None:
     with pytest.raises(UsageError, match="1 to 4"):
         worlds(["add"], 5)
+    with pytest.raises(UsageError, match="at least one op"):
+        synthesize(("add",), 0)
 
 
 # ---------------------------------------------------------------- generalisation

@@ -310,6 +310,7 @@ def test_places_of_equal_keys_may_leave_a_program() -> None:
     assert len(traced.parts) == 2 and all(p.state.startswith("program") for p in traced.parts)
 
 
+@pytest.mark.usefixtures("new_garbage_only")
 @pytest.mark.parametrize("gradients", [False, True])
 def test_weights_and_their_programs_are_freed_with_the_module(gradients: bool) -> None:
     """Dynamo keeps compiled graphs in the globals of the module's class."""
@@ -323,13 +324,15 @@ def test_weights_and_their_programs_are_freed_with_the_module(gradients: bool) -
     assert ran() == before + 1
     weights = [weakref.ref(p) for p in module.parameters()]
     programs = weakref.WeakSet(p for p in gc.get_objects() if type(p) is Program)
-    count = len(programs)
+    assert programs
     del module, compiled, y
-    gc.collect()
+    for _ in range(2):  # finalizers that the first collection calls free the programs
+        gc.collect()
     assert not any(w() is not None for w in weights)
-    assert gradients or len(programs) < count
+    assert gradients or not programs  # with gradients weights are inputs, and programs stay with Dynamo's graph
 
 
+@pytest.mark.usefixtures("new_garbage_only")
 def test_searches_end_with_the_weights() -> None:
     module = Call(lambda m, a: torch.tanh(m.linear(a)) * 2, linear=nn.Linear(8, 8))
     compiled = tg.compile(module, budget=60)

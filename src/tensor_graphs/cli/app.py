@@ -47,7 +47,6 @@ from .arguments import (
 )  # fmt: skip
 from .console import (
     Answer,
-    Console,
     Json,
     Out,
     Verbose,
@@ -219,9 +218,9 @@ def extract(
 ) -> Answer:  # fmt: skip
     """Extract the cheapest term of an e-graph, with a proven lower bound of its cost.
 
-    Writes the program if the file describes one.
+    Writes the program if the file describes one. Ctrl-C ends the search with the cheapest choice so far.
     """
-    from ..explorer.egraph_file import read
+    from ..explorer.egraph_file import read, size_of
     from ..explorer.egraph_record import one_size
     from ..extract.solve.serialize import to_json
     from ..extract.solve.solve import solve
@@ -233,21 +232,17 @@ def extract(
         raise UsageError("this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`")
     if output is not None:
         writable(output, folder=True)
-    console = Console(verbose, quiet=as_json and not verbose)
-    with console.live():
-        console.say(
-            "extract",
-            f"{counted(found.problem.n_nodes, 'node')} in {counted(found.problem.n_classes, 'class', 'classes')}",
-        )
+    with working(verbose, as_json) as progress:
+        progress.say("extract", size_of(found.problem))
         try:
-            solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
+            solution = solve(found.problem, method=method, time_limit=time_limit, stop=lambda: progress.stopped)  # type: ignore[arg-type]
         except ExtractionError as error:
             raise ExtractionError(error.message, where=f"{file}: {error.where}", hint=error.hint) from None
         document = to_json(found.problem, solution)
         unit = {"cost": " µs", "lower bound": " µs"} if found.describes_program else {}
         text = "\n".join(f"{k:>12}  {v}{unit.get(k, '')}" for k, v in solution.summary().items())
         if found.describes_program:
-            console.say("program", "")
+            progress.say("program", "")
             program = found.program(solution, verify=verify)
             priced = found.priced(solution)
             document |= {"unit": "us", "kernels": {n: {"count": count, "us": us} for n, (count, us) in priced.items()}}
@@ -258,7 +253,8 @@ def extract(
             text += f"\n{'written to':>12}  {document['output']}"
     if found.sizes:
         tell(f"warning: {one_size(found.sizes)}")
-    return Answer(document, text)
+    stopped = Interrupted("stopped on request; this is the cheapest choice found so far", where=str(file))
+    return Answer(document, text, stopped if progress.stopped else None)
 
 
 @app.command()

@@ -43,15 +43,16 @@ from ..extract.search.search import Choice
 from ..extract.solve.problem import Extraction, Problem, reachable
 from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, to_json, write_egraph
 from ..models.files.native import load_graph, save_graph
-from ..option_checks import of_kind
+from ..option_checks import is_progress, of_kind
 from ..options import Options
 from ..pipeline.context.session import Session
 from ..pipeline.stages.match import hypergraph as all_kernels
 from ..pipeline.stages.provenance import attach
 from ..plain import is_file
+from ..progress import Progress
 from ..report.report import Report
 from ..verification.comparison import Verification
-from ..wording import with_article
+from ..wording import counted, with_article
 from ..writing.files import kept_versions, named_errors, named_path, undone_on_failure
 from .egraph_record import KEY, VERSION, one_size, record_of, sizes_of, view_from_json, view_to_json
 from .explorer import Explorer
@@ -285,6 +286,7 @@ def extract(
     method: str = "auto",
     deterministic: bool = False,
     roots: Sequence[str | int] = (),
+    progress: Progress | None = None,
 ) -> Extraction:
     """The cheapest extraction of an e-graph, with a proven lower bound.
 
@@ -292,6 +294,7 @@ def extract(
     (its kernels at their current prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or
     "frontier". `deterministic`: equal inputs give equal answers. `roots`: the classes to extract instead of a
     document's `root_eclasses`, each by its id, the id of a node of it, or the variable that egglog's `let` binds to it.
+    `progress`: setting its `stopped`, from another thread or a signal handler, ends the search with the best so far.
 
     Returns an `Extraction` with cost, lower_bound, gap, optimal, choice, and `choices` by name. Raises UsageError for
     any other source or option, ExtractionError if the e-graph is malformed or a root has no term.
@@ -301,9 +304,19 @@ def extract(
     if isinstance(roots, str | int):
         raise UsageError(f"invalid argument roots={roots!r}", hint="roots is a list of ids")
     of_kind("a number of seconds", Real)("time_limit", time_limit)
+    is_progress("progress", progress)
+    told = progress or Progress()
     problem = _problem(source, roots)
-    found = solve(problem, time_limit=time_limit, method=method, deterministic=deterministic)  # type: ignore[arg-type]
+    told.say("extract", size_of(problem))
+    found = solve(
+        problem, time_limit=time_limit, method=method, deterministic=deterministic, stop=lambda: told.stopped  # type: ignore[arg-type]
+    )  # fmt: skip
     return replace(found, choices=to_json(problem, found)["choices"])
+
+
+def size_of(problem: Problem) -> str:
+    """The size of an extraction problem in words: "541 nodes in 141 classes"."""
+    return f"{counted(problem.n_nodes, 'node')} in {counted(problem.n_classes, 'class', 'classes')}"
 
 
 def _problem(source: Any, roots: Sequence[str | int]) -> Problem:

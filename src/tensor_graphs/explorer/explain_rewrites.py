@@ -25,7 +25,7 @@ from ..errors import BadModelError, UsageError
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..option_checks import is_limits
+from ..option_checks import is_limits, of_kind
 from ..options import Options
 from ..pipeline.context.session import Session, open_store
 from ..pipeline.costs.measuring import chosen_backends
@@ -124,9 +124,11 @@ def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> E
     """Rule applications that lead from one expression to the other; None if the rules do not prove them equal in the
     limits.
 
-    Raises UsageError if their types differ.
+    Raises UsageError if their types differ, or for anything but expressions.
     """
     is_limits("limits", limits)
+    of_kind("a tensor expression", Tensor)("a", a)
+    of_kind("a tensor expression", Tensor)("b", b)
     return derive(a, b, ALL, limits)
 
 

@@ -173,6 +173,9 @@ class Variant:
         """
         reasons: list[str] = []
         module = copy.copy(self._split.module)
+        module.graph.owning_module = (
+            self._split.module
+        )  # both share the graph, which would keep this variant's programs
         bound = False
         for part, report, found in zip(self._split.parts, self._reports, self._searches):
             if found is None:

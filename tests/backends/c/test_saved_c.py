@@ -25,7 +25,7 @@ T = tg.dim("T", max=100)
 @pytest.fixture(params=[8, T], ids=["one size", "every size"])
 def saved(request: Any, tmp_path: Path) -> Path:
     x = tg.input("x", (request.param, 64))
-    program = tg.optimize(tg.softmax(x * 0.5), backend="c", measure=False, budget=2)
+    program = tg.optimize(tg.softmax(x * 0.5), backend="c", measure=False, budget=20)
     program(X)
     folder = program.save(tmp_path / "saved")
     assert sorted(p.name for p in (folder / "binaries").iterdir()) == ["kernels.so", "launches.json"]
@@ -47,6 +47,14 @@ def test_a_loaded_program_needs_no_compiler(saved: Path, monkeypatch: pytest.Mon
     loaded = tg.load_program(saved)
     right(loaded)
     right(tg.load_program(loaded.save(tmp_path / "again")))
+
+
+def test_a_program_that_was_not_called_is_saved_with_its_kernels(saved: Path, tmp_path: Path) -> None:
+    """As one that was recalled from the plan cache."""
+    program = tg.load_program(saved)
+    program.take_binaries(None)
+    again = program.save(tmp_path / "again")
+    assert (again / "binaries" / "kernels.so").read_bytes() == (saved / "binaries" / "kernels.so").read_bytes()
 
 
 def test_on_another_cpu_or_with_a_damaged_file_it_is_compiled(

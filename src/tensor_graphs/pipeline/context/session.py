@@ -89,7 +89,7 @@ class Session:
         over = lambda: (
             self.progress.stopped or (not self.options.deterministic and self.now() - self.budget_start > allowed)
         )
-        rules = with_builtin(self.options.rules, over)
+        rules = with_builtin(self.options.rules, over, self.warnings.append)
         if untested := len(with_builtin(())) + given - len(rules):
             self.omitted.append(Omission(OmittedWork.TESTING_RULES, f"{untested} of {given}, which take no part"))
         return rules
