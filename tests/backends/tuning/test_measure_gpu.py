@@ -277,6 +277,7 @@ def test_a_kernel_that_hangs_on_a_gpu_is_ended_soon_by_a_process_that_has_run_ot
     class Noting(Quick):
         def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
             found.append(timeout)
+            self.alive = True
             return {"ok": True}
 
     worker = Noting()
