@@ -19,11 +19,6 @@ this order:
 4. The optimistic plan: first looks at its unmeasured kernels and at alternatives that may be faster; tuning, once no
    first look has a large stake; then first looks and tuning with small stakes.
 
-Where compilers and device work while plans are solved for (`Measurer.ahead`), first looks of 2 and 4 also begin with
-the plan that is cheapest at prices predicted from measurements: low ends of intervals are the lower the less is known
-of a kernel, so that optimistic plans consist of ever new kernels of which little is known, while those of which
-predictions are good, and which are in the best plan most often, would wait.
-
 The thresholds below were compared on simulated searches (`python -m benchmarks.search_replay`)."""
 
 from __future__ import annotations
@@ -53,14 +48,11 @@ from .plan_solver import PlanSolver
 MOST_GROWTH = 4  # multiple of ROUND_KERNELS up to which a round grows if measuring it takes less than solving
 SHORT_SOLVE_S = 0.2  # a solve so short needs no larger rounds
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
-ROUND_KERNELS = (
-    16  # kernels looked at per round, if there are as many: a round costs a solve, and at its end compilers idle
-)
+# kernels looked at per round, if there are as many: a round costs a solve, and at its end compilers idle
+ROUND_KERNELS = 16
 TUNED = 8  # kernels tuned per round: each takes as long as five first looks, and the plan may change meanwhile
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
 MAX_RIVALS, RIVAL = 2, 1.25  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
-# size of the first rounds, as a multiple of ROUND_KERNELS, where compilers and device work while plans are solved for
-FIRST_GROWTH = 2
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first
@@ -115,12 +107,6 @@ class AcquisitionPolicy:
 
         `first`: whether this is the first round.
         """
-        found = self._request(prices, optimistic, first=first)
-        ahead = self.state.measurer is not None and self.state.measurer.ahead
-        return found.preceded_by(self.likely(prices)) if ahead and found.first_look and not first else found
-
-    def _request(self, prices: Sequence[Priced], optimistic: MeasurementRequest, *, first: bool) -> MeasurementRequest:
-        """`request` without the plan that is likely the cheapest, except in the first round."""
         if first:
             sure = self.first_kernels(prices) if optimistic.first_look else []
         elif self.plans.solve_pessimistic(prices):
@@ -336,4 +322,4 @@ def _largest_first(stakes: Mapping[int, float]) -> Stakes:
     return dict(sorted(stakes.items(), key=lambda pair: -pair[1]))
 
 
-__all__ = ["FIRST_GROWTH", "MAX_ALTERNATIVES", "AcquisitionPolicy"]
+__all__ = ["MAX_ALTERNATIVES", "AcquisitionPolicy"]

@@ -26,7 +26,7 @@ from .cutoff import CostCutoff, call_token
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState
 from .plan_solver import CLOSING_S, MIN_SOLVE_S, PlanSolver, pessimistic_us, quick_solve_seconds
-from .policy import FIRST_GROWTH, AcquisitionPolicy
+from .policy import AcquisitionPolicy
 
 MAX_AHEAD_SOLVE_S = 2.5  # longest solve of `measure_ahead`
 
@@ -173,9 +173,7 @@ class _SearchRun:
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        measurer = self.state.measurer
-        growth = FIRST_GROWTH if measurer is not None and measurer.ahead else 1
-        self.policy = AcquisitionPolicy(self.state, self.plans, growth)
+        self.policy = AcquisitionPolicy(self.state, self.plans)
         with self.clock.running("price"):
             self.pricing = LazyPrices(self.hypergraph, self.pricer, later=self.state.measurer is not None)
 

@@ -523,28 +523,6 @@ def test_what_would_be_returned_is_measured_before_more_of_what_is_hoped_for() -
     assert choice.sources == {"measured": 1} and choice.cost == min(truth[n] for asked in prices.asked for n in asked)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_what_is_likely_the_best_is_looked_at_in_every_round_beside_processes_that_work_ahead(
-    ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hardly anything is known of 90 kernels; the one that is expected to be the fastest takes twice as long."""
-    names = [f"exp{i}" for i in range(2, 92)]
-    known = {"exp0": Priced(40.0, 35.0, 50.0, "predicted"), "exp1": Priced(45.0, 40.0, 100.0, "predicted")}
-
-    class Known(Surprising):
-        def price(self, found: Sequence[Candidate]) -> list[Priced]:
-            rows = super().price(found)
-            guess = [known.get(c.template.name, Priced(60.0, 1.0, 600.0, "bound")) for c in found]
-            return [p if p.source == "measured" else g for p, g in zip(rows, guess, strict=True)]
-
-    prices = Known({"exp0": 80.0, "exp1": 50.0, **dict.fromkeys(names, 70.0)}, {})
-    prices.ahead, sizes, batch = ahead, list[int](), policy._batch
-    monkeypatch.setattr(policy, "_batch", lambda *given: sizes.append(given[-1]) or batch(*given))
-    search(compiled(variants(92), "exp0", "exp1", *names), prices, prices, stop=lambda: len(prices.asked) > 1)
-    assert "exp0" in prices.asked[0] and ("exp1" in prices.asked[1][:1]) == ahead
-    assert sizes[0] == policy.ROUND_KERNELS * (policy.FIRST_GROWTH if ahead else 1)
-
-
 def test_when_the_time_is_up_what_the_plan_believes_is_measured_still(now: list[float]) -> None:
     """The first measuring lasts longer than the search has; a surprise leads to the next kernel, until what is returned
     was measured."""
