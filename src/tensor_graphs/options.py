@@ -31,6 +31,7 @@ from .option_checks import (
     is_bound,
     is_budget,
     is_flag,
+    is_level,
     is_limits,
     is_named,
     is_progress,
@@ -97,7 +98,7 @@ class CommonOptions:
         1,
         "0: no rewriting; 1: rewriting within `limits`; each further level adds a run with doubled limits and keeps what"
         " lower levels found.",
-        of_kind("an integer", Integral),
+        is_level,
     )
     quantize: str | None = option(
         None,

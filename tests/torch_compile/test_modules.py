@@ -435,6 +435,11 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         ),
         lambda: x(3, 8),
     ),
+    "complex numbers": (
+        lambda: Call(lambda m, a: (torch.view_as_real(torch.view_as_complex(a.view(3, 4, 2)).conj() * m.w) * 2).tanh(),
+                     w=nn.Parameter(torch.randn(4, dtype=torch.complex64))),
+        lambda: x(3, 8),
+    ),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()), lambda: x(2, 3, 4, 4)),
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from .options import CompileOptions
 from .report import GraphReport, last_report, reports
 
@@ -38,10 +39,16 @@ def __getattr__(name: str) -> Any:
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
     """`torch.compile(model)` with this backend: a callable in place of a module or function.
 
-    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones.
+    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones, and
+    for a `model` that is a class or cannot be called.
     Calls go to `model` itself where that is faster than the compiled callable with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)
+    if isinstance(model, type) or not callable(model):
+        raise UsageError(
+            f"{str(model)[:80]} cannot be compiled: it is {'a class' if isinstance(model, type) else 'not callable'}",
+            hint="give a module (an object, not its class) or a function",
+        )
     from .whole_calls import compiled
 
     return compiled(model, fullgraph=fullgraph, dynamic=dynamic, options=options)
