@@ -406,9 +406,9 @@ class Program(ProgramCalls):
         """Write the program as a folder and return its path.
 
         An existing program is replaced atomically. States are saved with their initial values, not their current ones.
-        The compiled kernels are saved, too, for a GPU those that were compiled for calls so far: loaded on the same kind
-        of processor, the program needs no compiler. A loaded program returns named tuples of the original type if it is imported by then,
-        else of an equal type, and dicts in place of other types (`egraph/ir/structure.py`).
+        The compiled kernels are saved, too, for a GPU those that were compiled for calls so far: loaded on the same
+        kind of processor, the program needs no compiler. A loaded program returns named tuples of the original type if
+        it is imported by then, else of an equal type, and dicts in place of other types (`egraph/ir/structure.py`).
 
         Raises UsageError if the folder holds something else. Raises UnwritableError if writing fails; an existing
         program is kept then.

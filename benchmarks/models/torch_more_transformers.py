@@ -81,7 +81,7 @@ OWN: dict[str, dict[str, Any]] = {
     "aya_vision": {"image_token_index": 60}, "qwen2_5_vl": {"image_token_id": 60}, "qwen3_vl": {"image_token_id": 60}, "mamba2": {"num_heads": 8, "head_dim": 8}, "zamba2": {"mamba_ngroups": 1}, "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}, "luke": {"entity_vocab_size": 16, "entity_emb_size": 16},
 }  # fmt: skip
 
-for _name in "wavlm sew sew-d unispeech unispeech-sat data2vec-audio wav2vec2-conformer".split():
+for _name in ["wavlm", "sew", "sew-d", "unispeech", "unispeech-sat", "data2vec-audio", "wav2vec2-conformer"]:
     OWN[_name] = {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], **OWN.get(_name, {})}
 
 
@@ -122,7 +122,23 @@ SHAPES: dict[str, Callable[[], tuple[torch.Tensor, ...]]] = {
     "textnet": lambda: (torch.randn(1, 3, 64, 64),), "bit": lambda: (torch.randn(2, 3, 64, 64),),
 }  # fmt: skip
 
-UNCACHED = "modernbert esm longformer canine xlm flaubert mra yoso luke lilt markuplm nomic_bert big_bird rembert xlm-roberta-xl".split()
+UNCACHED = [
+    "modernbert",
+    "esm",
+    "longformer",
+    "canine",
+    "xlm",
+    "flaubert",
+    "mra",
+    "yoso",
+    "luke",
+    "lilt",
+    "markuplm",
+    "nomic_bert",
+    "big_bird",
+    "rembert",
+    "xlm-roberta-xl",
+]
 
 
 def _small(config: Any, own: Mapping[str, Any]) -> dict[str, Any]:

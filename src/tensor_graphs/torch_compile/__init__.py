@@ -39,8 +39,8 @@ def __getattr__(name: str) -> Any:
 def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
     """`torch.compile(model)` with this backend: a callable in place of a module or function.
 
-    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones, and
-    for a `model` that is a class or cannot be called.
+    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones,
+    and for a `model` that is a class or cannot be called.
     Calls go to `model` itself where that is faster than the compiled callable with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)

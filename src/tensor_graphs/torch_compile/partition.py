@@ -188,8 +188,8 @@ def _fill_seeds(module: Any) -> None:
 
 
 def _order_equal_keys(module: Any) -> None:
-    """Make sorts stable, as those of programs are. PyTorch leaves the order of equal keys open, and the places of all of
-    them, as of the tokens of an expert, would differ from those of the program at its comparison."""
+    """Make sorts stable, as those of programs are. PyTorch leaves the order of equal keys open, and the places of all
+    of them, as of the tokens of an expert, would differ from those of the program at its comparison."""
     import torch
 
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.default):
