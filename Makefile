@@ -27,8 +27,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY)  ## the package, then its public names as a caller's type checker sees them
 	$(BIN)/mypy
+	$(BIN)/mypy tests/project/typed_use.py
 
 wheel: $(READY)  ## sdist -> wheel -> clean environment -> command line from another folder
 	$(BIN)/python .ci/check_wheel.py

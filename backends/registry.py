@@ -61,7 +61,8 @@ def backends() -> Mapping[str, Target]:
 
 @cache
 def built_in(name: str) -> Target | None:
-    """The built-in backend of a name, of which only the module is imported; None if its package is missing."""
+    """The built-in backend called `name`; None if its package is not installed. Imports the module of this backend, and
+    of no other one."""
     if not find_spec(f".{BUILT_IN[name].split('.')[0]}", __package__):
         return None
     found: Target = import_module(f".{BUILT_IN[name]}", __package__).BACKEND

@@ -51,8 +51,10 @@ def compare(name: str, options: argparse.Namespace) -> None:
         case.time()
         for label, found in case.record["variants"].items():
             kernels = [(k["kernel"], round(k["us"], 1)) for k in found.get("kernels", ())]
-            said = f"{found['us']:.1f} µs (fastest {found['fastest_us']:.1f})" if "us" in found else found.get("failed")
-            print(f"{name}: {label}: {said}, predicted {found.get('estimated_us', 0.0):.1f} µs, {len(kernels)} kernels, "
+            message = (
+                f"{found['us']:.1f} µs (fastest {found['fastest_us']:.1f})" if "us" in found else found.get("failed")
+            )
+            print(f"{name}: {label}: {message}, predicted {found.get('estimated_us', 0.0):.1f} µs, {len(kernels)} kernels, "
                   f"runs {found.get('runs')}, {found.get('seconds', 0.0):.0f} s; slowest kernels "
                   f"{sorted(kernels, key=lambda k: -k[1])[:6]}", flush=True)  # fmt: skip
 

@@ -154,7 +154,7 @@ def render(records: dict[str, Record]) -> str:
     failed += [f"- failed: {r['name']}: {r['failed']}{after(r)}" for r in found if "failed" in r]
     failed += [
         f"- {r['name']}, {label.removesuffix('_s')}: {why}"
-        for r in found for label, said in r["variants"].get("ours", {}).get("memory_said", {}).items() for why in said
+        for r in found for label, text in r["variants"].get("ours", {}).get("memory_said", {}).items() for why in text
     ]  # fmt: skip
     legend = (
         "µs a call: median of replays of CUDA graphs over rotating arguments, in turn. Peers: eager PyTorch and torch.compile's modes, in "

@@ -252,7 +252,7 @@ class CaseMeasurement:
             x = self.inputs(t)
             torch._dynamo.mark_dynamic(x, CASES[self.case][2])
             self.callables["backend"](x)
-        return {"said": str(tg.torch_compile.last_report())}
+        return {"report": str(tg.torch_compile.last_report())}
 
     def time_length(self, t: int) -> None:
         """Time and compare all callables at a length."""
@@ -361,8 +361,8 @@ def table(record: dict[str, Any]) -> str:
     lengths = list(dict.fromkeys(t for of in record["us"].values() for t in of))
     rows = [f"{record['case']:12}" + "".join(f"{t:>9}" for t in lengths)]
     rows += [f"{form:12}" + "".join(f"{of.get(t) or '-':>9}" for t in lengths) for form, of in record["us"].items()]
-    said = [f"{what}: {record[what]}" for what in ("sizes", "buckets", "warnings", "wrong", "failed", "saved_error", "backend") if record.get(what)]  # fmt: skip
-    return "\n".join([*rows, *said, ""])
+    words = [f"{what}: {record[what]}" for what in ("sizes", "buckets", "warnings", "wrong", "failed", "saved_error", "backend") if record.get(what)]  # fmt: skip
+    return "\n".join([*rows, *words, ""])
 
 
 if __name__ == "__main__":

@@ -48,8 +48,8 @@ def main() -> None:
             command = [sys.executable, "-c", CODE, how]
             started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
             for process in started:
-                said = process.communicate(timeout=60)[0].strip()
-                print(f"{count} at once, {how} context: {json.loads(said) if said else 'failed'}", flush=True)
+                message = process.communicate(timeout=60)[0].strip()
+                print(f"{count} at once, {how} context: {json.loads(message) if message else 'failed'}", flush=True)
 
 
 if __name__ == "__main__":

@@ -126,7 +126,7 @@ def plans_of(graph: Graph, store: Path, options: argparse.Namespace) -> Iterator
         for seed in range(options.seed, options.seed + options.plans):
             pricer = RandomPricer(store_of(session))
             pricer.seed, pricer.library, pricer.preferred = seed, options.library, options.prefer
-            session.start = session.now()
+            session.budget_start = session.now()
             plan = varied(plan_of(choose(session, found, pricer, None), prepared.work), seed)
             yield replace(
                 plan, graph=replace(plan.graph, names=graph.names, structure=graph.structure, name=graph.name)

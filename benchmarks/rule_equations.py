@@ -212,15 +212,15 @@ def judged(texts: list[str], derive: bool) -> tuple[str, list[str]]:
     lines = [line for text in texts for line in rule_file.read(text)]
     status = [rule_file.verdict(line).status for line in lines]
     right = [line for line, s in zip(lines, status) if s in ("proved", "tested")]
-    said = f"{len(texts)} | " + " | ".join(str(status.count(s)) for s in ("proved", "tested", "refuted"))
+    message = f"{len(texts)} | " + " | ".join(str(status.count(s)) for s in ("proved", "tested", "refuted"))
     if not derive:
-        return said, [line.text for line in right]
+        return message, [line.text for line in right]
     pool = Pool(2)
     try:
         done = list(derive_file.derive_all(right, pool))
     finally:
         pool.close()
-    return f"{said} | {sum(d.derived for d in done)}", [f"{d.detail}: {d.text}" for d in done if not d.derived]
+    return f"{message} | {sum(d.derived for d in done)}", [f"{d.detail}: {d.text}" for d in done if not d.derived]
 
 
 def main() -> None:
@@ -236,8 +236,8 @@ def main() -> None:
     if given.derive:
         print(f"| world | equations | proved | tested | refuted | derived |\n{'|---' * 6}|", flush=True)
     for name in given.world or WORLDS:
-        said, left = judged(drawn(name, given.seed, given.depth, given.sample, given.count), given.derive)
-        print(f"| {name} | {said} |" if given.derive else f"# {name}", flush=True)
+        message, left = judged(drawn(name, given.seed, given.depth, given.sample, given.count), given.derive)
+        print(f"| {name} | {message} |" if given.derive else f"# {name}", flush=True)
         print("\n".join(left), file=sys.stderr if given.derive else sys.stdout, flush=True)
 
 

@@ -95,7 +95,7 @@ def run(
     with timed(seconds, "join blocks"):
         whole = [join_blocks(blocks, views) if blocks else views[0] for views in stages]
     found = [hypergraph(session, view, backends) for view in whole]
-    seconds["candidates"] = session.clock.seconds["candidates"]
+    seconds["candidates"] = session.stage_clock.seconds["candidates"]
     with open_store(session) as store:
         pricer = pricer or CostPricer(store)
         with timed(seconds, "extract"):

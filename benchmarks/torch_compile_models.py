@@ -247,8 +247,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _chosen(row: dict[str, Any]) -> str:
     """What whole calls of a row run: programs or the module itself."""
-    said = str(row.get("calls", ""))
-    return "programs" if said.startswith("go to the compiled") else "module" if "time_ratio" in row else ""
+    message = str(row.get("calls", ""))
+    return "programs" if message.startswith("go to the compiled") else "module" if "time_ratio" in row else ""
 
 
 def _compared(row: dict[str, Any]) -> list[str]:

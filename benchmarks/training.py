@@ -185,12 +185,12 @@ def programs_of(report: Any) -> list[dict[str, Any]]:
         calls = runner.program._run
         ways = {n: round(1e6 * s, 1) for n, s in getattr(calls, "times", {}).items()}
         report_ = runner.program.report
-        said = {} if report_ is None else {
+        message = {} if report_ is None else {
             "runs": report_.runs, "seconds": dict(report_.seconds), "omitted": list(report_.omitted),
             "by_time": sorted([[round(k.us * k.count, 1), k.count, k.name] for k in report_.kernels], reverse=True)[:30],
         }  # fmt: skip
         found.append({
-            "pass": kind, "report": said, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
+            "pass": kind, "report": message, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
             "copied": len(getattr(calls, "places", ())),
         })  # fmt: skip
     return found

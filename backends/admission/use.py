@@ -15,6 +15,7 @@ from typing import Any
 from ...costdb.keys.device import GPU_KIND
 from ...errors import KernelError, KernelRefusedError
 from ...private import code_folder, read_sealed, sealed
+from ...wording import with_article
 from ...writing.files import replacing_raw
 from ..registry import add_kernels, backends
 from ..tuning.keys import machine_of
@@ -73,7 +74,9 @@ def _files(sources: Iterable[Any]) -> dict[KernelFile, set[str]]:
         elif isinstance(source, str | Path):
             found[kernel_file(source)] = set()
         else:
-            raise KernelError(f"a {type(source).__name__} is no file of kernels", hint="a path, or a tg.kernel")
+            raise KernelError(
+                f"{with_article(type(source).__name__)} is no file of kernels", hint="a path, or a tg.kernel"
+            )
     return found
 
 

@@ -67,7 +67,7 @@ class FormSearch:
 
         Raises NoForm if some sizes have no form.
         """
-        own, said = None, ""
+        own, reason = None, ""
         at = lambda sizes: self._at(sizes, {}, self.origin.emitter)[2]
         if changes_at_large_sizes(self.origin, self.origin_call, at, self.free_call, self.ranges, self.generic):
             raise NoForm("the kernel is another one at the largest sizes")
@@ -78,9 +78,9 @@ class FormSearch:
                 yield own
                 break
             except NoForm as why:
-                said = said or str(why)
+                reason = reason or str(why)
         if own is None:
-            yield self._other(self.ranges, chosen, said)
+            yield self._other(self.ranges, chosen, reason)
             return
         if own.bounds == self.ranges:
             return

@@ -36,7 +36,7 @@ def free_terms(roots: Iterable[Tensor], numbers: Numbers) -> list[Tensor]:
 
     def change(node: Tensor, args: tuple[Tensor, ...]) -> Tensor:
         if node.op == "full" and numbers.fill(node.attr("value")) is not None:
-            raise ShapeError("a constant computed from sizes")
+            raise ShapeError("a constant was computed from sizes, so it holds at one size only")
         made = make(node.op, args, dict(numbers.attrs(node.entry, node.attrs)), data=node.data)
         if made.type != numbers.type(node.type):
             raise ShapeError(f"{node.op} is valid at one size only")

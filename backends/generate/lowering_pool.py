@@ -54,7 +54,7 @@ class _Process:
     busy: dict[int, Batch] = field(default_factory=dict)  # number of each job in flight -> its batch
     messages: int = 1
     since: float = field(default_factory=time.monotonic)  # time from which it has been busy with its current message
-    heard: bool = False  # whether the worker has ever said something; it may still be starting
+    heard: bool = False  # whether the worker has ever sent a reply; it may still be starting
 
     def write(self) -> None:
         """Write as much as the pipe accepts."""

@@ -46,12 +46,12 @@ class InterleavedOutputs(NamedTuple):
 
 
 def side_by_side(
-    roots: Sequence[Tensor], spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
+    spaces: Sequence[Tensor], operands: Mapping[Tensor, str], buffers: Mapping[str, Buffer]
 ) -> InterleavedOutputs | None:
-    """How the results `roots` are arranged side by side along a common axis; None if they cannot be.
+    """How a kernel's results are arranged side by side along a common axis; None if they cannot be.
 
-    `spaces`: the tensor that is computed for each of `roots` (the updates, if the root is a scatter). `operands`:
-    buffer name of each operand, `buffers`: its layout.
+    `spaces`: the tensor that is computed for each result (the updates, if the result is a scatter). `operands`: buffer
+    name of each operand, `buffers`: its layout.
     """
     shapes = [concrete(x.shape) for x in spaces]
     if len(shapes) < 2 or len({len(s) for s in shapes}) > 1:

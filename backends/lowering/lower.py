@@ -57,7 +57,7 @@ def kernel_of(
         )
     spaces = [t.args[2] if t.op == "scatter_elements" else t for t in roots]
     sliced, written = sliced_alike(roots), _written_and_read(roots)
-    beside = None if sliced or written else side_by_side(roots, spaces, operands, buffers)
+    beside = None if sliced or written else side_by_side(spaces, operands, buffers)
     widest = max(range(len(spaces)), key=lambda n: (math.prod(concrete(spaces[n].shape)), -n))
     shape = concrete(roots[0].args[0].shape if sliced else spaces[widest].shape)
     if beside is not None:

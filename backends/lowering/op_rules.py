@@ -299,7 +299,7 @@ def from_the_start(b: Builder, where: Expr, size: int) -> Expr:
         return b.index(as_index(where) + size) if as_index(where).range[1] < 0 else where
     zero = b.const(0, "int")
     if where.op == "where" and where.args[0].op == "lt" and where.args[0].args == (where.args[2], zero):
-        return where  # said already
+        return where  # the expression counts from the start already
     return b.pointwise(
         "where", (b.pointwise("lt", (where, zero)), b.pointwise("add", (where, b.const(size, "int"))), where)
     )

@@ -181,8 +181,8 @@ def read_manifest(text: str, source: str) -> Manifest:
             raise BadModelError("program.py is not the file that was saved", hint="save the program again")
         return _manifest(record)
     except (ValueError, ShapeError, UsageError) as error:
-        said = error.message if isinstance(error, UsageError) else str(error)
-        raise BadModelError(f"manifest.json is malformed: {said}", hint="save the program again") from None
+        reason = error.message if isinstance(error, UsageError) else str(error)
+        raise BadModelError(f"manifest.json is malformed: {reason}", hint="save the program again") from None
 
 
 def _manifest(record: _File) -> Manifest:

@@ -7,7 +7,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from .manifest import Manifest, Spec
 from .torch_modes import in_plain_modes
 from .weights import Array, SharedWeights, bytes_of
 
+if TYPE_CHECKING:
+    from ...report.report import Report
+
 KEPT_SHAPES = 256  # cached shapes of calls, for programs with free sizes
 
 
@@ -42,7 +45,8 @@ class ProgramCalls(Unpicklable, ABC):
     `quick`, the emitted code with arguments marshalled one by one.
     """
 
-    report: Any = None  # optimization report; set by the pipeline
+    #: Set by `tg.optimize` and `tg.load_program`; declared as it is there, None in programs of other origin.
+    report: Report = None  # type: ignore[assignment]
 
     def _start(self, manifest: Manifest, source: str, weights: Mapping[str, Array], device: str | None) -> None:
         self.manifest, self.source, self._weights = manifest, source, weights

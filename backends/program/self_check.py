@@ -54,8 +54,8 @@ def write_check(folder: Path, program: Program) -> None:
     if program._run is not None:
         with suppress(Exception):  # it may refuse the inputs, such as indices
             results = _sampled_results(program)
-    said = None if results is None else [[float(x).hex() for x in r] for r in results]
-    record = {"files": files, "results": said}
+    encoded = None if results is None else [[float(x).hex() for x in r] for r in results]
+    record = {"files": files, "results": encoded}
     (folder / FILE).write_text(json.dumps(record), encoding="utf-8")
 
 

@@ -265,8 +265,9 @@ class StoredWeights(KeyedWeights):
         return len(self.specs)
 
     def read(self, key: str, read: Callable[[], Any], dtype_of: Callable[[Any], str]) -> Any:
-        """The weight `key` as the function `read` gives it. Raises BadWeightsError if the file cannot be read, was
-        replaced, or has a weight of another shape or dtype (`dtype_of`: name of that of a weight)."""
+        """The weight `key`, which the function `read` reads from the file. Raises BadWeightsError if the file cannot be
+        read, was replaced, or holds another shape or dtype than the manifest says. `dtype_of`: function from what
+        `read` returns to the name of its dtype."""
         from safetensors import SafetensorError
 
         if key not in self.specs:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from .single_kernel import Array
 
 TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 3e-2, "bfloat16": 1.5e-1}
 """Maximum relative Frobenius error of a kernel."""
+PIECE = 1 << 15  # elements whose errors are computed at a time: their arrays stay in a cache
 
 
 class Wrong(Exception):
@@ -30,23 +33,44 @@ def accuracy(got: Array, want: Array) -> dict[str, float]:
     and relative error; max_ulp, the largest error in units in the last place of the result's dtype. Raises Wrong if NaN
     or infinity differ.
     """
-    g, w = got.astype(np.float64), want.astype(np.float64)
+    kind = got.dtype if got.dtype.kind == "f" else np.dtype(np.float32)
+    found, squares, size = {"max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, 0.0, 0.0
+    for g, w in _pieces(got, want):
+        norms, error, own = _norms(g, w, kind)
+        found = {name: max(old, norms[name]) for name, old in found.items()}
+        squares, size = squares + error, size + own
+    norm = math.sqrt(size)
+    return {"rel_fro": math.sqrt(squares) / norm if norm else float(squares > 0), **found}
+
+
+def _pieces(got: Array, want: Array) -> Iterator[tuple[Array, Array]]:
+    """Pieces of at most `PIECE` elements of two arrays of equal shape, in float64: temporary arrays of whole outputs
+    take several times as long, because each is new memory. In the order of memory if both have the same one."""
+    order = np.argsort([-s for s in got.strides], kind="stable")
+    a, b = (x.transpose(order).reshape(-1) for x in (got, want))
+    for start in range(0, a.size, PIECE):
+        yield a[start : start + PIECE].astype(np.float64), b[start : start + PIECE].astype(np.float64)
+
+
+def _norms(g: Array, w: Array, kind: np.dtype[Any]) -> tuple[dict[str, float], float, float]:
+    """The largest errors of a piece, and its sums of squares of the error and of the reference. Raises Wrong if NaN or
+    infinity differ."""
     same = np.isfinite(w)
-    if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
-        raise Wrong("NaN or infinity in unexpected elements")
-    g, w = g[same], w[same]
-    error = np.abs(g - w)
+    if not np.array_equal(same, np.isfinite(g)) or not same.all():
+        if not np.array_equal(np.isnan(g), np.isnan(w)) or not np.array_equal(g[np.isinf(w)], w[np.isinf(w)]):
+            raise Wrong("NaN or infinity in unexpected elements")
+        g, w = g[same], w[same]
+    error, scale = np.abs(g - w), np.abs(w)
     if not error.size:
-        return {"rel_fro": 0.0, "max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}
-    norm = float(np.sqrt(np.sum(w * w)))
-    spacing = np.spacing(np.abs(w).astype(got.dtype if got.dtype.kind == "f" else np.float32)).astype(np.float64)
+        return {"max_abs": 0.0, "max_rel": 0.0, "max_ulp": 0.0}, 0.0, 0.0
+    spacing = np.spacing(scale.astype(kind)).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return {
-            "rel_fro": float(np.sqrt(np.sum(error * error))) / norm if norm else float(error.max() > 0),
+        norms = {
             "max_abs": float(error.max()),
-            "max_rel": float(np.nanmax(np.where(error > 0, error / np.abs(w), 0.0))),
+            "max_rel": float(np.nanmax(np.where(error > 0, error / scale, 0.0))),
             "max_ulp": float(np.nanmax(error / np.maximum(spacing, 1e-300))),
-        }  # fmt: skip
+        }
+    return norms, float(np.einsum("i,i->", error, error)), float(np.einsum("i,i->", w, w))
 
 
 def worst(norms: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -132,7 +132,7 @@ def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, distur
             return ""
     if place.ratio <= limit:
         return ""
-    return f"integers or bools differ: {place.where}" if discrete else place.said
+    return f"integers or bools differ: {place.where}" if discrete else place.message
 
 
 def _nothing(x: Any, root: Tensor) -> Any:

@@ -40,7 +40,7 @@ class WorstError:
         return self.error / self.size if self.size else math.inf if self.error else 0.0
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Text for messages: where the error is, how large it is and how much is allowed."""
         return f"{self.where}: off by {self.error:.3g}, where {self.limit:.3g} is allowed beside {self.size:.3g}"
 

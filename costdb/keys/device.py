@@ -169,10 +169,10 @@ def _nvidia_driver() -> str:
             return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return said.strip().partition(".")[0] or "unknown"
+    return output.strip().partition(".")[0] or "unknown"
 
 
 def _version(distribution: str) -> str:

@@ -180,16 +180,16 @@ def _learnt(snapshot: Snapshot, regime: str, device: str) -> LearntFactors:
 
 
 def _summary(device: str, held_out: str, results: Sequence[Result]) -> Accuracy:
-    errors = sorted(abs(said / us - 1) for _, us, said, _ in results)
+    errors = sorted(abs(predicted / us - 1) for _, us, predicted, _ in results)
     calls: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     families: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for row, us, said, _ in results:
-        families[row["backend"], row["family"]].append(abs(said / us - 1))
+    for row, us, predicted, _ in results:
+        families[row["backend"], row["family"]].append(abs(predicted / us - 1))
         if row["schedule"] not in UNSCHEDULED:
-            calls[_call(row)].append((us, said))
+            calls[_call(row)].append((us, predicted))
     ranked = [pairs for pairs in calls.values() if len(pairs) >= LEAST_SCHEDULES]
     step = max(1, len(results) // 500)
-    every = sorted(((us, said) for _, us, said, _ in results), key=lambda p: p[0])[::step]
+    every = sorted(((us, predicted) for _, us, predicted, _ in results), key=lambda p: p[0])[::step]
     return Accuracy(
         device, held_out, len(results), len({_call(row) for row, *_ in results}), sum(errors) / len(errors),
         errors[len(errors) // 2], sum(inside for *_, inside in results) / len(results), tau(every),

@@ -31,7 +31,8 @@ def path_of(file: Path) -> Path:
 
 
 def is_due(file: Path, version: str, count: int) -> bool:
-    """Whether a cache of `count` shards should get a new cache snapshot. `file`, `version`: of the present snapshot."""
+    """Whether enough shards were added for a new cache snapshot. `count`: number of shards in the cache; `file`,
+    `version`: the present snapshot and the cache version that it must have."""
     held = names(file, version)
     return count - len(held) >= max(MIN_NEW_SHARDS, MIN_NEW_SHARE * len(held))
 

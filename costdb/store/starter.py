@@ -161,10 +161,10 @@ def write_model(path: Path, table: pa.Table, device: str) -> int:
         path.with_suffix(ACCURACY).unlink(missing_ok=True)
         return 0
     learnt = encode(model)
-    said = json.dumps([one.to_json() for one in of_device(snapshot, device)], indent=1).encode()
+    accuracies = json.dumps([one.to_json() for one in of_device(snapshot, device)], indent=1).encode()
     write_bytes(path.with_suffix(MODEL), learnt)
-    write_bytes(path.with_suffix(ACCURACY), said + b"\n")
-    return len(learnt) + len(said)
+    write_bytes(path.with_suffix(ACCURACY), accuracies + b"\n")
+    return len(learnt) + len(accuracies)
 
 
 def shipped_accuracy() -> list[Accuracy]:

@@ -3,5 +3,5 @@
 
 In: tensors, numbers and attributes.
 Out: tensors.
-Imports: egraph.ir, egraph.ops, egraph.types, errors.
+Imports: egraph.ir, egraph.ops, egraph.types, errors, wording.
 """

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ShapeError, UsageError
+from ...wording import with_article
 from ..ir.tensor import Tensor, constant, make
 from ..ops.ops import dims_of
 from ..types import dtypes
@@ -35,7 +36,7 @@ def as_tensor(value: Any) -> Tensor:
         array = np.asarray(value)
         dtype = dtypes.name_of(array.dtype)
     except (TypeError, ValueError, RuntimeError, ShapeError) as error:
-        raise UsageError(f"a {type(value).__name__} is no tensor, number or array of numbers") from error
+        raise UsageError(f"{with_article(type(value).__name__)} is no tensor, number or array of numbers") from error
     return full((), array.item(), dtype) if array.ndim == 0 else constant(array)
 
 

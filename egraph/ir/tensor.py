@@ -36,9 +36,8 @@ class Tensor:
     `builders/builders.py`."""
 
     __slots__ = ("__weakref__", "_digest", "args", "attrs", "data", "op", "type")
-    __array_ufunc__: Callable[..., Any] | None = (
-        None  # NumPy must not try to iterate over us; see models/functions/numpy_calls.py
-    )
+    # NumPy must not try to iterate over us; models/functions/numpy_calls.py installs the function
+    __array_ufunc__: Callable[..., Any] = None  # type: ignore[assignment]
     __hash__ = object.__hash__
 
     op: str

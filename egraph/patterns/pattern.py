@@ -76,6 +76,11 @@ def attr_variables(term: Term) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def attributes(term: Term) -> Iterator[Attr]:
+    """The attribute expressions of a term's op calls, those of each distinct call once."""
+    return (a for t in shared(term) if isinstance(t, PatternCall) for _, a in t.attrs)
+
+
 def build(term: Term, tensors: Mapping[str, Tensor], attrs: Env) -> Tensor:
     """Build the tensor that a term stands for, with `tensors` (name -> tensor) substituted for its variables.
 

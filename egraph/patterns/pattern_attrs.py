@@ -10,6 +10,8 @@ from typing import Any
 
 from ..ops.ops import Type
 
+MAX_RANK = 64  # NumPy's limit
+
 
 @dataclass(frozen=True)
 class Name:
@@ -63,15 +65,28 @@ def _replace(v: Sequence[Any], i: int, value: Any) -> tuple[Any, ...]:
     return (*v[:i], value, *v[i + 1 :])
 
 
+def _times(a: Any, b: Any) -> Any:
+    if isinstance(a, tuple | str) or isinstance(b, tuple | str):
+        raise ValueError("a product of numbers")  # not a vector of any length
+    return a * b
+
+
+def _of_rank(rank: int) -> range:
+    """The axes of a tensor; ValueError beyond the largest rank."""
+    if rank > MAX_RANK:
+        raise ValueError(f"rank {rank}")
+    return range(rank)
+
+
 def _swap_last(rank: int) -> tuple[int, ...]:
-    return (*range(rank - 2), rank - 1, rank - 2)
+    return (*_of_rank(rank)[:-2], rank - 1, rank - 2)
 
 
 #: Python semantics. Vector functions are specialized per rank when lowered to egglog (see language.py).
 FUNCTIONS: dict[str, Any] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
+    "mul": _times,
     "floordiv": lambda a, b: a // b,
     "mod": lambda a, b: a % b,
     "neg": lambda a: -a,
@@ -91,8 +106,8 @@ FUNCTIONS: dict[str, Any] = {
     "inverse": lambda p: tuple(sorted(range(len(p)), key=lambda i: p[i])),
     "index": lambda v, item: list(v).index(item),  # position of an element
     "permuted": lambda v, p: tuple(v[i] for i in p),  # a shape after a permutation
-    "ones": lambda rank: (1,) * rank,
-    "identity": lambda rank: tuple(range(rank)),  # the identity permutation
+    "ones": lambda rank: (1,) * len(_of_rank(rank)),
+    "identity": lambda rank: tuple(_of_rank(rank)),  # the identity permutation
     "swap_last": _swap_last,  # the permutation that transposes the last two of `rank` axes
     "contains": lambda v, item: item in v,
     "rank": lambda fact: fact.type.rank,
@@ -129,11 +144,11 @@ def evaluate(attr: Attr, env: Env) -> Any:
 def holds(guards: Sequence[Attr], env: Env) -> bool:
     """Whether all guards hold under a binding `env` of names to values.
 
-    A guard that cannot be evaluated (such as an index out of range) does not hold.
+    A guard that cannot be evaluated (such as an index out of range, or the length of a number) does not hold.
     """
     try:
         return all(bool(evaluate(g, env)) for g in guards)
-    except (IndexError, ValueError, ZeroDivisionError):
+    except (IndexError, TypeError, ValueError, ZeroDivisionError):
         return False
 
 

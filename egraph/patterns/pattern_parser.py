@@ -87,12 +87,27 @@ def _completed(op: str, args: tuple[Term, ...], attrs: tuple[tuple[str, Attr], .
     full = []
     for name in entry.attrs:
         if name in given:
+            _refuse_negative_axes(op, name, given[name], text)
             full.append((name, given[name]))
         elif name in entry.defaults:
             full.append((name, AttrConstant(entry.defaults[name])))
         else:
             raise RuleError(f"{op} needs the attribute {name!r}", where=text)
     return PatternCall(op, args, tuple(full))
+
+
+def _refuse_negative_axes(op: str, name: str, value: Attr, text: str) -> None:
+    """Raise RuleError for an axis below 0: the axes of e-nodes are counted from 0, so that it would match nothing."""
+    parts = value.args if isinstance(value, Apply) and value.function == "vec" else (value,)
+    for part in parts if name in ("axis", "axes", "perm") else ():
+        if isinstance(part, AttrConstant) and isinstance(part.value, int) and part.value < 0:
+            last = (
+                "axis=i and the condition i == rank(x) - 1"
+                if name == "axis"
+                else f"{name}=k and the condition k == (rank(x) - 1,)"
+            )
+            hint = f"{last} stand for the last axis"
+            raise RuleError(f"{op}: axes of patterns are counted from 0, {part.value} is none", where=text, hint=hint)
 
 
 def _attr(node: ast.expr, text: str) -> Attr:

@@ -9,8 +9,9 @@ from html import escape
 from typing import Literal as OneOf
 
 from ...errors import RuleError
+from .attribute_kinds import refuse_other_kinds
 from .pattern import Literal as Number
-from .pattern import PatternCall, Term, attr_variables, subterms, variables
+from .pattern import PatternCall, Term, attr_variables, attributes, subterms, variables
 from .pattern_attrs import Attr, Name, attr_names
 from .pattern_parser import parse_guard, parse_term
 
@@ -86,8 +87,8 @@ class Rule:
 
     def __str__(self) -> str:
         sides = [side if isinstance(side, str) else ", ".join(side) for side in (self.left, self.right)]
-        said = f"{self.name}: {sides[0]} {'<=>' if self.both else '=>'} {sides[1]}"
-        return said + (f" if {', '.join(self.when)}" if self.when else "") + ("; exact" if self.exact else "")
+        text = f"{self.name}: {sides[0]} {'<=>' if self.both else '=>'} {sides[1]}"
+        return text + (f" if {', '.join(self.when)}" if self.when else "") + ("; exact" if self.exact else "")
 
     def _repr_html_(self) -> str:
         return f"<code>{escape(str(self))}</code>"
@@ -95,8 +96,8 @@ class Rule:
     def check(self) -> None:
         """Raise RuleError if the rule is malformed.
 
-        That is, for unbound variables, different numbers of left and right sides, and a left side that is a bare
-        variable.
+        That is, for unbound variables, different numbers of left and right sides, a left side that is a bare variable,
+        and attribute expressions with operands of another kind, such as the rank of a number.
         """
         if len(self.lefts) != len(self.rights):
             raise RuleError(f"{len(self.lefts)} left sides, {len(self.rights)} right sides", where=self.name)
@@ -105,24 +106,17 @@ class Rule:
             bound = tensors | {a for t in rule.lefts for a in attr_variables(t)}
             if any(not isinstance(t, PatternCall) for t in rule.lefts):
                 raise RuleError("a left side must be an op", where=rule.name)
-            read = {n for g in rule.guards for n in attr_names(g)}
+            terms = [a for t in rule.rights for a in attributes(t)]
+            tests = [a for t in rule.lefts for a in attributes(t) if not isinstance(a, Name)]
+            read = {n for a in (*rule.guards, *terms, *tests) for n in attr_names(a)}
             for term in rule.rights:
-                read |= (
-                    set(variables(term))
-                    | {
-                        n
-                        for t in subterms(term)
-                        if isinstance(t, PatternCall)
-                        for _, a in t.attrs
-                        for n in attr_names(a)
-                    }
-                    | {t.like for t in subterms(term) if isinstance(t, Number) and t.like}
-                )
-            for term in rule.lefts:
-                read |= {n for t in subterms(term) if isinstance(t, PatternCall) for _, a in t.attrs if not isinstance(a, Name)
-                         for n in attr_names(a)}  # fmt: skip
+                read |= {*variables(term)} | {t.like for t in subterms(term) if isinstance(t, Number) and t.like}
             if unbound := sorted(read - bound):
                 raise RuleError(f"unbound variables {unbound}", where=rule.name)
+            for attr in (*rule.guards, *terms, *tests):
+                refuse_other_kinds(attr, tensors)
+            if bare := [a.name for a in terms if isinstance(a, Name) and a.name in tensors]:
+                raise RuleError(f"the tensor {bare[0]} as an attribute", where=rule.name, hint="rank(x), size(x, 0)")
 
 
 def table(family: str, phase: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:

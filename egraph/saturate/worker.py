@@ -203,10 +203,10 @@ class SaturationWorker:
             code = self.kill()
             if code == MEMORY_EXIT:
                 raise MemoryLimit
-            said = self.last_words or "no message"
+            reason = self.last_words or "no message"
             what = "answered nonsense" if isinstance(found, ValueError | KeyError) else f"died (exit code {code})"
             raise WorkerError(
-                f"the saturation worker {what}: {said}", hint="run in-process to debug: session=InProcess()"
+                f"the saturation worker {what}: {reason}", hint="run in-process to debug: session=InProcess()"
             )
         header, arrays = found
         self.starting = self.owing = False

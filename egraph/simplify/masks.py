@@ -139,8 +139,8 @@ class _Masks:
             hidden, seen = found[0]
             new = make("where", (hidden, *(reversed(args[1:]) if seen else args[1:])), {})
             return new if new.type == node.type else None
-        said = [a if f is None else t.logical_not(f[0]) if f[1] else f[0] for f, a in zip(found, args)]
-        return make(node.op, said, dict(node.attrs), data=node.data)
+        operands = [a if f is None else t.logical_not(f[0]) if f[1] else f[0] for f, a in zip(found, args)]
+        return make(node.op, operands, dict(node.attrs), data=node.data)
 
     def _spelled(self, mask: Tensor) -> tuple[Tensor, bool] | None:
         """Returns (canonical formula of the hidden elements, whether the mask is true for visible elements).

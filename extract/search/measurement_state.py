@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TypeVar
@@ -112,13 +112,15 @@ class MeasurementState:
         return any_requested and not self.requested
 
     def measure(
-        self, wanted: Sequence[Candidate], cutoff: CostCutoff, first_look: bool, later: Later, leave: bool = True
+        self, wanted: Sequence[Candidate], cutoff: CostCutoff, first_look: bool, later: Later, leave: bool = True,
+        hoped: Mapping[CallToken, float] = {},
     ) -> None:  # fmt: skip
         """Measure the candidates `wanted` until the deadline; with `first_look`, in a few schedules only.
 
         `cutoff`: above its µs a candidate is not measured further. `later`: candidates that may be asked for next, as
         (candidate, whether a first look). With `leave`, the slowest measurements, of this and of earlier calls, stay in
-        flight while there is other work.
+        flight while there is other work. `hoped`: optimistic times of candidates in µs; once others are measured, those
+        above their cutoff are left out.
         """
         assert self.measurer is not None
         for candidate, _ in self.in_flight.values():
@@ -128,7 +130,7 @@ class MeasurementState:
         self.looked -= asked.keys()
         self.tuned -= asked.keys()
         left = self.measurer.measure(
-            self._until_deadline(wanted, cutoff), worth=cutoff, look=first_look, later=later,
+            self._until_deadline(wanted, cutoff, hoped), worth=cutoff, look=first_look, later=later,
             leave=leave and bool(wanted) and not cutoff.ended(),
         )  # fmt: skip
         self.in_flight = {call_token(c): asked[call_token(c)] for c in left if call_token(c) in asked}
@@ -139,11 +141,16 @@ class MeasurementState:
             elif not looked and self.measurer.further(candidate):
                 self.tuned.add(token)
 
-    def _until_deadline(self, wanted: Iterable[Candidate], cutoff: CostCutoff) -> Iterator[Candidate]:
-        """Yield candidates until the deadline, marking each as requested."""
-        for candidate in wanted:
+    def _until_deadline(
+        self, wanted: Iterable[Candidate], cutoff: CostCutoff, hoped: Mapping[CallToken, float]
+    ) -> Iterator[Candidate]:
+        """Yield candidates until the deadline, marking each as requested; after the first one, those in no best
+        plan any more are left out."""
+        for n, candidate in enumerate(wanted):
             if cutoff.ended():
                 return
+            if n and hoped.get(call_token(candidate), 0.0) > cutoff(candidate):
+                continue
             self.requested.add(call_token(candidate))
             cutoff.register(candidate)
             yield candidate

@@ -72,8 +72,9 @@ class PlanSolver:
     pessimistic: list[int] = field(default_factory=list)
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
-    closing: float = CLOSING_S  # seconds of the closing phase, at most those of the search
+    closing: float = CLOSING_S  # seconds of the closing phase
     closing_until: float = -math.inf
+    ahead_s: float = 0.0  # seconds before the end of the closing phase in which no other kernel is begun
     over_since: float | None = None  # when the time for measuring was first seen to be over
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
@@ -114,15 +115,15 @@ class PlanSolver:
         return elapsed > min(self.started, MAX_STARTING_S) + self.least
 
     def start_closing(self, used: float = 0.0) -> None:
-        """Start the closing phase: only unmeasured kernels of the final plan are measured, for at most `closing`.
+        """Start the closing phase: unmeasured kernels of the final plan are measured, for at most `closing`.
 
         `used`: seconds of it that a kernel which ran at the end of measuring has taken already.
         """
-        self.closing_until = time.monotonic() + min(self.closing, self.seconds) - used
+        self.closing_until = time.monotonic() + self.closing - used
 
     def closing_ended(self) -> bool:
-        """Whether the closing phase is over, in which only unmeasured kernels of the final plan are measured."""
-        return self.stop() or time.monotonic() > self.closing_until
+        """Whether the closing phase is over, or will be in `ahead_s`."""
+        return self.stop() or time.monotonic() + self.ahead_s > self.closing_until
 
     def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
         """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
@@ -154,10 +155,8 @@ class PlanSolver:
             )
 
     def start_from(self, carried: Collection[int], costs: Sequence[float]) -> None:
-        """Let the first plans start from a plan of as many of the candidates `carried` as possible.
-
-        Where they leave something out, it has the kernels that are the cheapest at `costs`.
-        """
+        """Warm-start the first solves from a plan that uses as many of the candidates `carried` as possible, and for
+        values that these do not compute the cheapest kernels at `costs`."""
         own = {*carried}
         dearer = [c if i in own else OTHERS_FACTOR * c for i, c in enumerate(costs)]
         with suppress(NoPlanError):  # the solve that follows reports it

@@ -10,7 +10,8 @@ A *first look* is the first measurement of a kernel, in a few schedules (tuning 
 this order:
 
 1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
-   that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements.
+   that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements (where
+   compilers do not work ahead, on a CPU, these are first).
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A kernel whose predicted time is far too low may be in
    this plan and in no optimistic plan.)
 3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of all schedules measured. (Otherwise
@@ -105,7 +106,7 @@ class AcquisitionPolicy:
         `first`: whether this is the first round.
         """
         if first:
-            sure = [*self.without_compiler(prices), *self.likely(prices)] if optimistic.first_look else []
+            sure = self.first_kernels(prices) if optimistic.first_look else []
         elif self.plans.solve_pessimistic(prices):
             sure = self.unmeasured(self.plans.pessimistic, prices, LARGE_STAKE)
         else:
@@ -123,6 +124,13 @@ class AcquisitionPolicy:
             later = [*((candidates[i], True) for i in optimistic.now), *optimistic.later]
             return MeasurementRequest(tuned, first_look=False, later=later)
         return optimistic
+
+    def first_kernels(self, prices: Sequence[Priced]) -> list[int]:
+        """Candidates of the first round: the cheapest plan without compiled kernels, while compilers start, and the one
+        that is likely the cheapest. Without compilers that work ahead the latter is first."""
+        sure, likely = self.without_compiler(prices), self.likely(prices)
+        assert self.state.measurer is not None
+        return [*sure, *likely] if self.state.measurer.ahead else list(dict.fromkeys([*likely, *sure]))
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
         """Unmeasured candidates of the cheapest plan without compiled kernels, then library kernels that replace

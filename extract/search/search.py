@@ -5,14 +5,14 @@ The first measurement is a first look: a kernel with several schedules (tuning p
 priced below its time by the expected gain of tuning. The acquisition policy (policy.py) chooses what to measure next.
 The search ends when the kernels of the best plan are tuned, or at the deadline. The plan returned is the cheapest one
 with unmeasured kernels at pessimistic times; after the deadline, kernels of that plan that are still unmeasured are
-measured for a short time."""
+measured for a short time. On a CPU, what that leaves of this time is for kernels that may make the plan faster."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...errors import NoPlanError
 from ...wording import counted
@@ -22,7 +22,7 @@ from ..model.gc_pause import gc_paused
 from ..model.pricing import Measurer, Priced, Pricer
 from ..solve.budgets import Budget
 from ..solve.problem import Extraction
-from .cutoff import CostCutoff
+from .cutoff import CostCutoff, call_token
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState
 from .plan_solver import CLOSING_S, MIN_SOLVE_S, PlanSolver, pessimistic_us, quick_solve_seconds
@@ -91,18 +91,19 @@ def search(
     clock: Clock | None = None,
     carried: Collection[int] = (),
     beaten: float = math.inf,
-    closing: float = CLOSING_S,
+    closing: float | None = None,
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
     Measures through `measurer` (None: prices only) for at most `seconds`, but for `least` seconds after the measuring
     processes have started (they may be starting when the search begins); the final plan's unmeasured kernels get at
-    most `closing` more, and solving may take a little longer (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`,
-    as long as it needs). `solve_seconds`: time limit of one solve. `progress`: called with a message as each round
-    begins to measure. `stop` is polled: when it returns True, measuring ends, and a running solve ends with its
-    incumbent. `doubt`: without a measurer too, unmeasured kernels count at the upper ends of their prediction
-    intervals. `clock`: records the seconds per phase. `carried`: candidates of a good plan, from which the first solves
-    start. `beaten`: the search ends once its plan costs more than these µs at optimistic times.
+    most `closing` more (default: as many, at most `CLOSING_S`), and solving may take a little longer
+    (`SOLVE_OVERTIME`, `MIN_SOLVE_S`; with `deterministic`, as long as it needs). `solve_seconds`: time limit of one
+    solve. `progress`: called with a message as each round begins to measure. `stop` is polled: when it returns True,
+    measuring ends, and a running solve ends with its incumbent. `doubt`: without a measurer too, unmeasured kernels
+    count at the upper ends of their prediction intervals. `clock`: records the seconds per phase. `carried`: candidates
+    of a good plan, from which the first solves start. `beaten`: the search ends once its plan costs more than these µs
+    at optimistic times.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -111,7 +112,8 @@ def search(
         clock.add(name, 0.0)
     quick = quick_solve_seconds(hypergraph, solve_seconds)
     limits = (solve_seconds,) if measurer is None or deterministic else (quick, solve_seconds)
-    plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock, closing=closing)
+    plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
+    plans.closing = min(CLOSING_S, seconds) if closing is None else closing
     if measurer is not None and least:
         plans.least, plans.starting = least, lambda: not measurer.ready
     run = _SearchRun(
@@ -165,6 +167,7 @@ class _SearchRun:
     overtime: float = 0.0  # seconds after the deadline when the last kernel measured before it ended
     is_beaten: bool = False  # whether `beaten` ended the search
     solve_s: float = 0.0  # seconds of the last round's optimistic solve
+    kernel_s: float = 0.0  # seconds that a kernel of the last measuring took on average
     curve: list[tuple[float, float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -247,8 +250,15 @@ class _SearchRun:
             limited = bool(self.plans.budgets)
             cutoff = CostCutoff(self.hypergraph, self.pricer, self.prices, ended, limited, self.state.index)
             useful = [i for i in request.now if optimistic_us[i] <= cutoff(candidates[i])]
-            now = [candidates[i] for i in useful or request.now]
-            self.state.measure(now, cutoff, request.first_look, request.later, leave=not last)
+            now, known, began = (
+                [candidates[i] for i in useful or request.now],
+                len(self.state.requested),
+                time.monotonic(),
+            )
+            hoped = {call_token(candidates[i]): optimistic_us[i] for i in useful}
+            self.state.measure(now, cutoff, request.first_look, request.later, leave=not last, hoped=hoped)
+            if count := len(self.state.requested) - known:
+                self.kernel_s = (time.monotonic() - began) / count
         self.overtime = self.overtime if last else self.plans.overtime
 
     def close(self, seconds: float) -> None:
@@ -266,10 +276,32 @@ class _SearchRun:
         for n, limit in enumerate((MIN_SOLVE_S, seconds)[not self.over :]):
             settled = answered and n > 0 and plans.closing_ended()
             self.found = plans.solve_final(self.prices, self.found, limit, settled=settled)
-            while not plans.closing_ended() and (wanted := self.policy.unmeasured(plans.chosen, self.prices)):
-                self.measure("at last", MeasurementRequest(wanted), state.optimistic_us(self.prices), last=True)
-                prices = self.update_prices()
-                self.found = plans.solve_final(prices, self.found, MIN_SOLVE_S, settled=plans.closing_ended())
+            self.measure_last()
+            if self.over and n == 0 and state.measurer is not None and not state.measurer.ahead:
+                self.measure_rest()
+
+    def measure_last(self) -> None:
+        """In the closing phase: measure unmeasured kernels of the plan to return, and choose again."""
+        plans = self.plans
+        while not plans.closing_ended() and (wanted := self.policy.unmeasured(plans.chosen, self.prices)):
+            self.measure("at last", MeasurementRequest(wanted), self.state.optimistic_us(self.prices), last=True)
+            prices = self.update_prices()
+            self.found = plans.solve_final(prices, self.found, MIN_SOLVE_S, settled=plans.closing_ended())
+
+    def measure_rest(self) -> None:
+        """For the rest of the closing phase, when the plan to return is measured: measure what may make it faster, as
+        before the deadline, unless it would end later. (On a GPU, timing of the finalists and of launch overlaps has
+        that time.)"""
+        plans, more = self.plans, True
+        plans.ahead_s = self.kernel_s
+        while more and not plans.closing_ended():
+            final, optimistic_us = plans.chosen, self.state.optimistic_us(self.prices)
+            found, request = self.policy.optimistic_round(self.prices, optimistic_us)
+            if more := bool(request.now):
+                self.measure("at last", replace(request, later=()), optimistic_us, last=True)
+            plans.chosen, plans.ahead_s = final, self.kernel_s
+            self.found = plans.solve_final(self.update_prices(), found, MIN_SOLVE_S, settled=plans.closing_ended())
+            self.measure_last()
 
     def choice(self) -> Choice:
         """The result of the search."""

@@ -26,6 +26,9 @@ FEW_CORES = ("core", "objective_lb_search", "max_lp", "quick_restart")
 """Strategies used instead of the default ones where there are fewer cores than workers. On two busy cores these proved
 both a hardware and a tensor e-graph in 8 s; the 8 default strategies on the same cores had no proof after 10 s."""
 
+UNITS_A_SECOND = 0.25
+"""CP-SAT's deterministic units of time that count as a second: one takes 2 to 6 s of the strategies' time."""
+
 OBJECTIVE_UNITS = 1e9
 """Value of the incumbent in integer objective units, if costs are not decimal numbers with few digits."""
 
@@ -191,8 +194,8 @@ def units(cost: Sequence[float], upper: float) -> tuple[float, bool]:
 
 
 def solver(seconds: float, workers: int, deterministic: bool) -> Any:
-    """A new CP-SAT solver configured for extraction, with `workers` threads. `seconds`: time limit, in CP-SAT's
-    deterministic units with `deterministic`."""
+    """A new CP-SAT solver configured for extraction, with `workers` threads. `seconds`: time limit, as counted work
+    with `deterministic`."""
     from ortools.sat.python import cp_model
 
     found = cp_model.CpSolver()
@@ -206,7 +209,7 @@ def solver(seconds: float, workers: int, deterministic: bool) -> Any:
     p.relative_gap_limit = 0.0
     if deterministic:
         p.interleave_search = True
-        p.max_deterministic_time = seconds
+        p.max_deterministic_time = UNITS_A_SECOND * seconds
     else:
         p.max_time_in_seconds = max(0.95 * seconds - 0.05, 0.01)  # CP-SAT ends slightly after its limit
     return found
@@ -253,7 +256,7 @@ def solve_cpsat(
     """Answer of CP-SAT, with `workers` threads, to minimizing the DAG cost over `rows` within `seconds`, from a
     solution `start` (rows, that is ways to compute a class, children first; None: no solution is known).
 
-    With `deterministic`, the limit is in CP-SAT's repeatable time units. `stop`: polled; True ends the search.
+    With `deterministic`, the limit is counted work (UNITS_A_SECOND). `stop`: polled; True ends the search.
     `limits`: (use of each row, upper limit of the sum over the chosen rows).
     """
     from ortools.sat.python import cp_model

@@ -131,21 +131,22 @@ class FrontierDP:
 
     def search(
         self, width: int = MAX_EXACT_WIDTH, *, deadline: float = math.inf, stop: Callable[[], bool] | None = None,
-        drops: bool = True,
+        drops: bool = True, most_labels: float = math.inf,
     ) -> LabelSearchResult:  # fmt: skip
         """The cheapest rows (ways to compute a class) found; they are optimal if no label was dropped.
 
-        Labels are dropped if a bucket exceeds `width`, the total limits are exceeded, or most of the time to `deadline`
-        (time.perf_counter()) is over: then the search continues as a beam search with BEAM_WIDTH labels a bucket, or
-        `width` if that is less than MAX_EXACT_WIDTH (fewer where memory is short). Without `drops` the search ends
-        instead. The result has no solution if the search ended, `stop` returned True, the deadline passed, or a
-        component has too many derivations.
+        Labels are dropped if a bucket exceeds `width`, the total limits or `most_labels` in total are exceeded, or most
+        of the time to `deadline` (time.perf_counter()) is over: then the search continues as a beam search with
+        BEAM_WIDTH labels a bucket, or `width` if that is less than MAX_EXACT_WIDTH (fewer where memory is short).
+        Without `drops` the search ends instead. The result has no solution if the search ended, `stop` returned True,
+        the deadline passed, or a component has too many derivations.
         """
         began = time.perf_counter()
         first = {piece: n for n, piece in reversed([*enumerate(self.pieces)])}
         fresh = [len(piece.rows) if first[piece] == n else 0 for n, piece in enumerate(self.pieces)]
         narrow = BEAM_WIDTH if width >= MAX_EXACT_WIDTH else min(width, self.widest)
-        run = _Run(width, narrow, began + PROOF_SHARE * (deadline - began), deadline, stop, 0, drops)
+        most = min(most_labels, MAX_EXACT_LABELS)
+        run = _Run(width, narrow, began + PROOF_SHARE * (deadline - began), deadline, stop, 0, drops, most)
         labels: Labels = {0: 0}
         spent = 0
         passages: list[tuple[PieceLabels, dict[int, int]]] = []
@@ -229,6 +230,7 @@ class _Run:
     stop: Callable[[], bool] | None
     left: int
     drops: bool = True  # whether labels may be dropped
+    most_labels: float = MAX_EXACT_LABELS
     labels: int = 0
     whole: bool = True
     since: tuple[float, int] | None = None
@@ -260,7 +262,7 @@ class _Run:
         now = time.perf_counter()
         if now > self.deadline or (self.stop is not None and self.stop()):
             raise TimeoutError
-        wide = self.whole and now < self.hurry and self.labels < MAX_EXACT_LABELS and self.bytes < MAX_LABEL_BYTES
+        wide = self.whole and now < self.hurry and self.labels < self.most_labels and self.bytes < MAX_LABEL_BYTES
         if not wide:
             self._keep_pace(now)
             bucket = self._cheapest(bucket, BEAM_DOMINANCE_FACTOR * self.narrow)

@@ -196,7 +196,7 @@ class LeafSearch:
         frontier_dp = FrontierDP(rows, leaf.cost)
         if frontier_dp.fits:
             deadline = math.inf if self.clock.deterministic else time.perf_counter() + FRONTIER_DP_LEAF_SHARE * seconds
-            found = frontier_dp.search(deadline=deadline, stop=self.clock.stop)
+            found = frontier_dp.search(deadline=deadline, stop=self.clock.stop, most_labels=self.clock.labels)
             leaf.take(
                 SolverAnswer(found.chosen, found.cost, found.lower, found.exact),
                 "frontier DP" if found.exact else "frontier DP beam",

@@ -367,6 +367,7 @@ class Extraction:
     the unit of the problem. `lower_bound`: no extraction is cheaper. `optimal`: whether `gap` is within the requested
     tolerance. `seconds`: wall time. `method`: names of the solver steps that found and proved the choice. `stats`:
     sizes, times and counts of the steps. `proven_rank`: for k-best, whether no cheaper extraction was missed.
+    `choices`: from `tg.extract`, the id of the chosen node by the id of its class, roots first, operands last.
     """
 
     choice: IntArray
@@ -377,6 +378,7 @@ class Extraction:
     method: str
     stats: dict[str, Any] = field(default_factory=dict)
     proven_rank: bool = False
+    choices: dict[str, str] = field(default_factory=dict)
 
     @property
     def gap(self) -> float:

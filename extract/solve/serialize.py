@@ -1,7 +1,8 @@
 """Reads and writes the egraph-serialize JSON format, plain or gzipped.
 
 `{"nodes": {id: {"op", "cost", "eclass", "children"}}, "root_eclasses": [...]}`; children name nodes (standing for their
-class) or, in files of some writers, classes. Other top-level keys are ignored.
+class) or, in files of some writers, classes. `class_data` may name classes without nodes, and classes that a program
+has bound to a variable (`"let"`, written by egglog). Other top-level keys are ignored.
 """
 
 from __future__ import annotations
@@ -36,23 +37,24 @@ VALUE_BYTES, OBJECT_BYTES = 72, 400
 """Estimated memory in bytes of a parsed value in a list or object, and of an object with a few keys."""
 
 
-def read_egraph(path: str | Path, *, memory: int = 0) -> Problem:
-    """Read an e-graph from a `.json` or `.json.gz` file; roots, ids and costs as in the file (a missing cost is 1).
+def read_egraph(path: str | Path, *, memory: int = 0, roots: Sequence[str | int] = ()) -> Problem:
+    """Read an e-graph from a `.json` or `.json.gz` file; ids and costs as in the file (a missing cost is 1), and its
+    roots unless `roots` are given, as in `parse_egraph`.
 
     Raises ExtractionError, with file and position, for any other content. `memory`: limit in bytes on the parsed
     objects (0: `memory_for` the file).
     """
-    return parse_egraph(read_document(path, memory=memory), where=str(path))
+    return parse_egraph(read_document(path, memory=memory), where=str(path), roots=roots)
 
 
 @gc_paused()
-def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
+def parse_egraph(document: Any, *, where: str = "e-graph", roots: Sequence[str | int] = ()) -> Problem:
     """The problem of a parsed document. Nodes flagged `subsumed` are deleted, and so are nodes that depend on them.
 
-    Raises ExtractionError, which names the document by `where`, for any other content.
+    `roots`: the classes to extract instead of the document's, each named by its id, the id of a node of it, or the
+    variable that it is bound to. Raises ExtractionError, which names the document by `where`, for any other content.
     """
     nodes = _member(document, "nodes", Mapping, where)
-    roots = _member(document, "root_eclasses", list, where)
     classes: dict[str, int] = {}
     owner: dict[str, int] = {}
     for name, node in nodes.items():
@@ -60,24 +62,45 @@ def parse_egraph(document: Any, *, where: str = "e-graph") -> Problem:
         if not isinstance(eclass, str):  # message texts are built only for errors: files have 100,000 nodes
             eclass = _eclass(node, f"{where}: nodes[{_short(name)}]")
         owner[name] = classes.setdefault(eclass, len(classes))
-    if isinstance(known := document.get("class_data"), Mapping):
+    known = document.get("class_data")
+    if isinstance(known, Mapping):
         for name in known:  # a class whose nodes were all subsumed: no node is left
             classes.setdefault(name, len(classes))
     rows = ((owner[name], *_children_and_cost(node, name, owner, classes, where)) for name, node in nodes.items())
-    place = f"{where}: root_eclasses"
-    wanted = [_identifier(root, place) for root in roots]
-    for name in wanted:
-        if name not in classes:
-            raise ExtractionError(f"root class {_short(name)} has no node", where=place)
+    wanted = _wanted_roots(document, roots, owner, classes, where)
     try:
-        return Problem.build(
-            rows,
-            dict.fromkeys(classes[name] for name in wanted),
-            node_ids=list(nodes),
-            class_ids=list(classes),
-        )
-    except ExtractionError as error:
-        raise ExtractionError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
+        return Problem.build(rows, wanted, node_ids=list(nodes), class_ids=list(classes))
+    except ExtractionError as error:  # errors of a row name the document already
+        at = error.where if error.where.startswith(f"{where}: ") else f"{where}: {error.where}"
+        raise ExtractionError(error.message, where=at, hint=error.hint) from None
+
+
+def _wanted_roots(
+    document: Any, given: Sequence[str | int], owner: Mapping[str, int], classes: Mapping[str, int], where: str
+) -> list[int]:
+    """The classes to extract, each once: the given ones, else the document's, which are named by their ids alone."""
+    own = [] if given and "root_eclasses" not in document else _member(document, "root_eclasses", list, where)
+    bound = _bound_classes(document.get("class_data"), classes)
+    variables = ", ".join([name for name in bound if not name.startswith("$")][:5])
+    example = f", of a node of it, or a variable: {variables}" if variables else ", or of a node of it"
+    hint = f"name the classes to extract, --root ID or roots=[...], by the id of a class{example}"
+    place = f"{where}: {'roots' if given else 'root_eclasses'}"
+    wanted = [_identifier(root, place) for root in given or own]
+    if not wanted:
+        raise ExtractionError("no root class", where=place, hint=hint)
+    known = {**owner, **bound, **classes} if given else classes
+    if missing := [name for name in wanted if name not in known]:
+        raise ExtractionError(f"root class {_short(missing[0])} has no node", where=place, hint=hint)
+    return list(dict.fromkeys(known[name] for name in wanted))
+
+
+def _bound_classes(class_data: Any, classes: Mapping[str, int]) -> dict[str, int]:
+    """Classes by the variable that `class_data` binds to them ("let"), with and without egglog's leading `$`."""
+    found: dict[str, int] = {}
+    for name, data in class_data.items() if isinstance(class_data, Mapping) else ():
+        if isinstance(data, Mapping) and isinstance(variable := data.get("let"), str):
+            found |= {variable: classes[name], variable.removeprefix("$"): classes[name]}
+    return found
 
 
 def write_egraph(

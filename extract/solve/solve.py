@@ -212,8 +212,9 @@ class _Portfolio:
                 return None
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
         ends = time.perf_counter() + FRONTIER_DP_FIRST_SHARE * self.clock.left
+        total = sum(len(part.rows) for part in parts)
         for part, frontier_dp in zip(parts, prepared):
-            found = self._best_of_widths(part, frontier_dp, ends)
+            found = self._best_of_widths(part, frontier_dp, ends, self.clock.labels * len(part.rows) / total)
             if not found.exact:
                 self.leaf_search.unproved = min(self.leaf_search.unproved, len(part.rows))
             if found.chosen is None:
@@ -223,13 +224,16 @@ class _Portfolio:
             picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
         return picked, lower if proved else -1.0
 
-    def _best_of_widths(self, part: Component, frontier_dp: FrontierDP, ends: float) -> LabelSearchResult:
-        """The frontier DP's result for a component by the time `ends`: an exact search, for a large component after
-        beam searches. The exact search may not end in time, and beams often find the optimum. With `hasty`, a large
-        component gets narrow beams only.
+    def _best_of_widths(
+        self, part: Component, frontier_dp: FrontierDP, ends: float, labels: float
+    ) -> LabelSearchResult:  # fmt: skip
+        """The frontier DP's result for a component by the time `ends`, or of at most so many `labels`: an exact search,
+        for a large component after beam searches. The exact search may not end in time, and beams often find the
+        optimum. With `hasty`, a large component gets narrow beams only.
         """
         if self.clock.deterministic or len(part.rows) <= FRONTIER_DP_BEAM_ROWS:
-            return frontier_dp.search(deadline=math.inf if self.clock.deterministic else ends, stop=self.clock.stop)
+            until = math.inf if self.clock.deterministic else ends
+            return frontier_dp.search(deadline=until, stop=self.clock.stop, most_labels=labels)
         last = time.perf_counter() + self.clock.left
         beams = FRONTIER_DP_HASTY_BEAMS if self.hasty else FRONTIER_DP_BEAMS
         found = [frontier_dp.search(width, deadline=last, stop=self.clock.stop) for width in beams]

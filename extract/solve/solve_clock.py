@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ BUILD_SECONDS = 1e-4
 BUILD_PASSES = 60
 """Time to build CP-SAT's program, in seconds per row and in measured passes over the rows; CP-SAT is not started with
 less time left."""
+
+LABELS_A_SECOND = 100_000
+"""Labels of the frontier DP that count as a second where limits are counted work: it makes 60,000 to 200,000 a
+second."""
 
 
 @dataclass
@@ -40,6 +45,11 @@ class SolveClock:
         if self.deterministic:
             return self.time_limit
         return self.began + self.time_limit - self.finish - time.perf_counter()
+
+    @property
+    def labels(self) -> float:
+        """Most labels of an exact frontier DP; without `deterministic` the time is what limits it."""
+        return LABELS_A_SECOND * self.time_limit if self.deterministic else math.inf
 
     def expired(self) -> bool:
         """Whether no time is left (`left`)."""

@@ -3,5 +3,5 @@
 In: untrusted files.
 Out: arrays and graphs.
 Imports: egraph.builders, egraph.composites, egraph.ir, egraph.ops, egraph.types, errors, models.common, plain,
-    settings, writing.
+    settings, wording, writing.
 """

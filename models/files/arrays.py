@@ -50,8 +50,8 @@ class MappedArray:
             with open(self.path, "rb", buffering=0, opener=opened_without_waiting) as file:
                 raw = self._bytes(file)
         except (OSError, ValueError, OverflowError) as error:
-            said = error.strerror if isinstance(error, OSError) else error
-            raise BadWeightsError(f"{self.path.name} cannot be read: {said}", where=str(self.path)) from None
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise BadWeightsError(f"{self.path.name} cannot be read: {reason}", where=str(self.path)) from None
         return raw.view(dtypes.numpy_dtype(self.dtype)).reshape(self.shape)
 
     def _bytes(self, file: FileIO) -> np.ndarray[Any, Any]:

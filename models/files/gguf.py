@@ -111,7 +111,7 @@ class _Header:
     def text(self, what: str, most: int) -> str:
         size = self.number("<Q", what)
         if size > most:
-            raise self.bad(f"{what} is said to have {size} bytes, more than {most}")
+            raise self.bad(f"{what} has a stated size of {size} bytes, more than {most}")
         try:
             return self.take(size, what).decode("utf-8")
         except UnicodeDecodeError:

@@ -25,6 +25,7 @@ from ...egraph.types import dims, dtypes
 from ...egraph.types.dims import Atom, Dim, DimExpr
 from ...errors import BadModelError, ShapeError, TensorGraphsError, UsageError
 from ...plain import strict_json
+from ...wording import with_article
 from .arrays import MappedArray
 from .limits import check_size
 from .safetensors import read_header, write_arrays
@@ -101,8 +102,11 @@ def graph_to_json(graph: Graph) -> tuple[dict[str, Any], dict[str, Data]]:
 def save_graph(graph: Graph, path: Path | str) -> None:
     """Write a graph with the data of its params and constants, atomically.
 
-    Params without data are written without data. Raises UnwritableError if the file cannot be written.
+    Params without data are written without data. Raises UnwritableError if the file cannot be written, UsageError for
+    anything but a graph.
     """
+    if not isinstance(graph, Graph):
+        raise UsageError(f"{with_article(type(graph).__name__)} is no graph", hint="tg.Graph.of(expression) makes one")
     value, arrays = graph_to_json(graph)
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     write_arrays(path, arrays, {KEY: text, "format": "tensor_graphs"})
@@ -287,7 +291,7 @@ def _graph_in(value: Mapping[str, Any], tensors: Mapping[str, MappedArray | Tens
         names.append(_need(item[0], str, "an output's name"))
         outputs.append(decoder.node(item[1], f"output {item[0]!r}"))
         if item[2] != _type_out(outputs[-1]):
-            raise _Bad(f"output {item[0]!r} is said to be {str(item[2])[:200]}, and is {outputs[-1].type}")
+            raise _Bad(f"output {item[0]!r} is declared as {str(item[2])[:200]}, but has the type {outputs[-1].type}")
     if not outputs:
         raise _Bad("there is no output")
     return _assemble(value, decoder, outputs, names)

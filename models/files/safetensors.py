@@ -108,9 +108,11 @@ def _header_object(file: BinaryIO, size: int, path: Path) -> dict[str, Any]:
         raise BadWeightsError(f"{path.name} has {size} bytes, too few for a header length", where=str(path))
     length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER:
-        raise BadWeightsError(f"the header is said to have {length} bytes, more than {MAX_HEADER}", where=str(path))
+        raise BadWeightsError(
+            f"the header has a stated length of {length} bytes, more than {MAX_HEADER}", where=str(path)
+        )
     if 8 + length > size:
-        raise BadWeightsError(f"the header is said to have {length} bytes, the file has {size}", where=str(path))
+        raise BadWeightsError(f"the header has a stated length of {length} bytes, the file has {size}", where=str(path))
     raw = file.read(length)
     if not raw.startswith(b"{"):
         raise BadWeightsError("the header does not start with '{'", where=str(path))
@@ -211,9 +213,9 @@ def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArra
         seen[opened.path] = opened.identity
         for name, array in opened.tensors.items():
             if places.get(name) != shard:
-                said = f"in {places[name]!r}" if name in places else "nowhere"
+                location = f"in {places[name]!r}" if name in places else "nowhere"
                 raise BadWeightsError(
-                    f"tensor {name[:200]!r} is in {shard!r}, the index has it {said}", where=str(index)
+                    f"tensor {name[:200]!r} is in {shard!r}, the index has it {location}", where=str(index)
                 )
             found[name] = array
     missing = sorted(set(places) - set(found))

@@ -23,6 +23,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, volume
 from ...errors import TraceAttributeError, TraceError
+from ...wording import with_article
 from ..common.shown_texts import is_shown
 from . import trace_bounds
 from .float_errors import refuse_changed
@@ -481,7 +482,9 @@ def coerced(value: Any, dtype: str) -> Tensor:
         found = np.zeros(np.shape(value), dtypes.numpy_dtype(dtype))
         found[...] = value
     except (TypeError, ValueError, OverflowError) as error:
-        raise TraceError(f"a {type(value).__name__} cannot be written into an array of {dtype}: {error}") from None
+        raise TraceError(
+            f"{with_article(type(value).__name__)} cannot be written into an array of {dtype}: {error}"
+        ) from None
     return t.as_tensor(found) if found.ndim else t.full((), found.item(), dtype)
 
 

@@ -18,6 +18,7 @@ from ...egraph.ir.refused_values import refuse_value
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...errors import TraceError
+from ...wording import with_article
 from ..common.identities import keep_zero_sign
 from ..torch_export import aten_pointwise as pointwise
 from .numpy_array import TracedArray, arrays_in, expression, is_traced, traced
@@ -169,7 +170,7 @@ def kind_of(value: Any) -> Any:
         return type(value)
     array = _array(value)
     if array.dtype == object:
-        raise TraceError(f"a {type(value).__name__} beside a traced array is no number or array of numbers")
+        raise TraceError(f"{with_article(type(value).__name__)} beside a traced array is no number or array of numbers")
     return array.dtype
 
 
@@ -181,7 +182,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TraceError(f"a {type(value).__name__} is no array of numbers: {error}") from None
+        raise TraceError(f"{with_article(type(value).__name__)} is no array of numbers: {error}") from None
 
 
 def common_dtype(*values: Any) -> str:

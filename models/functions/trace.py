@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any
@@ -64,15 +65,23 @@ def trace(
     args = [leaf(title, value) for title, value in zip(_names(function, len(example_tensors)), example_tensors)]
     kwargs = {key: leaf(key, value) for key, value in (example_kwargs or {}).items()}
     _refuse_missing(function, args, kwargs)
+    with _translated_errors(function), bounded(_title(function), seconds_of(budget)), as_before(), uncaught():
+        returned = function(*args, **kwargs)
+    return _graph_of(function, returned, inputs, name)
+
+
+@contextmanager
+def _translated_errors(function: Callable[..., Any]) -> Iterator[None]:
+    """Context manager of the call of a traced function: errors that come from tracing become TraceError or
+    TooLargeError, with the line of the function as `where`. Other errors pass as they are."""
     try:
-        with bounded(_title(function), seconds_of(budget)), as_before(), uncaught():
-            returned = function(*args, **kwargs)
+        yield
     except MemoryError as error:
         raise TooLargeError(
             f"memory ran out while {_title(function)} was traced: {error}", hint="smaller arrays"
         ) from error
     except TypeError as error:  # torch functions, and some NumPy functions, accept only their own arrays
-        if not any(said in str(error) for said in ("Tensor", "TracedArray", "ufunc")):
+        if not any(name in str(error) for name in ("Tensor", "TracedArray", "ufunc")):
             raise
         refused = TraceError(f"{_title(function)} cannot be traced: {error}",
                              hint="write it with NumPy's or tg.* functions, or put Torch code into an nn.Module")  # fmt: skip
@@ -86,6 +95,11 @@ def trace(
     except TensorGraphsError as error:
         _located(error, error.__traceback__)
         raise
+
+
+def _graph_of(function: Callable[..., Any], returned: Any, inputs: Sequence[Tensor], name: str | None) -> Graph:
+    """The graph of what the traced `function` returned. Raises TraceError if that contains no tensor or depends on
+    values that cannot be in a graph, UsageError if it uses inputs that are not its arguments."""
     outputs: list[Tensor] = []
     names: list[str] = []
     structure = _template(returned, "", outputs, names)
@@ -170,12 +184,14 @@ def _type_of(example: Any) -> Type | None:
         return Type(tuple(example[0]), dtypes.name_of(example[1]))
     if isinstance(example, np.ndarray) and type(example) not in (np.ndarray, np.memmap):
         raise UsageError(
-            f"a {type(example).__name__} has operators of its own, which a program does not follow",
+            f"{with_article(type(example).__name__)} has operators of its own, which a program does not follow",
             hint="np.asarray(...) makes an array of it",
         )
     if hasattr(example, "shape") and hasattr(example, "dtype"):
         return Type(tuple(int(d) for d in example.shape), dtypes.name_of(example.dtype))
-    raise UsageError(f"a {type(example).__name__} is no example of a tensor", hint="give an array or (shape, dtype)")
+    raise UsageError(
+        f"{with_article(type(example).__name__)} is no example of a tensor", hint="give an array or (shape, dtype)"
+    )
 
 
 def is_passed_through(example: Any) -> bool:

@@ -174,9 +174,7 @@ def _with_zeros(bits: int, leaf: Mapping[str, Tensor]) -> Tensor:
     return dequantize(numbers, leaf["scale"], leaf["zero"])
 
 
-def _zero_pointed(
-    t: _Tensors, bits: int, shape: tuple[int, int], scales: Data, codes: LazyPart, zeros: LazyPart
-) -> PackedWeight:
+def _zero_pointed(bits: int, shape: tuple[int, int], scales: Data, codes: LazyPart, zeros: LazyPart) -> PackedWeight:
     """A weight [outputs, inputs] of codes and zero points, with scales [groups, outputs]."""
     kind = dtypes.name_of(scales.dtype)
     parts = {"q": codes, "scale": LazyPart(zeros.shape, kind, (scales,), np.transpose), "zero": zeros}
@@ -234,7 +232,7 @@ def _gptq(options: Config) -> tuple[str, Replace]:
             _require_groups(options, t.stem, inputs, groups)
         codes = _coded(outputs, inputs, bits, (weight,), lambda w: unpacked(w, bits, 0).T)
         zero = LazyPart((outputs, groups), "uint8", (words,), zeros)
-        return f"{t.stem}.weight", _zero_pointed(t, bits, (outputs, inputs), scales, codes, zero)
+        return f"{t.stem}.weight", _zero_pointed(bits, (outputs, inputs), scales, codes, zero)
 
     return ".qweight", replace
 
@@ -265,7 +263,7 @@ def _awq(options: Config) -> tuple[str, Replace]:
         weight, zeros = t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, words))
         codes = _coded(words * 8, inputs, 4, (weight,), columns)
         zero = LazyPart((words * 8, groups), "uint8", (zeros,), columns)
-        return f"{t.stem}.weight", _zero_pointed(t, 4, (words * 8, inputs), scales, codes, zero)
+        return f"{t.stem}.weight", _zero_pointed(4, (words * 8, inputs), scales, codes, zero)
 
     return ".qweight", replace
 

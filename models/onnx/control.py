@@ -9,7 +9,8 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import DimExpr
 from ...errors import ShapeError
-from .node import Node, Opaque, Result, SymbolicInts, Value, operator, resolve
+from .node import Node, Result, operator, resolve
+from .values import Opaque, SymbolicInts, Value
 
 #: Largest trip count that is unrolled.
 MOST_ITERATIONS = 512

@@ -72,7 +72,7 @@ def _linear(n: Node, index: Tensor, sizes: tuple[Dim, ...]) -> Tensor:
 def _tuple_length(index: Tensor) -> int:
     length = index.shape[-1] if index.rank else 0
     if not isinstance(length, int) or length < 1:
-        raise ShapeError(f"index tuples of length {length}")
+        raise ShapeError(f"the last axis of the indices has size {length}, but is a tuple of at least one index")
     return length
 
 

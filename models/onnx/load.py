@@ -31,28 +31,17 @@ from ...processes.memory_limits import machine_memory
 from ..common.module_paths import ModulePaths, path_of_onnx
 from ..files.arrays import MappedArray
 from ..files.limits import check_count
+from .context import Context
 from .input_sizes import named_sizes, unique
 from .masked import masked_value
 from .names import MICROSOFT, node_label, operator_key, short
-from .node import (
-    ELEMENT_TYPES,
-    FOUR_BITS,
-    OPSETS,
-    Context,
-    FourBits,
-    KnownSequence,
-    Node,
-    Opaque,
-    Result,
-    SymbolicInts,
-    Value,
-    element_name,
-)
+from .node import OPSETS, Node, Result
 from .ops import OPERATORS
 from .read_file import check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
 from .shapes import shape_dtype, shape_value
 from .signature import check_attributes, check_operands
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
+from .values import ELEMENT_TYPES, FOUR_BITS, FourBits, KnownSequence, Opaque, SymbolicInts, Value, element_name
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
 #: Float initializers of at most this many elements become constants, larger ones params.

@@ -14,7 +14,8 @@ from math import prod
 from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import concrete
-from .node import OPERATORS, MaskedValues, MaskPositions, Node, Value
+from .node import OPERATORS, Node
+from .values import MaskedValues, MaskPositions, Value
 
 #: Operators whose results have one element per element of the (broadcast) operands.
 ELEMENTWISE = frozenset((

@@ -11,9 +11,10 @@ from ...egraph.types.dims import DimExpr, concrete
 from ...errors import ShapeError
 from .contract import centred, line, requantize
 from .names import MICROSOFT
-from .node import FourBits, Node, Result, operator, resolve
+from .node import Node, Result, operator, resolve
 from .packed import BlockLayout, dequantized, leaves
 from .quantize import dynamic_quantize
+from .values import FourBits
 
 microsoft = partial(operator, domain=MICROSOFT)
 

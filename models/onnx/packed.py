@@ -20,7 +20,8 @@ from ...errors import ShapeError
 from ..common.packed_weight import LazyPart
 from ..common.quantization import block_of, packed
 from .input_sizes import unique
-from .node import FourBits, Node
+from .node import Node
+from .values import FourBits
 
 Array = np.ndarray[Any, Any]
 Leaves = Mapping[str, Tensor]
@@ -58,7 +59,7 @@ class BlockLayout:
         return self.blocks * self.block
 
     def bytes(self, columns: int) -> int:
-        """Size of stored numbers [rows, columns]."""
+        """Bytes of an array [rows, columns] of numbers of `bits` bits, whose rows begin at whole bytes if `apart`."""
         each = columns * self.bits
         return self.rows * -(-each // 8) if self.apart else -(-self.rows * each // 8)
 

@@ -11,8 +11,9 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import ShapeError
-from .node import FourBits, Node, Result, operator, resolve
+from .node import Node, Result, operator, resolve
 from .packed import BlockLayout, dequantized, leaves
+from .values import FourBits
 
 
 def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:

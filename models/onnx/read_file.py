@@ -12,9 +12,10 @@ from ...errors import BadModelError, TooLargeError
 from ...plain import file_identity
 from ..files.limits import check_count
 from .names import MICROSOFT, node_label, operator_key, plain, short
-from .node import ELEMENT_TYPES, FOUR_BITS, OPSETS, element_name
+from .node import OPSETS
 from .ops import OPERATORS
 from .stored_tensors import all_nodes, check_tensor, tensors
+from .values import ELEMENT_TYPES, FOUR_BITS, element_name
 
 #: Size limit of a protocol buffer; larger models keep their weights in external data files.
 MAX_FILE_BYTES = 2**31 - 1

@@ -19,7 +19,8 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import positions
-from .node import Array, Node, Result, operator
+from .node import Node, Result, operator
+from .values import Array
 
 #: Coordinate modes in which an integer factor r maps input element i to outputs i*r .. i*r + r - 1 for every size.
 _LOCAL = ("asymmetric", "half_pixel", "pytorch_half_pixel")

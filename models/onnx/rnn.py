@@ -55,8 +55,8 @@ def _weights(n: Node, direction: int, hidden: int) -> list[Tensor]:
 def _variant(n: Node) -> str:
     coupled, before = n.op == "LSTM" and n.attr("input_forget", 0), n.attr("linear_before_reset", 0)
     peep = n.op == "LSTM" and n.has(7)
-    said = ("coupled" * bool(coupled), "peephole" * bool(peep), "reset first" * (n.op == "GRU" and not before))
-    return " ".join(filter(None, said))
+    variants = ("coupled" * bool(coupled), "peephole" * bool(peep), "reset first" * (n.op == "GRU" and not before))
+    return " ".join(filter(None, variants))
 
 
 def _check_shapes(n: Node, sizes: Sequence[Dim], gates: int, hidden: int, batch_first: bool) -> None:

@@ -6,7 +6,8 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import DimExpr
 from ...errors import ShapeError
-from .node import KnownSequence, Node, Result, SymbolicInts, operator, resolve
+from .node import Node, Result, operator, resolve
+from .values import KnownSequence, SymbolicInts
 
 
 def _place(n: Node, position: int, length: int, default: int) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 
 from ...egraph.types.dims import Dim, DimExpr, bounds
 from ...errors import ShapeError
-from .node import Array, Node, resolve
+from .node import Node, resolve
+from .values import Array
 
 ShapeRule = Callable[..., "Array | None"]
 SHAPE_RULES: dict[str, ShapeRule] = {}

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...egraph.ir.tensor import Tensor
 from ...errors import BadModelError
-from .node import ELEMENT_TYPES, OPSETS, Node, SymbolicInts, element_name
+from .node import OPSETS, Node
+from .values import ELEMENT_TYPES, SymbolicInts, element_name
 
 #: ONNX's spelling of a tensor type -> dtype.
 _SPELLED = {f"tensor({'double' if k == 11 else element_name(k)})": name for k, name in ELEMENT_TYPES.items()}

@@ -14,7 +14,7 @@ from ...errors import BadModelError
 from ...plain import file_identity, is_file
 from ..files.inside import inside
 from .names import short
-from .node import ELEMENT_TYPES, FOUR_BITS
+from .values import ELEMENT_TYPES, FOUR_BITS
 
 
 def all_nodes(nodes: Iterable[Any]) -> Iterator[Any]:

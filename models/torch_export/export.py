@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from ...egraph.ir.graph import Graph
 from ...errors import ExportError, UnsupportedError, UsageError
 from ...extract.model.gc_pause import gc_paused
 from ...processes.forks import Lock
+from ...wording import with_article
 from . import aten_complex as cx
 from .aten_ops import IGNORED, TABLE
 from .aten_recurrent import known_shapes
@@ -102,11 +104,17 @@ def _refuse_autocast(title: str) -> None:
 
 
 _tracing = Lock()
+_REPEATED = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+"""Loggers that write what makes an export fail, with a stack trace: the error raised for it says the same."""
+
+
+def _is_info(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.WARNING
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Context manager in which torch traces: a process-wide lock, no warnings, no stack traces on graph nodes.
+    """Context manager in which torch traces: a process-wide lock, no warnings, no stack traces on nodes or in logs.
 
     The lock is needed because tracing and warning filters change process-wide state. Leaving out stack traces, where
     this torch version allows it, saves a quarter of the time.
@@ -116,12 +124,17 @@ def tracing() -> Iterator[None]:
     name = "do_not_emit_stack_traces"
     with _tracing, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        loggers = [logging.getLogger(logger) for logger in _REPEATED]
+        for logger in loggers:
+            logger.addFilter(_is_info)
         before = getattr(config, name, None)
         if before is not None:
             setattr(config, name, True)
         try:
             yield
         finally:
+            for logger in loggers:
+                logger.removeFilter(_is_info)
             if before is not None:
                 setattr(config, name, before)
 
@@ -138,7 +151,7 @@ def _as_module(function: Callable[..., Any]) -> Any:
     import torch
 
     if not callable(function):
-        raise UsageError(f"a {type(function).__name__} is neither an nn.Module nor a function")
+        raise UsageError(f"{with_article(type(function).__name__)} is neither an nn.Module nor a function")
     module = torch.nn.Module()
     try:
         inspect.signature(function)

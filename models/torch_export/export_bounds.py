@@ -124,8 +124,8 @@ class _Bound:
                 self.timer.start()
                 return
             late = now > self.end
-            said = f"took more than {self.seconds:g} s" if late else f"traced no operation for {idle:g} s"
-            self.error = self.error or self.late(said)
+            reason = f"took more than {self.seconds:g} s" if late else f"traced no operation for {idle:g} s"
+            self.error = self.error or self.late(reason)
             _raise_in(self.thread, _Stopped)
 
 

@@ -107,9 +107,9 @@ def check(rule: Rule, *, seed: int = 0, samples: int = 24, attempts: int = 4000)
         if refuted is not None:
             return Verdict("refuted", f"{one.name}: {refuted.detail}", refuted.counterexample)
         if counts["instances"] < min(4, samples) or not counts["float64"] + counts["modular"]:
-            return Verdict(
-                "unknown", f"{one.name}: {counts['instances']} instances, {counts['float64']} with finite values"
-            )
+            none = f"{one.name}: no shapes and attributes were found that fit the left side and its conditions"
+            some = f"{one.name}: {counts['instances']} instances, {counts['float64']} with finite values"
+            return Verdict("unknown", some if counts["instances"] else none)
         if rule.exact and not counts["bitwise"]:
             return Verdict("unknown", f"{one.name}: no instance could be compared bit by bit")
         if (refuted := _refuted_at_corners(one, seed)) is not None:

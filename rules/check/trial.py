@@ -88,10 +88,22 @@ SHOWN = 24  # elements shown in full in a counterexample; of a larger array, the
 
 def _show(x: Array) -> str:
     if x.size > SHOWN:
-        return np.array2string(x, threshold=SHOWN, precision=6, separator=", ", prefix="      ")
+        edge = 3 if x.ndim == 1 else 1
+        return np.array2string(x, threshold=SHOWN, edgeitems=edge, precision=6, separator=", ", prefix="      ")
     if not x.ndim:
         return f"{x.item():.7g}" if x.dtype.kind == "f" else str(x.item())
     return f"[{', '.join(map(_show, map(np.asarray, x)))}]"
+
+
+def _largest_difference(left: Array, right: Array) -> str:
+    """Where two arrays differ most, and their elements there; "" for single elements."""
+    if left.size < 2 or left.shape != right.shape:
+        return ""
+    with np.errstate(all="ignore"):
+        apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    same = (left == right) | ((left != left) & (right != right))
+    at = np.unravel_index(int(np.argmax(np.where(same, -1.0, np.nan_to_num(apart, nan=np.inf)))), left.shape)
+    return f"  at {[int(i) for i in at]}: left {_show(left[at])}, right {_show(right[at])}"
 
 
 # ---------------------------------------------------------------- one instance
@@ -141,9 +153,11 @@ class RuleTrial:
         return pairs
 
     def refute(self, detail: str, data: Mapping[str, Array], left: Array, right: Array) -> Refuted:
-        """The exception `Refuted` with the text `detail`, shapes, operand values and both results, to be raised."""
+        """The exception `Refuted`, to be raised, with the text `detail`, shapes, operand values, both results and the
+        element where they differ most."""
         lines = [f"  {self.found}", *(f"  {n} = {_show(x)}" for n, x in data.items())]
-        return Refuted(detail, "\n".join([*lines, f"  left  = {_show(left)}", f"  right = {_show(right)}"]))
+        lines += [f"  left  = {_show(left)}", f"  right = {_show(right)}", _largest_difference(left, right)]
+        return Refuted(detail, "\n".join(filter(None, lines)))
 
     def exactly(self) -> bool:
         """Compare both sides modulo each prime; returns False if the rule or the values are outside of field

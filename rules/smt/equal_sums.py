@@ -18,7 +18,7 @@ class SumEquality(Unknowns):
     """Equality proofs of symbolic sums and maxima, which have bound index variables."""
 
     def index(self, size: Any) -> tuple[Any, Any]:
-        """A fresh summation index for a range, as (index, size)."""
+        """(fresh z3 integer, `size`): a summation index from 0 to `size` - 1, whose bounds are recorded in `ranges`."""
         found = self.z.Int(f"sum.{next(self.summed)}")
         self.ranges[str(found)] = (found, size)
         return found, size

@@ -27,6 +27,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.patterns.pattern import Term, build, subterms, variables
 from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.sessions import InProcess, SaturationSession
+from ...errors import UsageError
 from ..check.check import verdict
 from .derivable import claim, derived
 from .generalize import BACK, EFFORTS, fixed, generalise, tested_rule
@@ -195,8 +196,10 @@ def synthesize(
     a row, a column and a scalar. `prove`: attempt a proof of every rule that passed all tests. `base`: rules to compare
     with; each found rule records whether they derive it. `say` gets lines on the progress. `time_limit` (seconds) and
     `stop` (returns whether to stop) end the search early with the rules found so far; `Synthesis.stopped` says so.
-    Raises UsageError for ops that cannot be enumerated.
+    Raises UsageError for ops that cannot be enumerated, and for a size below 1.
     """
+    if size < 1:
+        raise UsageError(f"size {size}: a side of a rule has at least one op", hint="give a size from 1 on")
     begin = time.perf_counter()
     result = Synthesis(tuple(ops), size, variables, seed, broadcast)
     todo = worlds(ops, variables, broadcast=broadcast)

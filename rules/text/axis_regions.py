@@ -132,10 +132,10 @@ class Regions:
         return any([*new, *(self.add(whole, p) for p in cuts)])
 
     def repeat(self, whole: TermAxis, part: TermAxis, times: int) -> bool:
-        """Exchange cuts between the axis `whole` and the axis `part`, whose elements it repeats `times` times; returns
-        whether any cut is new.
+        """Give the axis `whole`, which is `times` copies of the axis `part` in a row, the cuts of `part` in each copy
+        and at the ends of copies, and `part` the cuts of `whole`; returns whether any cut is new.
 
-        Raises Open or Unprovable if the order of cuts is not provable.
+        Raises Open or Unprovable if the order of two cuts is not provable.
         """
         new = [self.add(whole, part.size * j) for j in range(1, times)]
         new += [self.add(whole, part.size * j + p) for j in range(times) for p in list(self.places[part])]

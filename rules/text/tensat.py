@@ -208,7 +208,7 @@ def _suits(slot: str, raw: _Raw) -> bool:
 
 def _applied(op: str, slots: Sequence[str], raw: _Raw, reader: _Reader) -> Term:
     assert raw.args is not None
-    params = tuple((s, _param(s, a.head, reader)) for s, a in zip(slots, raw.args) if s not in ".:")
+    params = tuple((s, _param(s, a.head)) for s, a in zip(slots, raw.args) if s not in ".:")
     args = tuple(_resolved(a, reader) for s, a in zip(slots, raw.args) if s in ".:")
     if op in ("split_0", "split_1") and not params:  # (split_0 (split AXIS T)): one operator that yields one half
         pair = args[0]
@@ -222,7 +222,7 @@ def _applied(op: str, slots: Sequence[str], raw: _Raw, reader: _Reader) -> Term:
     return TextApply("concat" if op.startswith("concat") else op, params, args)
 
 
-def _param(slot: str, head: str, reader: _Reader) -> Param:
+def _param(slot: str, head: str) -> Param:
     if _VECTOR.fullmatch(head):
         return tuple(map(int, head.split("_")))
     if not _INT.fullmatch(head):
@@ -241,7 +241,7 @@ def _outputs(term: Term) -> list[Term]:
     return [term]
 
 
-def _rule(reader: _Reader, start: int, left: _Raw, right: _Raw, both: bool) -> TextRule:
+def _rule(reader: _Reader, left: _Raw, right: _Raw, both: bool) -> TextRule:
     text = reader.text.strip() if not both else _spelled(left) + "==" + _spelled(right)
     try:
         lefts, rights = _outputs(_resolved(left, reader)), _outputs(_resolved(right, reader))
@@ -287,13 +287,12 @@ def parse_line(text: str, line: int) -> list[TextRule]:
     arrow = "==" if reader.calls else "=>"
     found = []
     while True:
-        start = reader.at
         left = reader.term()
         if reader.peek() != arrow:
             raise reader.error(f"{reader.peek() or 'the end'!r} where {arrow!r} was expected")
         reader.next()
         right = reader.term()
-        found.append(_rule(reader, start, left, right, arrow == "=="))
+        found.append(_rule(reader, left, right, arrow == "=="))
         if not reader.more:
             return found
         if arrow == "=>":

@@ -297,8 +297,8 @@ class Typer:
                 self.system.equate(p, q)
 
     def run(self, only_left: bool) -> Typing:
-        """Infer the family of shapes under the current choices, of the left sides only if `only_left`. Raises Untypable
-        or Inconsistent if there is none."""
+        """The family of shapes at which the rule is well typed under the current choices of ranks and attributes (its
+        left sides alone if `only_left`). Raises Untypable or Inconsistent if there is none."""
         lefts, rights = self.rule.lefts, () if only_left else self.rule.rights
         ranks = [self.ranks.visit(t) for t in (*lefts, *rights)]
         for a, b in zip(ranks[: len(lefts)], ranks[len(lefts) :]):

@@ -47,19 +47,23 @@ _PUBLIC: dict[str, tuple[str, str]] = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-    from importlib.util import find_spec
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
-    if name in _PUBLIC:
-        module, attribute = _PUBLIC[name]
-        found = import_module(f".{module}", __name__)
-        return getattr(found, attribute) if attribute else found
-    if not name.startswith("_") and find_spec(f".{name}", __name__) is None:  # modules of this package import others so
-        numeric = import_module(".numeric", __name__)
-        if name in numeric.__all__:
-            return getattr(numeric, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        if name in _PUBLIC:
+            module, attribute = _PUBLIC[name]
+            found = import_module(f".{module}", __name__)
+            return getattr(found, attribute) if attribute else found
+        if (
+            not name.startswith("_") and find_spec(f".{name}", __name__) is None
+        ):  # modules of this package import others so
+            numeric = import_module(".numeric", __name__)
+            if name in numeric.__all__:
+                return getattr(numeric, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _Extract(ModuleType):
@@ -92,14 +96,25 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
+    from . import errors as errors
+    from . import settings as settings
+    from . import torch_compile as torch_compile
     from .backends.admission.use import use_kernels as use_kernels
     from .backends.program.program import Program as Program
     from .backends.user.declare import Launch as Launch
     from .backends.user.declare import kernel as kernel
+    from .egraph.builders.contraction_builders import *  # noqa: F403 - mypy follows one star, not two
+    from .egraph.builders.elementwise_builders import *  # noqa: F403
+    from .egraph.builders.indexing_builders import *  # noqa: F403
+    from .egraph.builders.layout_builders import *  # noqa: F403
+    from .egraph.builders.leaf_builders import *  # noqa: F403
+    from .egraph.builders.operand_alignment import *  # noqa: F403
+    from .egraph.builders.reduction_builders import *  # noqa: F403
     from .egraph.ir.graph import Graph as Graph
     from .egraph.ir.tensor import Tensor as Tensor
     from .egraph.patterns.rule import Rule as Rule
     from .egraph.saturate.saturate import Limits as Limits
+    from .egraph.types.dims import dim as dim
     from .explorer.egraph_file import extract as extract
     from .explorer.equivalence import equivalent as equivalent
     from .explorer.explain_rewrites import explain_equality as explain_equality

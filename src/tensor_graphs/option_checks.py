@@ -40,7 +40,7 @@ def is_budget(name: str, value: Any) -> None:
     """Raise UsageError unless the value is a number of seconds from 0 on, infinity included."""
     of_kind("a number of seconds", Real)(name, value)
     if not as_float(value) >= 0:
-        raise UsageError(f"invalid argument budget={str(value)[:40]} (seconds)", hint="give a number from 0 on")
+        raise UsageError(f"invalid argument {name}={str(value)[:40]} (seconds)", hint="give a number from 0 on")
 
 
 def is_seed(name: str, value: Any) -> None:
@@ -86,6 +86,19 @@ def is_amount(name: str, value: Any) -> None:
     """Raise UsageError unless the value is a number from 0 on, infinity included."""
     if not as_float(value) >= 0:
         raise UsageError(f"invalid argument {name}={repr(value)[:80]}", hint=f"{name} is a number from 0 on")
+
+
+def is_share(name: str, value: Any) -> None:
+    """Raise UsageError unless the value is a number from 0 to 1."""
+    if not 0 <= as_float(value) <= 1:
+        raise UsageError(f"invalid argument {name}={repr(value)[:80]}", hint=f"{name} is a number from 0 to 1")
+
+
+def is_count(name: str, value: Any) -> None:
+    """Raise UsageError unless the value is an integer from 1 on."""
+    of_kind("an integer", Integral)(name, value)
+    if value < 1:
+        raise UsageError(f"invalid argument {name}={value}", hint=f"{name} is an integer from 1 on")
 
 
 def is_bound(name: str, value: Any) -> None:

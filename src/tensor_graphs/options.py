@@ -13,7 +13,7 @@ The public functions take the fields of a class of this module as keyword argume
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral
@@ -30,6 +30,7 @@ from .option_checks import (
     is_amount,
     is_bound,
     is_budget,
+    is_count,
     is_flag,
     is_level,
     is_limits,
@@ -38,6 +39,7 @@ from .option_checks import (
     is_quantization,
     is_rules,
     is_seed,
+    is_share,
     is_tolerance,
     of_kind,
 )
@@ -106,9 +108,11 @@ class CommonOptions:
         is_quantization, decides=False,
     )  # fmt: skip
     rules: Sequence[Rule] = option(
-        (), "Rewrite rules in addition to the built-in ones; each is first tested on random instances.", is_rules
+        (),
+        "Rewrite rules in addition to the built-in ones; each is first tested on random instances. Rules that are not"
+        " tested after half of the budget take no part; `report.omitted` says how many.",
+        is_rules,
     )
-
     kernels: Sequence[Any] = option(
         (),
         "Files of user kernels (or kernels declared in one) that are candidates beside the built-in ones, after the checks"
@@ -146,11 +150,11 @@ class CommonOptions:
 class PathOptions(CommonOptions):
     """Options of `tg.paths`, the best few plans of a model."""
 
-    count: int = option(10, "Maximum number of plans.", of_kind("an integer", Integral))
+    count: int = option(10, "Maximum number of plans.", is_count)
     max_gap: float = option(
         0.5, "Plans cost at most (1 + `max_gap`) times the cheapest.", is_amount
     )  # fmt: skip
-    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_amount)
+    diversity: float = option(0.0, "Minimum fraction of a plan's kernels that every earlier plan lacks.", is_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,11 +250,16 @@ class Options(SaturateOptions):
         return found | {"backend": self.backend_name, "limits": self.saturation_limits}
 
 
-def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
-    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first.
+def with_builtin(
+    rules: Sequence[Rule],
+    over: Callable[[], bool] = lambda: False,
+    warn: Callable[[str], None] = lambda text: None,
+) -> tuple[Rule, ...]:
+    """All rules of a call: the built-in ones and the caller's, which are tested on random instances first; `warn` gets
+    a text for each that could not be tested.
 
-    Raises RuleError if a rule is malformed or refuted (with the counterexample), UsageError if it is not a Rule or its
-    name is taken.
+    Those of the caller's that are not tested yet once `over` is true are left out. Raises RuleError if a rule is
+    malformed or refuted (with the counterexample), UsageError if it is not a Rule or its name is taken.
     """
     from .rules import ALL, EVERY
 
@@ -265,8 +274,15 @@ def with_builtin(rules: Sequence[Rule]) -> tuple[Rule, ...]:
         if rule.name in names:
             raise UsageError(f"two rules are called {rule.name!r}")
         names.add(rule.name)
-        if tried.get(rule.name) != rule:
-            require(rule)
+        rule.check()
+    for n, rule in enumerate(rules):
+        if tried.get(rule.name) == rule:
+            continue
+        if over():
+            return (*ALL, *rules[:n])
+        verdict = require(rule)
+        if verdict.status == "unknown":
+            warn(f"the rule {rule.name} is untested: {verdict.detail.removeprefix(f'{rule.name}: ')}")
     return (*ALL, *rules)
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 from .errors import UsageError
@@ -33,11 +34,14 @@ class Settings:
     worker_memory: int = 0  # memory limit in bytes of one worker process; 0: derived from the machine's memory
     max_nodes: int = 250_000  # maximum number of operations of a model; larger models are refused on loading
     export_seconds: int = 0  # time limit of torch.export in seconds; 0: derived from the budget
-    log: str = ""  # e.g. "saturate:debug,extract:info"
 
 
 _VARIABLES = [(f.name, f"TENSOR_GRAPHS_{f.name.upper()}", int if f.type == "int" else str) for f in fields(Settings)]
-_MOST = {"threads": 4096, "workers": 4096}  # largest values of settings, if not 2^62
+_MOST = dict.fromkeys((name for name, _, kind in _VARIABLES if kind is int), 1 << 62) | {
+    "threads": 4096,
+    "workers": 4096,
+}
+"""Largest values of the settings that are integers."""
 # the form of the setting `gpu`: a GPU, or a CPU that interprets its kernels
 _GPU = re.compile(r"(gpu:[^|]+:sm[1-9][0-9]{0,3}:multiprocessors=[1-9][0-9]{0,4}|interpreter:[^|]+)\|[^|]+\|[^|]+")
 _override: ContextVar[Settings | None] = ContextVar("tensor_graphs_settings", default=None)
@@ -52,7 +56,7 @@ def current() -> Settings:
     for name, variable, kind in _VARIABLES:
         text = os.environ.get(variable)
         if text is not None:
-            found[name] = _number(variable, text, _MOST.get(name, 1 << 62)) if kind is int else text
+            found[name] = _number(variable, text, _MOST[name]) if kind is int else text
     _check_gpu(found.get("gpu", ""))
     return Settings(**found)
 
@@ -95,15 +99,27 @@ def _number(variable: str, text: str, most: int) -> int:
     return number
 
 
+def _given(name: str, value: Any) -> Any:
+    """The value of a setting given to `override`; a path as text. UsageError for a value of the wrong kind."""
+    if name in _MOST:
+        if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= _MOST[name]:
+            return int(value)
+        raise UsageError(f"invalid setting {name}={value!r}", hint=f"{name} is an integer within 0..{_MOST[name]}")
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(text, str):
+        return text
+    raise UsageError(f"invalid setting {name}={value!r}", hint=f"{name} is a text")
+
+
 @contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Context manager with changed settings: `with settings.override(backend="numpy"): ...`.
+    """Context manager with changed settings, for this thread: `with settings.override(backend="numpy"): ...`.
 
-    Raises UsageError for unknown names, and for a `gpu` of another form.
+    Raises UsageError for unknown names, values of the wrong kind, and for a `gpu` of another form.
     """
     if unknown := sorted(changes.keys() - {f.name for f in fields(Settings)}):
         raise UsageError(f"no settings are called {unknown}", hint=f"they are {[f.name for f in fields(Settings)]}")
-    wanted = replace(current(), **changes)
+    wanted = replace(current(), **{name: _given(name, value) for name, value in changes.items()})
     _check_gpu(wanted.gpu)
     token = _override.set(wanted)
     try:

@@ -78,7 +78,7 @@ def operand(dtype: str, *shape: int) -> Operand:
 
 # ---------------------------------------------------------------- declarations and references
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "words"),
     [
         ("@declare('cobol')\ndef one(): return ''", "no language 'cobol'"),
         ("@declare(inputs={'x': 'float32', 'y': 'float32[N]'})\ndef one(): return ''", "no operand specification"),
@@ -98,8 +98,8 @@ def operand(dtype: str, *shape: int) -> Operand:
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_malformed_declarations_are_named(text: str, said: str, file: File) -> None:
-    with pytest.raises(KernelError, match=re.escape(said)):
+def test_malformed_declarations_are_named(text: str, words: str, file: File) -> None:
+    with pytest.raises(KernelError, match=re.escape(words)):
         declared(text, file)
 
 
@@ -375,9 +375,9 @@ def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(monkeypatch: py
     found = tg.saturate(tg.cumsum(tg.abs(x) * tg.abs(x), axis=-1), backend="c", kernels=[EXAMPLES / "energy.py"])
     reads = [c.inputs[0][1].cls for c in found.choice.hypergraph.candidates if c.template.name == "user.energy"]
     assert int(found.view.cls[found.view.op.index("input")]) in reads and len(reads) == 2  # x, and abs(x)
-    for term, said in ((tg.cumsum(x * x, axis=-1), "in the plan"), (tg.tanh(x), "no match in the e-graph")):
+    for term, words in ((tg.cumsum(x * x, axis=-1), "in the plan"), (tg.tanh(x), "no match in the e-graph")):
         made = tg.optimize(term, backend="c", kernels=[EXAMPLES / "energy.py"], measure=False, verify=False)
-        assert said in str(made.report)
+        assert words in str(made.report)
         assert Report.of_json(made.report.fields()).user_kernels == made.report.user_kernels
 
 

@@ -80,13 +80,13 @@ def test_rules_of_ones_own(model: str, capsys: pytest.CaptureFixture[str]) -> No
     Path("own.txt").write_text("# mine\ntwice-relu: relu(relu(relu(x))) => relu(x)\n")
     found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt")
     assert found["report"]["searched"]["rules"][0]["name"] == "twice-relu"
-    for text, code, said in (
+    for text, code, message in (
         ("x - y => y - x", 2, "wrong"), ("x + y", 2, "expected"), ("foo(x) => x", 2, "foo"),
         ("(relu ?x)=>(relu (relu ?x))", 2, "Tensat"),
     ):  # fmt: skip
         Path("own.txt").write_text(text)
         found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt", code=code)
-        assert said in found["error"]["message"]
+        assert message in found["error"]["message"]
 
 
 def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +201,31 @@ def test_extract_solves_any_egraph_of_the_format(tmp_path: Path, capsys: pytest.
     Path("cyclic.json").write_text(json.dumps({"nodes": {"a": node("f", 1, "S", "a")}, "root_eclasses": ["S"]}))
     wrong = document(capsys, "extract", "cyclic.json", code=3)["error"]
     assert wrong["code"] == "extraction" and wrong["where"] == "cyclic.json: class S"
+
+
+def test_ctrl_c_keeps_the_cheapest_choice_so_far(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during `extract` ends it with a choice, and named roots are those that it covers."""
+    from tensor_graphs.extract.solve import solve as solving
+
+    nodes = {
+        n: {"op": n, "eclass": n.upper(), "children": list(kids), "cost": 1} for n, kids in (("a", ""), ("b", "a"))
+    }
+    (tmp_path / "e.json").write_text(json.dumps({"nodes": nodes, "root_eclasses": []}))
+    real = solving.solve
+
+    def interrupted(*args: Any, stop: Any, **named: Any) -> Any:
+        assert not stop()
+        signal.raise_signal(signal.SIGINT)
+        assert stop()
+        return real(*args, stop=stop, **named)
+
+    assert "--root" in document(capsys, "extract", "e.json", code=3)["error"]["hint"]
+    monkeypatch.setattr(solving, "solve", interrupted)
+    found = document(capsys, "extract", "e.json", "--root", "B", code=130)
+    assert found["error"]["code"] == "interrupted" and found["choices"] == {"B": "b", "A": "a"}
+    assert "--root" in document(capsys, "extract", "e.json", "--root", "B", "-o", "out", code=2)["error"]["hint"]
 
 
 def test_explain_a_program_and_a_model(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -516,20 +541,20 @@ def interrupted(model: str, at: str, times: int, *more: str) -> tuple[int, str, 
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr is not None and process.stdout is not None
-    said = ""
+    message = ""
     for line in process.stderr:
-        said += line
+        message += line
         if times and (line.startswith(at) or "stopping" in line):
             times -= 1
             os.killpg(process.pid, signal.SIGINT)
-    return process.wait(), process.stdout.read(), said
+    return process.wait(), process.stdout.read(), message
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
 @pytest.mark.parametrize("at", ["saturate", "candidates", "extract: round 1", "verify"])
 def test_ctrl_c_keeps_the_best_plan(model: str, at: str) -> None:
-    code, out, said = interrupted(model, at, 1)
-    assert code == 130 and "stopping" in said
+    code, out, message = interrupted(model, at, 1)
+    assert code == 130 and "stopping" in message
     found = json.loads(out)
     assert found["error"]["code"] == "interrupted" and found["output"] == "out" and not found["ok"]
     inputs, expected = sample(model)

@@ -177,7 +177,7 @@ def test_a_good_proposal_is_accepted_with_its_gain(proposed: Callable[..., Propo
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (["import sys", "sys.exit(3)"], "ended with code 3"),
         (["pass"], "printed nothing"),
@@ -192,11 +192,11 @@ def test_a_good_proposal_is_accepted_with_its_gain(proposed: Callable[..., Propo
     ],
 )
 def test_bad_proposals_are_refused_with_reasons(
-    code: list[str], said: str, proposed: Callable[..., Proposal]
+    code: list[str], message: str, proposed: Callable[..., Proposal]
 ) -> None:  # fmt: skip
     found = proposed(command(*code), 1.0 if "sleep" in str(code) else 120.0)
     assert found.status == "refused"
-    assert said in found.reason
+    assert message in found.reason
     assert found.gain_us == 0
 
 

@@ -169,13 +169,13 @@ def test_a_shipped_model_tells_schedules_apart(tmp_path: Path, timing: Make, key
     store = above(tmp_path, exported(tmp_path, list(rows)))
     assert store.snapshot.learnt.models
     asked = [row(timing, 1.0, 5000, m=2**p) for p in range(8)]
-    said = [p.us for p in store.price([Query(r.key, r.work) for r in asked], regime="cold")]
-    assert min(range(8), key=said.__getitem__) == 6
+    text = [p.us for p in store.price([Query(r.key, r.work) for r in asked], regime="cold")]
+    assert min(range(8), key=text.__getitem__) == 6
     features = Mock(side_effect=learnt.features)
     with patch.object(learnt, "features", features):
         again = [p.us for p in store.price([Query(r.key, r.work) for r in asked], regime="cold")]
         store.price([Query(row(timing, 1.0, 5001, m=8).key, asked[0].work)], regime="cold")
-    assert again == said and [len(call.args[0]) for call in features.call_args_list] == [1], (
+    assert again == text and [len(call.args[0]) for call in features.call_args_list] == [1], (
         "each key is predicted once"
     )
 

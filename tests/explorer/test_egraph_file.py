@@ -197,7 +197,7 @@ def nodes_of(document: Document, op: str) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         (lambda d: d.update(tensor_graphs=[]), "must be an object"),
         (lambda d: d["tensor_graphs"].update(version=99), "version 99"),
@@ -225,10 +225,10 @@ def nodes_of(document: Document, op: str) -> list[list[Any]]:
         (lambda d: next(iter(d["nodes"].values())).update(cost="free"), "cost must be a number"),
     ],
 )  # fmt: skip
-def test_named_errors(changed: Any, edit: Callable[[Document], Any], said: str) -> None:
+def test_named_errors(changed: Any, edit: Callable[[Document], Any], message: str) -> None:
     with pytest.raises(errors.TensorGraphsError) as caught:
         program_of(changed(edit))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert isinstance(caught.value, errors.ExtractionError | errors.BadModelError | errors.NoPlanError)
 
 

@@ -199,6 +199,8 @@ def test_a_hand_solved_choice_between_one_kernel_and_two(pair: tuple[Explorer, i
     flat = {"*": 10.0}  # every kernel takes 10 µs: one fused kernel is best
     one = found.what_if(cost=flat)
     assert one.after_us == 10.0 and one.optimal and len(one.choice.chosen) == 1
+    with pytest.raises(UsageError, match="no e-class 99999"):
+        found.fusing(inner, 99999)
     fused = [f"k{i}" for i in found.fusing(inner, outer)]
     assert f"k{one.choice.chosen[0]}" in fused
     two = found.what_if(forbid=fused, cost=flat)
@@ -407,9 +409,9 @@ def test_a_browser_shows_the_page_and_runs_nothing_else(explorer: Explorer, tmp_
         assert re.search(r"all \d+ steps?|no rule was needed", browser.run(shown))
         fused = "viewer.main.mark(0), viewer.main.mark(1), document.querySelector('aside h2').textContent"
         assert browser.run(fused) == "Fusing c0 and c1"
-        said = "viewer.main.select([...Array(viewer.graph.classes).keys()].find(c => viewer.graph.isGiven(c))), "
+        words = "viewer.main.select([...Array(viewer.graph.classes).keys()].find(c => viewer.graph.isGiven(c))), "
         assert "Given by the caller: no kernel is needed." in browser.run(
-            f"{said} document.querySelector('aside').textContent"
+            f"{words} document.querySelector('aside').textContent"
         )
         assert browser.run("window.hacked") is None
         assert browser.messages() == []

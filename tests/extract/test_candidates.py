@@ -237,13 +237,13 @@ def test_sharing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ClassLayouts, "kind", lambda self, cls: (kind(self, cls), next(fresh))[1])
     alone = candidate_hypergraph(view, both, view_strides)
 
-    def said(found: Hypergraph) -> list[Any]:
+    def message(found: Hypergraph) -> list[Any]:
         return [
             (c.template.name, c.output, c.inputs, c.weights, dict(c.call.operands), c.call.output, dict(c.call.attrs))
             for c in found.candidates
         ]
 
-    assert len(shared.candidates) > 300 and said(shared) == said(alone)
+    assert len(shared.candidates) > 300 and message(shared) == message(alone)
     assert next(fresh) > len(view), "nothing was shared the second time"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensor_graphs.extract.solve import frontier_dp as module
 from tensor_graphs.extract.solve import frontier_pieces, leaf_search, resolution_order
 from tensor_graphs.extract.solve import solve as solving
-from tensor_graphs.extract.solve.cpsat import solve_cpsat
+from tensor_graphs.extract.solve.cpsat import UNITS_A_SECOND, solve_cpsat, solver
 from tensor_graphs.extract.solve.frontier_dp import FrontierDP
 from tensor_graphs.extract.solve.frontier_pieces import Label
 from tensor_graphs.extract.solve.greedy import best_greedy
@@ -22,6 +22,7 @@ from tensor_graphs.extract.solve.label_dominance import undominated
 from tensor_graphs.extract.solve.label_setting import LabelSearchResult
 from tensor_graphs.extract.solve.problem import NodeSpec, Problem, ProblemRows
 from tensor_graphs.extract.solve.solve import solve
+from tensor_graphs.extract.solve.solve_clock import LABELS_A_SECOND, SolveClock
 
 COSTS = st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.0, 1.7, 2.0, 5.0, 40.0, 1e9])
 
@@ -189,6 +190,17 @@ def test_a_search_that_must_not_drop_labels_ends_instead() -> None:
     assert beam.chosen is not None and not beam.exact
     assert found.search(1, drops=False).chosen is None
     assert exact.exact and exact.cost <= beam.cost
+
+
+def test_where_limits_are_counted_work_labels_end_an_exact_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a call with `deterministic=True` and a budget of 5 s, extraction alone took 38 s."""
+    monkeypatch.setattr(module, "BEAM_WIDTH", 1)
+    found = FrontierDP(deep(12), 1e3)
+    whole = found.search()
+    cut = found.search(most_labels=whole.labels / 4)
+    assert whole.exact and not cut.exact and cut.chosen is not None and cut.labels < whole.labels
+    assert solver(2.0, 8, True).parameters.max_deterministic_time == 2 * UNITS_A_SECOND
+    assert SolveClock(2.0, True, None).labels == 2 * LABELS_A_SECOND and SolveClock(2.0, False, None).labels == math.inf
 
 
 def test_a_hasty_solution_of_a_large_problem_comes_from_beams(monkeypatch: pytest.MonkeyPatch) -> None:

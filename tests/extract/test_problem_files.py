@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.errors import ExtractionError
+import tensor_graphs as tg
+from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import parse_egraph, read_egraph, to_json, write_egraph
 from tensor_graphs.extract.solve.solve import solve
@@ -168,7 +169,26 @@ def test_odd_but_legal_documents() -> None:
 def test_bad_documents(given: Any, message: str, place: str) -> None:
     with pytest.raises(ExtractionError, match=message.replace("'", ".")) as caught:
         parse_egraph(given, where="file.json")
-    assert place in caught.value.where and "file.json" in caught.value.where
+    assert place in caught.value.where and caught.value.where.count("file.json") == 1
+
+
+def test_roots_of_a_file_without_roots() -> None:
+    """egglog writes no roots: they are named by class, by node, or by the variable of a `let`; choices are by name."""
+    given = document(a=node("A", cost=4), b=node("B", ["a"]), c=node("B", cost=2), d=node("C", ["b"]))
+    given |= {"root_eclasses": [], "class_data": {"B": {"type": "Num", "let": "$e"}}}
+    for root, cost in (("B", 2), ("b", 2), ("$e", 2), ("e", 2), ("d", 3)):
+        assert tg.extract(given, roots=[root]).cost == cost
+    both = tg.extract(given, roots=["A", "e", "c"])
+    assert both.cost == 5 and both.choices == {"A": "a", "B": "b"}
+    said: list[str] = []
+    ended = tg.extract(given, roots=["d"], progress=tg.Progress(lambda stage, text: said.append(text), stopped=True))
+    assert ended.cost == 3 and said == ["4 nodes in 3 classes"]
+    for roots, message in (([], "no root class"), (["f"], "root class 'f' has no node")):
+        with pytest.raises(ExtractionError, match=message) as caught:
+            tg.extract(given, roots=roots)
+        assert "variable: e" in caught.value.hint
+    with pytest.raises(UsageError, match="roots='e'"):
+        tg.extract(given, roots="e")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def call_key(c: Candidate) -> tuple[int, int]:
 
 
 class Prices(PricerBase):
-    """Predictions by kernel name until measured; then the truth."""
+    """Predictions by kernel name until measured; then the truth. `ahead`: as of a GPU's measurer."""
+
+    ahead = True
 
     def __init__(self, truth: dict[str, float], spread: float = 0.5) -> None:
         self.truth, self.spread = truth, spread
@@ -767,6 +769,67 @@ def test_a_kernel_that_ran_when_the_time_was_up_uses_the_time_of_the_closing_pha
             now[0] += 0.05
         ends.append(round(now[0], 2))
     assert ends == [2.95, 2.65], "half a second from then on, and from when the time was up"
+
+
+class OneByOne(Prices):
+    """Kernels that are measured one after another, each in `seconds` of the clock, as on a CPU."""
+
+    ahead = False
+
+    def __init__(self, truth: dict[str, float], now: list[float], seconds: float = 0.2, **more: Any) -> None:
+        super().__init__(truth, **more)
+        self.now, self.seconds = now, seconds
+
+    def measure(self, found: Iterable[Candidate], **_: Any) -> Sequence[Candidate]:
+        self.asked.append([])
+        for c in found:
+            self.now[0] += self.seconds
+            self.asked[-1].append(c.template.name)
+            self.known.add(call_key(c))
+        return ()
+
+
+@pytest.mark.parametrize(("ahead", "kernels"), [(False, 8), (True, 3)], ids=["cpu", "gpu"])
+def test_the_closing_phase_measures_on_when_the_plan_is_measured(ahead: bool, kernels: int, now: list[float]) -> None:
+    """On a CPU, as long as kernels end in it: the time is up after 0.5 s, seen after 0.6, and it is a second."""
+    prices = OneByOne({f"exp{i}": 10.0 - 0.1 * i for i in range(12)}, now)
+    prices.ahead = ahead
+    choice = search(variants(12), prices, prices, seconds=0.5, closing=1.0)
+    assert sum(map(len, prices.asked)) == kernels and now[0] < 1.6 + 1e-9
+    assert choice.sources == {"measured": 1} and choice.stopped == "budget"
+    assert choice.cost == min(prices.of(c) for c in choice.hypergraph.candidates if call_key(c) in prices.known)
+
+
+def test_a_kernel_that_is_in_no_best_plan_any_more_is_not_measured(now: list[float]) -> None:
+    """exp0 turns out faster than the others may be, after they have been asked for with it."""
+
+    class Wrong(OneByOne):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = super().price(found)
+            low = Priced(4.0, 2.0, 8.0, "predicted")
+            return [low if c.template.name == "exp0" and p.source != "measured" else p for c, p in zip(found, rows)]
+
+    prices = Wrong({"exp0": 1.0, **{f"exp{i}": 6.0 for i in range(1, 6)}}, now)
+    choice = search(variants(6), prices, prices)
+    assert chosen(choice) == ["exp0"] and prices.asked == [["exp0"]] and choice.stopped == "measured"
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["cpu", "gpu"])
+def test_what_is_likely_the_cheapest_is_measured_first_without_compilers_that_work_ahead(
+    ahead: bool, now: list[float]
+) -> None:
+    """exp1 is compiled; on a GPU compilers start while the library's kernel is measured."""
+
+    class Related(OneByOne):
+        def price(self, found: Sequence[Candidate]) -> list[Priced]:
+            rows = {"exp0": Priced(10.0, 3.0, 12.0, "predicted"), "exp1": Priced(5.0, 4.0, 6.0, "predicted")}
+            known = super().price(found)
+            return [p if p.source == "measured" else rows.get(c.template.name, p) for c, p in zip(found, known)]
+
+    prices = Related({"exp0": 10.0, "exp1": 5.0}, now)
+    prices.ahead = ahead
+    search(compiled(variants(2), "exp1"), prices, prices)
+    assert prices.asked[0] == (["exp0", "exp1"] if ahead else ["exp1", "exp0"])
 
 
 class Shipped(Prices):

@@ -56,9 +56,9 @@ def attempted(check: Callable[..., str], one: Case, seed: int) -> str:
         return f"raised {type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
 
 
-def kind_of(said: str) -> str:
+def kind_of(message: str) -> str:
     """The kind of a failure: the raised exception, "wrong" for wrong values, "" for no failure."""
-    return said.partition(":")[0] if said.startswith("raised") else "wrong" if said else ""
+    return message.partition(":")[0] if message.startswith("raised") else "wrong" if message else ""
 
 
 def _alike(check: Callable[..., str], seed: int, kind: str, one: Case) -> bool:
@@ -79,11 +79,11 @@ def main() -> None:
     end, seed, failed = time.monotonic() + given.seconds, given.seed, Counter[str]()
     while time.monotonic() < end:
         one = Grower(seed, kinds).graph(given.steps)
-        if said := attempted(check, one, seed):
-            failed[kind_of(said)] += 1
-            small = one if given.whole else shrunk(one, partial(_alike, check, seed, kind_of(said)))
-            said = said if given.whole else attempted(check, small, seed)
-            print(f"=== seed {seed}\n{small.text()}\n{said[:6000]}\n", flush=True)
+        if message := attempted(check, one, seed):
+            failed[kind_of(message)] += 1
+            small = one if given.whole else shrunk(one, partial(_alike, check, seed, kind_of(message)))
+            message = message if given.whole else attempted(check, small, seed)
+            print(f"=== seed {seed}\n{small.text()}\n{message[:6000]}\n", flush=True)
         seed += 1
         if given.once:
             break

@@ -70,8 +70,8 @@ def simplified(one: Case, rng: random.Random) -> str:
     oracle = Oracle(one.graph.outputs, data_of(one))  # constants are folded in their own dtype
     with np.errstate(all="ignore"):
         found = evaluate(work_of(one.graph), one.inputs, float64=True)
-        if said := oracle.wrong(found):
-            return said
+        if message := oracle.wrong(found):
+            return message
         if any(n.entry.kind in ("contraction", "reduction") or n.entry.composite for n in one.graph.nodes()):
             return ""  # folded constants lie otherwise in memory: NumPy adds them up in another order
         for a, b in zip(evaluate(work_of(one.graph, exact=True), one.inputs), evaluate(one.graph, one.inputs)):
@@ -133,8 +133,8 @@ def class_values(view: EGraphView, data: dict[str, Array], *, exact: bool = Fals
             if exact:
                 if not same_bits(got, want):
                     return f"bits differ: {got!r} for {want!r}\n{shown(view, n, terms, known)}"
-            elif said := apart(view, n, got, want, [value[k] for k in kids]):
-                return f"class {cls} ({view.types[cls]}): {said}\n{shown(view, n, terms, known)}"
+            elif message := apart(view, n, got, want, [value[k] for k in kids]):
+                return f"class {cls} ({view.types[cls]}): {message}\n{shown(view, n, terms, known)}"
     SEEN["classes"] += view.n_classes
     return ""
 
@@ -329,8 +329,8 @@ def plans(one: Case, rng: random.Random, *, names: Sequence[str] = CPU, tries: i
                 values = run_flat(program, one.inputs)
         except Exception as error:
             return f"{type(error).__name__}: {error}\n{own_text(program.source)}"
-        if said := oracle.wrong(values):
-            return f"{said}\nkernels {[s.template.name for s in plan.steps]}\n{own_text(program.source)}"
+        if message := oracle.wrong(values):
+            return f"{message}\nkernels {[s.template.name for s in plan.steps]}\n{own_text(program.source)}"
         for value, root in zip(values, one.graph.outputs):
             if np.asarray(value).dtype != dtypes.numpy_dtype(root.dtype):
                 return f"dtype {np.asarray(value).dtype}, not {root.dtype}"
@@ -407,10 +407,10 @@ def optimized(one: Case, rng: random.Random, *, exact: bool = False) -> str:
     )
     if exact and not all(map(same_bits, map(np.asarray, values), own)):
         return f"exact, but the bits differ: {values} for {own}\n{made.source}"
-    if exact and (said := special(one, made, rng)):
-        return said
-    if said := oracle.wrong(values):
-        return f"{options}: {said}\n{made.source}"
+    if exact and (message := special(one, made, rng)):
+        return message
+    if message := oracle.wrong(values):
+        return f"{options}: {message}\n{made.source}"
     with tempfile.TemporaryDirectory() as folder:
         made.save(Path(folder) / "p")
         loaded = tg.load_program(Path(folder) / "p")

@@ -122,11 +122,11 @@ def main() -> int:
     total, found, keep = 0, 0, Path("fuzz-findings").absolute()
     with tempfile.TemporaryDirectory(prefix="commands-") as scratch:
         os.environ["TENSOR_GRAPHS_HOME"] = str(Path(scratch) / "home")
-        for arguments, said in findings(Path(scratch), given.count, given.seed):
+        for arguments, message in findings(Path(scratch), given.count, given.seed):
             total += 1
-            if said:
+            if message:
                 found += 1
-                print(f"{' '.join(arguments)[:200]!r}: {said[:500]}", flush=True)
+                print(f"{' '.join(arguments)[:200]!r}: {message[:500]}", flush=True)
                 keep.mkdir(exist_ok=True)
                 for path in (Path(a) for a in arguments[1:] if a.startswith(scratch)):
                     if path.is_file():

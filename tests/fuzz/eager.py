@@ -890,9 +890,9 @@ def attempted(
 ) -> Iterator[tuple[int, str]]:
     """(seed, what is wrong) of programs that fail; those compiled together where that raises, each by itself."""
     try:
-        for w, said in zip(writers, compiled(writers, roots, way, verify=verify)):
-            if said:
-                yield w.seed, said
+        for w, message in zip(writers, compiled(writers, roots, way, verify=verify)):
+            if message:
+                yield w.seed, message
     except Exception as error:
         if len(writers) == 1:
             yield writers[0].seed, f"raised {type(error).__name__}: {error}\n{traceback.format_exc(limit=-3)}"
@@ -954,9 +954,9 @@ def main() -> None:
             verify=number % given.verify == given.verify - 1,
             seen=seen,
         )
-        for seed, said in found:
-            failures.append({"seed": seed, "way": which, "said": said[:600]})
-            print(f"=== seed {seed} way {which} {CONFIGURATIONS[which]}\n{said[:1500]}", flush=True)
+        for seed, message in found:
+            failures.append({"seed": seed, "way": which, "message": message[:600]})
+            print(f"=== seed {seed} way {which} {CONFIGURATIONS[which]}\n{message[:1500]}", flush=True)
         if given.log and number % 5 == 4:
             note = {
                 "from": given.seed,

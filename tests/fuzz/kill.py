@@ -72,7 +72,7 @@ def save(folder: Path, begin: int) -> Iterator[str]:
             yield ""
 
 
-def saved(folder: Path, said: list[str]) -> str:
+def saved(folder: Path, message: list[str]) -> str:
     """Problem unless the folder holds exactly one of the two programs, complete."""
     import numpy as np
 
@@ -98,12 +98,12 @@ def append(folder: Path, begin: int) -> Iterator[str]:
             yield SAYS
 
 
-def appended(folder: Path, said: list[str]) -> str:
+def appended(folder: Path, message: list[str]) -> str:
     """Problem if an acknowledged row is missing."""
     from tensor_graphs.costdb.store.store import Store
 
     store = Store(folder / "db")
-    rows = [int(line) for line in said if line.isdigit()]
+    rows = [int(line) for line in message if line.isdigit()]
     found = {size for size in rows if store.snapshot.has(_row(size).key.digest)}
     if len(found) != len(set(rows)):
         return f"{len(set(rows)) - len(found)} of {len(set(rows))} acknowledged rows are lost"
@@ -148,7 +148,7 @@ def report(folder: Path, begin: int) -> Iterator[str]:
             yield ""
 
 
-def reported(folder: Path, said: list[str]) -> str:
+def reported(folder: Path, message: list[str]) -> str:
     """Problem unless the file holds one of the two texts, complete, and no other file is left after it was written
     again.
     """
@@ -185,9 +185,9 @@ def _write(what: str, folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             number, begin, steps = map(int, line.split())
-            for said in WHAT[what][0](folder / str(number), begin):
-                _say(said or ".")
-                if said == SAYS and steps:
+            for message in WHAT[what][0](folder / str(number), begin):
+                _say(message or ".")
+                if message == SAYS and steps:
                     _die_after(steps)
         _say(f"pid {pid}")
         _, status = os.waitpid(pid, 0)
@@ -220,7 +220,7 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
     with tempfile.TemporaryDirectory(prefix="kills-", dir=memory) as scratch:
         environment = {**os.environ, "TENSOR_GRAPHS_HOME": str(Path(scratch) / "home")}
         command = [sys.executable, "-m", "tests.fuzz.kill", what, "--child", scratch]
-        said: list[str] = []
+        message: list[str] = []
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         ) as child:
@@ -229,14 +229,14 @@ def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:
                 if number % ROUND == 0:
                     shutil.rmtree(Path(scratch) / str(number // ROUND - 1), ignore_errors=True)
                     folder.mkdir()
-                    said = []
-                begin = max([0, *(int(s) for s in said if s.isdigit())]) + 1
+                    message = []
+                begin = max([0, *(int(s) for s in message if s.isdigit())]) + 1
                 steps = rng.randint(1, STEPS[what]) if number % 4 else 0
                 lines = _one_kill(child, f"{number // ROUND} {begin}", steps, rng.uniform(0.0, SECONDS))
-                said += lines
+                message += lines
                 hidden = any(p.name.startswith(".") for p in folder.rglob("*"))
                 try:
-                    yield WHAT[what][1](folder, said), hidden
+                    yield WHAT[what][1](folder, message), hidden
                 except Exception as error:
                     yield f"{type(error).__name__}: {error}", hidden
             assert child.stdin is not None
@@ -249,7 +249,7 @@ def _one_kill(child: subprocess.Popen[str], where: str, steps: int, seconds: flo
     assert child.stdin is not None and child.stdout is not None
     child.stdin.write(f"{where} {steps}\n")
     child.stdin.flush()
-    said: list[str] = []
+    message: list[str] = []
     pid, ready = 0, False
     while not (pid and ready):
         line = child.stdout.readline().strip()
@@ -259,15 +259,15 @@ def _one_kill(child: subprocess.Popen[str], where: str, steps: int, seconds: flo
             raise RuntimeError(f"the child ended by itself: {line}")
         else:
             ready = ready or line == SAYS
-            said.append(line)
+            message.append(line)
     if not steps:
         time.sleep(seconds)
         os.kill(pid, signal.SIGKILL)
     while not (line := child.stdout.readline().strip()).startswith("ended"):
         if not line:
             raise RuntimeError("the child is gone")
-        said.append(line)
-    return said
+        message.append(line)
+    return message
 
 
 def main() -> int:
@@ -292,13 +292,13 @@ def main() -> int:
             found.append(one)
             if time.monotonic() > end:
                 break
-        wrong = Counter(said for said, _ in found if said)
+        wrong = Counter(message for message, _ in found if message)
         print(
             f"{what}: {len(found)} kills, {sum(h for _, h in found)} of them in a write, {wrong.total()} failures",
             flush=True,
         )
-        for said, times in wrong.most_common(5):
-            print(f"  {times} x {said[:300]}", flush=True)
+        for message, times in wrong.most_common(5):
+            print(f"  {times} x {message[:300]}", flush=True)
         total, failed = total + len(found), failed + wrong
     print(f"{total} kills, {failed.total()} failures", flush=True)
     return 1 if failed else 0

@@ -452,12 +452,12 @@ def main() -> int:
     began = time.monotonic()
     for seed in range(options.seed, options.seed + options.count):
         whole = bool(options.optimized) and seed % options.optimized == 0
-        verdict, said, source = attempt(seed, options.steps, whole)
+        verdict, message, source = attempt(seed, options.steps, whole)
         verdicts[verdict + (", optimized" if whole else "")] += 1
         if verdict == "refused":
-            reasons[said] += 1
+            reasons[message] += 1
         if verdict == "wrong":
-            print(f"seed {seed}{' optimized' if whole else ''}\n{source}{said}\n", flush=True)
+            print(f"seed {seed}{' optimized' if whole else ''}\n{source}{message}\n", flush=True)
     print(
         f"{options.count} functions from seed {options.seed}, {time.monotonic() - began:.0f} s: {dict(sorted(verdicts.items()))}"
     )

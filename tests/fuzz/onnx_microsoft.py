@@ -127,7 +127,7 @@ def tried(seed: int, op: str, folder: Path) -> str:
         )
     file = folder / "m.onnx"
     file.write_bytes(one.SerializeToString())
-    said = f"{op} free={d.free} {d.attrs} {[None if x is None else (x.dtype.name, x.shape, x.tolist() if x.size < 9 else '') for x in d.operands]}"
+    message = f"{op} free={d.free} {d.attrs} {[None if x is None else (x.dtype.name, x.shape, x.tolist() if x.size < 9 else '') for x in d.operands]}"
     try:
         with np.errstate(all="ignore"):
             graph = load_onnx(file)
@@ -136,13 +136,13 @@ def tried(seed: int, op: str, folder: Path) -> str:
     except UnsupportedError as error:
         return f"- unsupported: {error.missing}"
     except TensorGraphsError as error:
-        return f"{said}\n  refused: {error}"
+        return f"{message}\n  refused: {error}"
     except Exception as error:
-        return f"{said}\n  raised {type(error).__name__}: {error}"
+        return f"{message}\n  raised {type(error).__name__}: {error}"
     for k, f, w in zip(outputs, found, want, strict=True):
         part = d.valid.get(k, lambda x: x)
         if f.shape != w.shape or not agree(part(f), part(w)):
-            return f"{said}\n  output {k}: {f.dtype}{f.shape} {part(f).ravel()[:8]}\n  for   {w.dtype}{w.shape} {part(w).ravel()[:8]}"
+            return f"{message}\n  output {k}: {f.dtype}{f.shape} {part(f).ravel()[:8]}\n  for   {w.dtype}{w.shape} {part(w).ravel()[:8]}"
     return ""
 
 

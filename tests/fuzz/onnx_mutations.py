@@ -99,17 +99,17 @@ def tried(seed: int, op: str, folder: Path, others: bool = True) -> tuple[str, s
         one, given = model(d, op)
     except (Exception, SystemError):
         return "skipped", ""
-    said = f"{op} opset {d.opset} {d.attrs} {[None if x is None else (x.dtype.name, x.shape, x.tolist() if i in d.known else '') for i, x in enumerate(d.operands)]}"
+    message = f"{op} opset {d.opset} {d.attrs} {[None if x is None else (x.dtype.name, x.shape, x.tolist() if i in d.known else '') for i, x in enumerate(d.operands)]}"
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
             reference = [np.asarray(v) for v in ReferenceEvaluator(one).run(None, given)]
             kinds = [helper.np_dtype_to_tensor_dtype(v.dtype) for v in reference]
         except Exception as error:
-            said += f"\n  reference: {type(error).__name__} {str(error)[:80]}"
+            message += f"\n  reference: {type(error).__name__} {str(error)[:80]}"
             kinds = []
             if isinstance(error, IndexError):
-                return "skipped", said
+                return "skipped", message
         for k, info in enumerate(one.graph.output):
             declared = kinds[k] if k < len(kinds) else onnx.TensorProto.FLOAT
             info.CopyFrom(helper.make_tensor_value_info(info.name, declared, None))
@@ -118,17 +118,17 @@ def tried(seed: int, op: str, folder: Path, others: bool = True) -> tuple[str, s
         try:
             found = [np.asarray(v) for v in evaluate(load_onnx(file), given)]
         except TensorGraphsError:
-            return "fine", said
+            return "fine", message
         except Exception as error:
-            return "RAW", f"{said}\n  {type(error).__name__}: {error}"
-    said += f"\n  found {[f'{v.dtype}{v.shape} {v.ravel()[:6]}' for v in found]}"
+            return "RAW", f"{message}\n  {type(error).__name__}: {error}"
+    message += f"\n  found {[f'{v.dtype}{v.shape} {v.ravel()[:6]}' for v in found]}"
     if reference and all(map(agree, found, reference)):
-        return "fine", said
+        return "fine", message
     run = runtime(one, given) if others and all(one.graph.node[0].input) else []
     if run and all(map(agree, found, run)):
-        return "fine", said
-    said += f"\n  not   {[f'{v.dtype}{v.shape} {v.ravel()[:6]}' for v in reference or run]}"
-    return ("DIFFERS" if reference or run else "ACCEPTED"), said
+        return "fine", message
+    message += f"\n  not   {[f'{v.dtype}{v.shape} {v.ravel()[:6]}' for v in reference or run]}"
+    return ("DIFFERS" if reference or run else "ACCEPTED"), message
 
 
 def main() -> None:
@@ -144,11 +144,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < end:
             for op in ops:
-                kind, said = tried(seed, op, Path(folder))
+                kind, message = tried(seed, op, Path(folder))
                 counts[kind] += 1
                 shown[kind, op] += 1
                 if kind not in ("fine", "skipped") and shown[kind, op] <= given.each:
-                    print(f"=== {kind} seed {seed} {said}", flush=True)
+                    print(f"=== {kind} seed {seed} {message}", flush=True)
             seed += 1
     print(f"{dict(counts)}, seeds {given.seed} to {seed - 1}")
 

@@ -68,23 +68,23 @@ def tried(seed: int, op: str, folder: Path) -> str:
         return f"- reference: {type(error).__name__}"
     file = folder / "m.onnx"
     file.write_bytes(one.SerializeToString())
-    said = f"{op} opset {d.opset} {d.attrs} {[None if x is None else (x.dtype.name, x.shape, x.tolist() if i in d.known else '') for i, x in enumerate(d.operands)]}"
+    message = f"{op} opset {d.opset} {d.attrs} {[None if x is None else (x.dtype.name, x.shape, x.tolist() if i in d.known else '') for i, x in enumerate(d.operands)]}"
     try:
         with np.errstate(all="ignore"):
             found = evaluate(load_onnx(file), given)
     except UnsupportedError:
         return "- unsupported"
     except TensorGraphsError as error:
-        return f"{said}\n  refused: {error}; ORT: {[np.shape(x) for x in runtime(one, given)]}"
+        return f"{message}\n  refused: {error}; ORT: {[np.shape(x) for x in runtime(one, given)]}"
     except Exception as error:
-        return f"{said}\n  raised {type(error).__name__}: {error}"
+        return f"{message}\n  raised {type(error).__name__}: {error}"
     for k, (f, w) in enumerate(zip(found, map(np.asarray, want))):
         if not agree(f, w):
             others = runtime(one, given)[k : k + 1]
             if others and agree(f, others[0]):
                 return f"- {op}: as ONNX Runtime, not as the reference"
             ours, right, *more = (f"{x.dtype}{x.shape} {x.ravel()[:8]}" for x in (f, w, *others))
-            return f"{said}\n  output {k}: {ours}\n  for   {right}\n  ORT   {more}"
+            return f"{message}\n  output {k}: {ours}\n  for   {right}\n  ORT   {more}"
     return ""
 
 
@@ -127,13 +127,13 @@ def compared(description: str | None, ops: Sequence[str], tried: Callable[[int, 
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < end:
             for op in ops:
-                said = tried(seed, op, Path(folder))
-                if said.startswith("-"):
-                    passed[f"{op} {said}"] += 1
-                elif said:
+                message = tried(seed, op, Path(folder))
+                if message.startswith("-"):
+                    passed[f"{op} {message}"] += 1
+                elif message:
                     failed[op] += 1
                     if failed[op] <= given.each:
-                        print(f"=== seed {seed} {said}", flush=True)
+                        print(f"=== seed {seed} {message}", flush=True)
                 else:
                     good[op] += 1
             seed += 1

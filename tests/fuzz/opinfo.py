@@ -100,10 +100,10 @@ def sample_of(entry: Any, sample: Any) -> Sample:
         first, args, kwargs = _pytree.tree_unflatten(given, spec)
         return [v for v in _pytree.tree_leaves(entry.op(first, *args, **kwargs)) if isinstance(v, torch.Tensor)]
 
-    said = [
+    words = [
         f"{v.dtype}{list(v.shape)}".removeprefix("torch.") if isinstance(v, torch.Tensor) else repr(v) for v in flat
     ]
-    return Sample(f"({', '.join(said)})", tuple(flat[i].detach() for i in places), function, places_of(entry.name))
+    return Sample(f"({', '.join(words)})", tuple(flat[i].detach() for i in places), function, places_of(entry.name))
 
 
 def places_of(name: str) -> int | None:

@@ -128,8 +128,8 @@ class Oracle:
             f = np.asarray(f)
             if f.shape != w.shape:
                 return f"output {k} has shape {f.shape}, not {w.shape}"
-            if said := self._differs(f, w, moved, root.dtype, tolerance):
-                return f"output {k} ({root.type}): {said}"
+            if message := self._differs(f, w, moved, root.dtype, tolerance):
+                return f"output {k} ({root.type}): {message}"
         return ""
 
     def _differs(self, f: Array, w: Array, moved: Array, dtype: str, tolerance: float) -> str:

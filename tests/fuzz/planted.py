@@ -96,7 +96,7 @@ FAULTS = {
         "tests/models/test_onnx_faults.py::test_not_a_model",
     ),
     "values of an ONNX model may have any size": Fault(
-        5, "tensor_graphs.models.onnx.node", "Context.check", "lambda self, tensor: tensor",
+        5, "tensor_graphs.models.onnx.context", "Context.check", "lambda self, tensor: tensor",
         "tests/models/test_onnx_faults.py::test_ten_terabytes",
     ),
     "pickles are opened": Fault(
@@ -282,12 +282,12 @@ def main() -> int:
         fault = FAULTS[name]
         try:
             fine, _ = passes("", fault.test)
-            unnoticed, said = passes(name, fault.test)
+            unnoticed, message = passes(name, fault.test)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            fine, unnoticed, said = False, True, str(error)[-800:]
+            fine, unnoticed, message = False, True, str(error)[-800:]
         state = "noticed" if fine and not unnoticed else "NOT NOTICED" if fine else "FAILS WITHOUT THE FAULT"
         bad += state != "noticed"
-        print(f"row {fault.row:2d}: {name}: {state} ({said})", flush=True)
+        print(f"row {fault.row:2d}: {name}: {state} ({message})", flush=True)
     return 1 if bad else 0
 
 

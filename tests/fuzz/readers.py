@@ -371,26 +371,28 @@ class Bench:
             with _in_time():
                 self.reader.read(self.place, content)
         except TensorGraphsError as error:
-            said = "" if error.exit_code != 1 else traceback.format_exc(limit=-6)
+            words = "" if error.exit_code != 1 else traceback.format_exc(limit=-6)
         except Exception:
-            said = traceback.format_exc(limit=-6)
+            words = traceback.format_exc(limit=-6)
         else:
-            said = ""
-        if not said and (took := time.process_time() - begin) > SECONDS:
-            said = f"took {took:.0f} s"
-        if said:
-            self._note(content, said)
-        return said
+            words = ""
+        if not words and (took := time.process_time() - begin) > SECONDS:
+            words = f"took {took:.0f} s"
+        if words:
+            self._note(content, words)
+        return words
 
-    def _note(self, content: bytes, said: str) -> None:
-        where = "|".join(re.findall(r'File ".*?([^/"]+)", line (\d+)', said)[-1:][0] if "File" in said else [said[:20]])
+    def _note(self, content: bytes, words: str) -> None:
+        where = "|".join(
+            re.findall(r'File ".*?([^/"]+)", line (\d+)', words)[-1:][0] if "File" in words else [words[:20]]
+        )
         if where in self.findings:
             return
-        self.findings[where] = said
+        self.findings[where] = words
         if self.keep is not None:
             self.keep.mkdir(parents=True, exist_ok=True)
             (self.keep / f"{self.name}-{sha256(content).hexdigest()[:12]}").write_bytes(content)
-            print(f"FINDING {self.name} at {where}\n{said}", file=sys.stderr, flush=True)
+            print(f"FINDING {self.name} at {where}\n{words}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -78,11 +78,11 @@ def blocks(one: Case, rng: random.Random) -> str:
     if not all(np.isfinite(w).all() for w in oracle.want if w.dtype.kind == "f"):
         return ""
     _, view = forms(whole)
-    if said := class_values(view, data_of(whole)):
-        return said
+    if message := class_values(view, data_of(whole)):
+        return message
     with np.errstate(all="ignore"):
         choice = view.cheapest([1.0] * len(view))[1]
         got = evaluate(view.terms(choice, view.roots), whole.inputs, params=whole.graph.params, float64=True)
-    if said := oracle.wrong(got):
-        return said
+    if message := oracle.wrong(got):
+        return message
     return plans(whole, rng, tries=2) if rng.random() < 0.3 else ""

@@ -91,10 +91,10 @@ def unavailable() -> str:
     """Why nothing can be run under the sanitizers here; "" if it can."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            said = _run(Path(folder), "int main(void) { return 0; }\n")
+            message = _run(Path(folder), "int main(void) { return 0; }\n")
         except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
             return f"no sanitizers: {error}"
-    return f"no sanitizers: {said[:300]}" if said else ""
+    return f"no sanitizers: {message[:300]}" if message else ""
 
 
 def kernels_of(seed: int, each: int) -> Iterator[Found]:
@@ -173,12 +173,12 @@ def reports(found: Sequence[Found], seed: int = 0) -> dict[str, str]:
     left = list(found)
     while left:
         with tempfile.TemporaryDirectory() as folder:
-            said = _run(Path(folder), program(left, seed))
-        pieces = re.split(r"^@(\w+)$", said, flags=re.MULTILINE)
+            message = _run(Path(folder), program(left, seed))
+        pieces = re.split(r"^@(\w+)$", message, flags=re.MULTILINE)
         bad |= {name: text.strip() for name, text in zip(pieces[1::2], pieces[2::2]) if text.strip()}
         reached = len(pieces) // 2
         if not reached:
-            raise RuntimeError(f"the kernels did not run: {said[:1000]}")
+            raise RuntimeError(f"the kernels did not run: {message[:1000]}")
         left = left[reached:]
     return bad
 

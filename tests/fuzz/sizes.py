@@ -79,8 +79,8 @@ def sizes(one: Case, rng: random.Random) -> str:
         there = {n: s for n, s in zip(("n", "m"), pair) if n in names}
         if fixed:
             there = searched
-        if said := at(graph, there, made, exact):
-            return f"{backend} searched at {searched}, at {there}: {said}\n{own_text(made.source)}"
+        if message := at(graph, there, made, exact):
+            return f"{backend} searched at {searched}, at {there}: {message}\n{own_text(made.source)}"
         if fixed:
             break
     return ""

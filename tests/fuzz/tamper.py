@@ -173,7 +173,7 @@ def one_round(seed: int, kind: str, how: int, racing: bool, home: Path, evil: Pa
         racer.start()
     elif not change(home, kind, CHANGES[how], seed, evil):
         return "nothing to change", ""
-    said = []
+    message = []
     try:
         if kind == "snapshot":  # read where another process holds the cache
             (file,) = (home / "db").glob("cache-*/*.duckdb")
@@ -183,18 +183,18 @@ def one_round(seed: int, kind: str, how: int, racing: bool, home: Path, evil: Pa
             try:
                 program = optimized(home, factor)
             except TensorGraphsError as error:
-                said.append(error.code)
+                message.append(error.code)
                 continue
             if not right(program, factor):
                 return "", f"the model of {factor} is wrong"
-            said.append("cached" if program.report.from_plan_cache else "searched")
+            message.append("cached" if program.report.from_plan_cache else "searched")
     except Exception as error:  # anything that is not named
         return "", f"{type(error).__name__}: {error}"
     finally:
         if racer is not None:
             racer.terminate()
             racer.join()
-    return " ".join(sorted(said)), ""
+    return " ".join(sorted(message)), ""
 
 
 def tampered(rounds: int, seed: int, racing: bool) -> tuple[Counter[str], list[str]]:
@@ -215,16 +215,16 @@ def tampered(rounds: int, seed: int, racing: bool) -> tuple[Counter[str], list[s
             kind, how = ("plans", "c", "snapshot")[turn % 3], (seed + turn // 3) % len(CHANGES)
             shutil.rmtree(home, ignore_errors=True)
             shutil.copytree(clean, home)
-            end, said = one_round(seed + turn, kind, how, racing, home, evil)
+            end, message = one_round(seed + turn, kind, how, racing, home, evil)
             ends[f"{kind} {CHANGES[how].__name__}{' while read' if racing else ''}: {end}"] += 1
             if evil.read_bytes() != content:
-                said += " a file that a link leads to was written"
+                message += " a file that a link leads to was written"
                 evil.write_bytes(content)
             if mark.exists():
-                said += " foreign code has run"
+                message += " foreign code has run"
                 mark.unlink()
-            if said:
-                wrong.append(f"round {turn}, seed {seed}, {kind} {CHANGES[how].__name__}: {said}")
+            if message:
+                wrong.append(f"round {turn}, seed {seed}, {kind} {CHANGES[how].__name__}: {message}")
     return ends, wrong
 
 
@@ -239,8 +239,8 @@ def main() -> int:
         ends, wrong = tampered(given.rounds, given.seed, racing)
         for end, times in sorted(ends.items()):
             print(f"{times:4d} {end}", flush=True)
-        for said in wrong:
-            print(f"WRONG {said}", flush=True)
+        for message in wrong:
+            print(f"WRONG {message}", flush=True)
         failed += len(wrong)
     print(f"{2 * given.rounds} rounds, {failed} wrong", flush=True)
     return 1 if failed else 0

@@ -271,10 +271,10 @@ def main() -> None:
     given = parser.parse_args()
     end, seed, counts = time.monotonic() + given.seconds, given.seed, Counter[str]()
     while time.monotonic() < end:
-        said = tried(seed, given.steps)
-        counts["agree" if not said else said[:100] if said.startswith("-") else "fail"] += 1
-        if said and not said.startswith("-"):
-            print(f"=== seed {seed}: {said}\n{code(seed, given.steps)}", flush=True)
+        message = tried(seed, given.steps)
+        counts["agree" if not message else message[:100] if message.startswith("-") else "fail"] += 1
+        if message and not message.startswith("-"):
+            print(f"=== seed {seed}: {message}\n{code(seed, given.steps)}", flush=True)
         seed += 1
     print(dict(counts))
 

@@ -281,7 +281,7 @@ def test_a_seed_draws_the_same_and_rows_draw_for_themselves(made: Generator) -> 
         ({}, {"draft_tokens": 0}, "draft_tokens=0"),
         ({}, {"draft_tokens": 8}, "draft_tokens=8\n.*at most 7"),
         ({}, {"draft_tokens": 2.5}, "draft_tokens=2.5"),
-        ({}, {"draft": 5}, "a int is no folder"),
+        ({}, {"draft": 5}, "an int is no folder"),
         ({}, {"reuse": "no"}, "reuse='no'"),
     ],
 )

@@ -108,8 +108,8 @@ def by_repr(x):
 
 
 def by_format(x):
-    said = f"given {x}"
-    return x * 2 if "e+" in said else x
+    message = f"given {x}"
+    return x * 2 if "e+" in message else x
 
 
 def by_length(x):

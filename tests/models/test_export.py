@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import logging
 import sys
 import zipfile
 from collections import namedtuple
@@ -352,6 +353,20 @@ def _write(x: Any) -> Any:
 def test_what_cannot_be_captured_is_named(function: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         load_module(function, (X,))
+
+
+def test_a_failing_export_writes_no_log() -> None:
+    """Torch logs a stack trace of what the ExportError says."""
+    said: list[logging.LogRecord] = []
+    torch_logger, handler = logging.getLogger("torch._subclasses.fake_tensor"), logging.Handler()
+    handler.emit = said.append  # type: ignore[method-assign]
+    torch_logger.addHandler(handler)
+    try:
+        with pytest.raises(ExportError, match="same reduction dim"):
+            load_module(nn.Linear(X.shape[-1] + 1, 2), (X,))
+    finally:
+        torch_logger.removeHandler(handler)
+    assert not said and not torch_logger.filters
 
 
 def test_wrong_calls_are_named() -> None:

@@ -168,17 +168,17 @@ def test_a_checkpoint_of_pre_training_serves_each_class(tmp_path: Path) -> None:
         lambda n: n,
         {"cls.predictions.decoder.weight": zeros(20, 16), "cls.predictions.decoder.bias": zeros(20)},
     )
-    said = {}
+    listed = {}
     for name in ("BertForPreTraining", "BertForMaskedLM", "BertModel", "BertForNextSentencePrediction"):
         edit(folder, architectures=[name])
-        said[name] = " ".join(unused(folder))
-        assert "'cls.predictions.decoder.weight'" in said[name] and "'cls.predictions.decoder.bias'" in said[name]
-    assert "seq_relationship" not in said["BertForPreTraining"] and "pooler" not in said["BertForPreTraining"]
+        listed[name] = " ".join(unused(folder))
+        assert "'cls.predictions.decoder.weight'" in listed[name] and "'cls.predictions.decoder.bias'" in listed[name]
+    assert "seq_relationship" not in listed["BertForPreTraining"] and "pooler" not in listed["BertForPreTraining"]
     assert (
-        "'cls.seq_relationship.weight'" in said["BertForMaskedLM"]
-        and "'bert.pooler.dense.weight'" in said["BertForMaskedLM"]
+        "'cls.seq_relationship.weight'" in listed["BertForMaskedLM"]
+        and "'bert.pooler.dense.weight'" in listed["BertForMaskedLM"]
     )
-    assert "'cls.predictions.bias'" in said["BertModel"] and "pooler" not in said["BertModel"]
+    assert "'cls.predictions.bias'" in listed["BertModel"] and "pooler" not in listed["BertModel"]
     edit(folder, architectures=["BertForMaskedLM"])
     before = run(folder)
     bias = read_folder(folder)["cls.predictions.bias"].load().copy()

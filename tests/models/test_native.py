@@ -170,7 +170,7 @@ MALFORMED: dict[str, tuple[Callable[[dict[str, Any]], None], type[Exception], st
     "arity": (assign(node("matmul"), 1, [0]), BadModelError, "takes 2 operands"),
     "type-mismatch": (assign(node("param"), 2, "dtype", "float64"), BadModelError, "different dtypes"),
     "shape-mismatch": (assign(node("param"), 2, "shape", [5, 4]), BadModelError, "contracted sizes"),
-    "stated-type": (assign("outputs", 0, 2, ["float32", [3, 3]]), BadModelError, "said to be"),
+    "stated-type": (assign("outputs", 0, 2, ["float32", [3, 3]]), BadModelError, "is declared as"),
     "extra-attribute": (assign(node("matmul"), 2, "x", 1), BadModelError, "attributes"),
     "missing-attribute": (assign(node("full"), 2, {}), BadModelError, "attributes"),
     "huge": (assign(node("full"), 2, "shape", [1 << 30, 1 << 30]), TooLargeError, "bytes"),

@@ -32,9 +32,9 @@ SEEDS = 6
 
 @pytest.mark.parametrize("op", NODES)
 def test_operators_agree_with_onnx_runtime(op: str, tmp_path: Path) -> None:
-    said = [tried(seed, op, tmp_path) for seed in range(SEEDS)]
-    assert not [s for s in said if s and not s.startswith("-")]
-    assert said.count("") >= SEEDS // 3  # the others are variants that one of the two does not have
+    message = [tried(seed, op, tmp_path) for seed in range(SEEDS)]
+    assert not [s for s in message if s and not s.startswith("-")]
+    assert message.count("") >= SEEDS // 3  # the others are variants that one of the two does not have
 
 
 def test_every_operator_is_compared() -> None:
@@ -100,8 +100,8 @@ def test_other_variants_are_refused_by_name(variant: str, tmp_path: Path) -> Non
     op, operands, attrs, known = REFUSED[variant]
     with pytest.raises(UnsupportedError) as refused:
         load_onnx(saved(tmp_path, op, operands, known=known, **attrs))
-    (said,) = refused.value.missing
-    assert said.startswith(f"com.microsoft.{op}") and variant in said
+    (message,) = refused.value.missing
+    assert message.startswith(f"com.microsoft.{op}") and variant in message
 
 
 def test_operators_of_other_domains_are_refused_by_name(tmp_path: Path) -> None:

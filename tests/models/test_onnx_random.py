@@ -33,8 +33,8 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("op", [op for op in NODES if op not in OTHERWISE])
 def test_operators_with_random_attributes(op: str, tmp_path: Path) -> None:
-    said = [tried(seed, op, tmp_path) for seed in range(7)]
-    assert not [s for s in said if s and not s.startswith("-")]
+    message = [tried(seed, op, tmp_path) for seed in range(7)]
+    assert not [s for s in message if s and not s.startswith("-")]
     changed = [onnx_mutations.tried(seed, op, tmp_path, others=False) for seed in range(2)]
     assert not [s for kind, s in changed if kind == "RAW"]
 

@@ -182,7 +182,7 @@ def test_weights_that_quantization_would_destroy_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "shapes", "said"),
+    ("form", "shapes", "message"),
     [
         ("int4", [(77, 91)], "w0 [77, 91]: an odd number of inputs (77): two numbers of 4 bits share a byte"),
         ("mxfp4", [(90, 100)], "w0 [90, 100]: 90 inputs are no multiple of 32, the group size of mxfp4"),
@@ -191,12 +191,12 @@ def test_weights_that_quantization_would_destroy_are_kept() -> None:
         ("mxfp4", [(90, 100), (90, 8)], "w0 [90, 100]: 90 inputs are no multiple of 32, the group size of mxfp4; w1 [90, 8]: fewer"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_weights_and_reasons(form: str, shapes: list[tuple[int, int]], said: str) -> None:
+def test_a_refusal_names_weights_and_reasons(form: str, shapes: list[tuple[int, int]], message: str) -> None:
     weights = {f"w{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
     outputs = [tg.input("x", (3, shapes[0][0])) @ tg.param(n, w.shape) for n, w in weights.items()]
     with pytest.raises(UnsupportedError) as error:
         quantized(Graph.of(outputs, params=weights), form)
-    assert f"no weight can be quantized to {form}: {said}" in str(error.value) and "hint" not in str(error.value)
+    assert f"no weight can be quantized to {form}: {message}" in str(error.value) and "hint" not in str(error.value)
 
 
 def test_the_error_of_large_weights_is_finite() -> None:

@@ -55,13 +55,13 @@ def test_what_tracing_decided_is_found():
         calls.append(1)
         return a * len(calls)
 
-    for function, said in (
+    for function, message in (
         (lambda a: a if type(a) is np.ndarray else -a, r"at \[\d, \d\] the function gives"), (counting, "twice"),
         (lambda a: a + np.random.rand(), "twice"), (lambda a: a[:2] if type(a) is np.ndarray else a, "graph float32"),
         (lambda a: a.astype(np.float64) if type(a) is np.ndarray else a, "float64"),
         (lambda a: (a, a) if type(a) is np.ndarray else a, "does not return"),
     ):  # fmt: skip
-        with pytest.raises(TraceError, match=said):
+        with pytest.raises(TraceError, match=message):
             compared(function, X)
     graph, state = as_graph(np.exp, (X,)), np.random.get_state()[1].tolist()
     with pytest.raises(TraceError, match="twice"):
@@ -265,10 +265,10 @@ def test_random_numbers_in_large_functions_are_found(monkeypatch):
     with pytest.raises(TraceError, match="called again"):
         compared(lambda a: a * (1 if random.random() < 0.5 else 2), X)  # the first draws: 0.84, 0.76, 0.42, 0.26, 0.51
     harmless = lambda a: a * (1 if random.random() < 2 else 2)
-    assert "on one input" in (said := compared(harmless, X)) and "left out" not in said
+    assert "on one input" in (message := compared(harmless, X)) and "left out" not in message
     monkeypatch.setattr(trace_randomness, "LEAST_S", 0)
-    said = caller_reference.compare(harmless, (X,), as_graph(harmless, (X,)), spare=lambda: 0.0)
-    assert "left out for lack of time: more calls" in said
+    message = caller_reference.compare(harmless, (X,), as_graph(harmless, (X,)), spare=lambda: 0.0)
+    assert "left out for lack of time: more calls" in message
 
 
 def test_functions_that_raise_for_their_examples():
@@ -439,5 +439,5 @@ def test_large_outputs_that_mix_all_indices_are_compared_as_a_whole(function, mo
         caller_reference.compare(function, (x,), other)
     monkeypatch.setattr(trace_randomness, "LEAST_S", 0)
     if isinstance(x, np.ndarray):
-        said = caller_reference.compare(function, (x,), graph, spare=lambda: 0.0)
-        assert said.startswith("compared with its graph only") and said.endswith("lack of time: the comparison")
+        message = caller_reference.compare(function, (x,), graph, spare=lambda: 0.0)
+        assert message.startswith("compared with its graph only") and message.endswith("lack of time: the comparison")

@@ -116,8 +116,13 @@ def test_what_is_not_the_function_that_was_traced_does_not_run(off: Any, monkeyp
 
     made = tg.optimize(other, (X, Y), **GIVEN)
     assert type(made) is Program and made.report.runs != "caller"
-    said = {1e-3: "over tolerance", "types": "other types", "raises": "ValueError", "same memory": "its inputs' memory"}
-    assert said[off] in made.report.compared
+    message = {
+        1e-3: "over tolerance",
+        "types": "other types",
+        "raises": "ValueError",
+        "same memory": "its inputs' memory",
+    }
+    assert message[off] in made.report.compared
 
 
 def test_types_and_expressions_have_nothing_to_compare_with() -> None:

@@ -77,7 +77,7 @@ def test_numbers_among_the_examples_are_fixed_and_calls_may_give_them(tmp_path: 
     for program in (made, tg.load_program(made.save(tmp_path / "out"))):
         for found in (program(x), program(x, 3), program(x, 3, 3.0, 0.5), program(x, s=3.0), program(n=3, x=x)):
             np.testing.assert_allclose(found, wanted, rtol=1e-5)
-        for args, named, said in (
+        for args, named, words in (
             ((x, 3, 2.0), {}, "s was fixed at 3.0 .* gives 2.0"),
             ((x, 3, 3), {}, "s was fixed at 3.0 .* gives 3$"),
             ((x,), {"n": True}, "n was fixed at 3 .* gives True"),
@@ -89,7 +89,7 @@ def test_numbers_among_the_examples_are_fixed_and_calls_may_give_them(tmp_path: 
         ):
             with pytest.raises(UsageError) as error:
                 program(*args, **named)
-            assert re.search(said, error.value.message), error.value.message
+            assert re.search(words, error.value.message), error.value.message
     first = tg.optimize(lambda s, x: s * x, (2.0, x), **QUICK)
     assert (first(x) == first(2.0, x)).all()
 
@@ -109,11 +109,11 @@ def test_numbers_inside_of_nested_arguments_are_fixed() -> None:
         ((x, x), {}), ((x,), {"options": {"a": x, "k": 2}}),
     ):  # fmt: skip
         assert made(*args, **named).tolist() == [5] * 4
-    for args, named, said in (
+    for args, named, words in (
         ((x, {"a": x, "k": 5}), {}, r"options\['k'\] was fixed at 2"), ((x, {"a": x, "k": x}), {}, "gives an array"),
         ((x, {"a": x}, 4.0), {}, "scale was fixed at 3.0"), ((x, {"a": x}), {"flag": x}, "flag was fixed at None"),
     ):  # fmt: skip
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=words):
             made(*args, **named)
 
 
@@ -186,16 +186,19 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
     from tensor_graphs.errors import RuleError
 
     x = tg.input("x", (4, 6))
-    for rule, error, said in (
+    for rule, error, words in (
         (tg.Rule("wrong", "x - y", "y - x"), RuleError, "the rule is wrong"), (tg.Rule("op", "foo(x)", "x + x"), RuleError, "foo"),
         (tg.Rule("add-commutes", "x + y", "y + x"), UsageError, "two rules"), ("x => x", UsageError, "a str is not a rule"),
     ):  # fmt: skip
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=words):
             tg.optimize(x + 1.0, **QUICK, rules=[rule])
+    untested = tg.Rule("seventh", "softmax(x + c, axis=7)", "softmax(x, axis=7)")
+    warnings = tg.optimize(x + 1.0, **QUICK, rules=[untested]).report.warnings
+    assert any("the rule seventh is untested: no shapes" in text for text in warnings)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "words"),
     [
         ({"seed": -1}, "seed=-1"),
         ({"dims": {"T": "a"}}, "not integers"),
@@ -203,8 +206,8 @@ def test_own_rules_that_are_wrong_are_refused() -> None:
         ({"dims": {"T": 4}, "fixed": {"T": 5}}, "twice"),
     ],
 )
-def test_seeds_and_sizes_that_mean_nothing_are_named(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_seeds_and_sizes_that_mean_nothing_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
         tg.optimize(tg.input("x", (tg.dim("T", max=8), 2)) * 2, **{**QUICK, **options})
 
 
@@ -212,10 +215,10 @@ def test_examples_that_are_not_what_is_called_are_named() -> None:
     with pytest.raises(UsageError, match=r"0 examples: missing .* 'a'"):
         tg.optimize(lambda a: a * 2, **QUICK)
     torch = pytest.importorskip("torch")
-    for example, said in ((np.ones((2, 3), np.float32), "torch.from_numpy"), (torch.ones(2, 5), "does it run")):
+    for example, words in ((np.ones((2, 3), np.float32), "torch.from_numpy"), (torch.ones(2, 5), "does it run")):
         with pytest.raises(ExportError) as raised:
             tg.optimize(torch.nn.Linear(3, 4), (example,), **QUICK)
-        assert said in str(raised.value.hint)
+        assert words in str(raised.value.hint)
     scripted = torch.jit.script(torch.nn.Linear(3, 4))
     with pytest.raises(ExportError) as raised:
         tg.optimize(scripted, (torch.ones(2, 3),), **QUICK)
@@ -242,11 +245,23 @@ def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pyt
         tg.optimize(tg.sum(tg.input("x", (3, 4))), **QUICK)
 
 
-def test_what_is_no_e_graph_and_no_setting_is_named() -> None:
-    with pytest.raises(UsageError, match="a dict is no e-graph"):
-        tg.extract({"nodes": {}})
-    with pytest.raises(UsageError, match="foo"), tg.settings.override(foo=1):
-        pass
+def test_what_is_no_e_graph_and_no_setting_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="an int is no e-graph"):
+        tg.extract(3)
+    x = tg.input("x", (2, 2))
+    with pytest.raises(UsageError, match="a Tensor is no graph"):
+        tg.save_graph(x + 1.0, tmp_path / "g.safetensors")
+    with pytest.raises(UsageError, match="b='x'"):
+        tg.explain_equality(x, "x")
+    for wrong in ({"diversity": 3}, {"count": 0}):
+        with pytest.raises(UsageError, match=f"invalid argument {next(iter(wrong))}="):
+            next(iter(tg.paths(x + 1.0, **wrong)))
+    wrong = {"foo": 1, "threads": -1, "workers": 1.5, "max_nodes": "2", "costdb": 3, "home": None}
+    for name, value in wrong.items():
+        with pytest.raises(UsageError, match=name), tg.settings.override(**{name: value}):
+            pass
+    with tg.settings.override(home=Path("folder"), threads=np.int64(2)) as changed:
+        assert (changed.home, changed.threads) == ("folder", 2)
 
 
 def with_tangent(function: Callable[[Any], Any], x: Any) -> None:

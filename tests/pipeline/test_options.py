@@ -55,12 +55,12 @@ def test_the_package_lists_its_public_names_only() -> None:
 
 def test_what_is_no_saved_program_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path, said in (
+    for path, message in (
         ("none", "there is no folder 'none'"),
         ("file", "'file' is not a folder"),
         (".", "no manifest.json"),
     ):
-        with pytest.raises(BadModelError, match=said):
+        with pytest.raises(BadModelError, match=message):
             tg.load_program(tmp_path / path)
 
 

@@ -101,10 +101,10 @@ def test_what_fails_is_noted_and_what_was_there_before_stays() -> None:
         raise error
 
     nothing = lambda found, enough, begun: None
-    for error, said in ((NoPlanError("none"), ["none"]), (KeyError(1), ["KeyError: 1"]), (Halted(), [])):
+    for error, message in ((NoPlanError("none"), ["none"]), (KeyError(1), ["KeyError: 1"]), (Halted(), [])):
         early = OverlappedTuning([lambda: graph("small"), partial(fail, error), lambda: graph("never")], nothing)
         early.matched()
-        assert early.faults == said and early.graph is not None and early.graph.name == "small"
+        assert early.faults == message and early.graph is not None and early.graph.name == "small"
         early.end()
     early = OverlappedTuning([lambda: graph("small")], lambda found, enough, begun: fail(NoPlanError("no kernels")))
     early.matched()

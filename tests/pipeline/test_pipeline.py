@@ -186,8 +186,8 @@ def test_tensors_of_a_folder_that_are_not_used_are_in_the_report(tmp_path: Path)
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
     made = tg.optimize(folder, dims={"sequence": 4}, limits=SMALL, **FAST)
     assert list(made.report.sizes) == ["batch", "sequence"]
-    (said,) = [w for w in made.report.warnings if "not used" in w]
-    assert "no part of BertForMaskedLM: 'bert.pooler.dense.bias'" in said and said in str(made.report)
+    (words,) = [w for w in made.report.warnings if "not used" in w]
+    assert "no part of BertForMaskedLM: 'bert.pooler.dense.bias'" in words and words in str(made.report)
 
 
 @pytest.mark.parametrize("wrong", [3, None, object(), [], {}, [1, 2]])
@@ -468,11 +468,11 @@ def test_no_budget_still_gives_a_plan() -> None:
 
 def test_a_stop_keeps_the_best() -> None:
     weights, x = weights_of(Graph.of(layered())), normal(8, 16)
-    said: list[str] = []
+    words: list[str] = []
     progress = Progress()
 
     def say(stage: str, message: str) -> None:
-        said.append(stage)
+        words.append(stage)
         progress.stopped = progress.stopped or stage == "saturate"
 
     progress.say = say
@@ -481,7 +481,7 @@ def test_a_stop_keeps_the_best() -> None:
     assert "interrupted" in made.report.stopped
     assert made.report.measured_now == 0 and made.report.search_stopped in ("budget", "measured")
     assert "the search was stopped: " in str(made.report) and "budget" not in str(made.report)
-    assert [stage for stage in said if stage != "plan cache"][:3] == [
+    assert [stage for stage in words if stage != "plan cache"][:3] == [
         "load",
         "simplify",
         "blocks",

@@ -187,12 +187,12 @@ def test_what_was_measured_to_be_slower_is_searched_again(home: Path) -> None:
         for s, call in priced_steps(first.plan)
     ]  # fmt: skip
     store.add(slow)
-    said: list[tuple[str, str]] = []
-    report = optimized(progress=Progress(lambda *line: said.append(line))).report
+    message: list[tuple[str, str]] = []
+    report = optimized(progress=Progress(lambda *line: message.append(line))).report
     assert (
         not report.from_plan_cache
         and "µs when it was found" in report.plan_cache_notes[0]
-        and ("plan cache", report.plan_cache_notes[0]) in said
+        and ("plan cache", report.plan_cache_notes[0]) in message
     )
     assert optimized().report.plan_cache_notes == []
 
@@ -534,10 +534,12 @@ def test_renamed_report_fields_are_readable_under_their_old_names() -> None:
         _ = report.other
 
 
-def test_reports_with_old_names_of_stages_load() -> None:
+def test_reports_with_old_names_of_stages_and_failed_plans_load() -> None:
     spans = {name: [[0.0, 1.0]] for name in ("stage: glue", "stage: solve", "ahead: match", "readers: read")}
     old = {**Report("m", "numpy").fields(), "seconds": {"glue": 1.0, "keep": 2.0, "build": 3.0}, "timeline": spans}
+    old["verification"] = {"failed": [{"output": "y", "said": "off by 2"}]}
     found = Report.of_json(old)
+    assert found.verification == {"failed": [{"output": "y", "message": "off by 2"}]}
     assert found.seconds == {"join blocks": 1.0, "store plan": 2.0, "build": 3.0}
     assert list(found.timeline) == ["stage: join blocks", "stage: solve", "overlapped tuning: match", "lowering: read"]
 

@@ -160,14 +160,14 @@ def test_the_bucket_that_lags_most_has_the_most_time(
     """Shares follow the lag; none is too short for the stages of a search, which took 8 s before."""
     monkeypatch.setattr(size_buckets, "_lag", lambda forms, row: {1: 0.5, 33: 1.0}[row[0]])
     session, seen = Session(Options(budget=20.0, dims={"T": 16})), []
-    session.start -= 20.0 - left
-    session.clock.seconds |= {"saturate": 2.0, "verify": 6.0, "measure": 100.0}
+    session.budget_start -= 20.0 - left
+    session.stage_clock.seconds |= {"saturate": 2.0, "verify": 6.0, "measure": 100.0}
 
     def none(
         session: Any, graph: Any, sizes: Any, name: str, row: Any, seconds: float, search: Any
     ) -> tuple[None, str]:
         seen.append((*row, seconds))
-        session.start -= seconds  # all of it is used
+        session.budget_start -= seconds  # all of it is used
         return None, "none"
 
     monkeypatch.setattr(size_buckets, "_searched", none)
@@ -225,7 +225,7 @@ def test_a_bucket_without_a_plan_for_all_of_its_sizes_runs_the_plan_of_all_sizes
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ({"T": [[1, 8, "a"], [10, 200, ""]]}, "without gaps"),
         ({"T": [[1, 8, ""]]}, "without gaps"),
@@ -234,8 +234,8 @@ def test_a_bucket_without_a_plan_for_all_of_its_sizes_runs_the_plan_of_all_sizes
         ({"T": []}, "one free size"),
     ],
 )
-def test_manifests_with_other_buckets_are_refused(rows: Any, said: str) -> None:
-    with pytest.raises(Malformed, match=said):
+def test_manifests_with_other_buckets_are_refused(rows: Any, message: str) -> None:
+    with pytest.raises(Malformed, match=message):
         Buckets.of_json(rows, {"T": (1, 200, 64)})
 
 

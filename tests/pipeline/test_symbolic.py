@@ -561,8 +561,8 @@ def test_sizes_that_meet_at_multiples_only_are_found_and_said() -> None:
         dims={"x_0": 2, "x_2_by_4": 8, "x_3_by_4": 6}, **FAST,
     )  # fmt: skip
     assert set(program.report.sizes) == {"x_0", "x_2_by_4", "x_3_by_4"}
-    said = [w for w in program.report.warnings if "multiples" in w]
-    assert said == [f"the model's sizes meet at multiples only: {n} is 4*{n}_by_4" for n in ("x_2", "x_3")]
+    message = [w for w in program.report.warnings if "multiples" in w]
+    assert message == [f"the model's sizes meet at multiples only: {n} is 4*{n}_by_4" for n in ("x_2", "x_3")]
     agrees_with(program, module, [(2, 3, 32, 24), (3, 3, 8, 20)])
     with pytest.raises(UsageError):
         program(torch.randn(1, 3, 30, 24))

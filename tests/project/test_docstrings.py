@@ -1,4 +1,4 @@
-"""What docstrings name in the package is there: modules by their file names, members of classes in backticks."""
+"""Names in docstrings and documents exist: modules by their file names, members of classes, constants of files."""
 
 import re
 from functools import cache
@@ -41,3 +41,19 @@ def test_modules_and_members_named_in_docstrings_exist() -> None:
                 if not (ROOT / module).exists() and not any(f.match(module) for f in FILES):
                     wrong.append(f"{path}: {name}: {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_names_that_documents_place_in_a_file_are_there() -> None:
+    """Of "`NAME` of `file.py`" and "`NAME` in `file.py`"."""
+    documents = [ROOT / "CONTRIBUTING.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    places = [
+        (document, name, file)
+        for document in documents
+        for name, file in re.findall(r"`(\w+)` (?:of|in) `([\w/]+\.py)`", document.read_text(encoding="utf-8"))
+    ]
+    known = {file: [f for f in (*FILES, ROOT / file) if f.is_file() and f.match(file)] for _, _, file in places}
+    assert len(places) > 10 and not [
+        f"{document}: {name} in {file}"
+        for document, name, file in places
+        if not any(re.search(rf"\b{name}\b", f.read_text(encoding="utf-8")) for f in known[file])
+    ]

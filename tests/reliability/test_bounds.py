@@ -491,10 +491,10 @@ def test_a_large_function_is_compared_within_one_set_of_inputs_and_outputs(
     x: Any = np.ones((MANY,), np.float32)
     if torch:
         x = pytest.importorskip("torch").from_numpy(x)
-    graph, said = as_graph(twice, (x,)), []
+    graph, words = as_graph(twice, (x,)), []
     large_from_here(monkeypatch)
-    peak = peak_of(lambda: said.append(caller_reference.compare(twice, (x,), graph)))
-    assert "itself, on one input, 3.12 % of the elements" in said[0]
+    peak = peak_of(lambda: words.append(caller_reference.compare(twice, (x,), graph)))
+    assert "itself, on one input, 3.12 % of the elements" in words[0]
     assert peak < 2.5 * 4 * MANY
 
 
@@ -509,9 +509,9 @@ def test_a_slow_function_is_called_once_if_no_time_is_spared(monkeypatch: pytest
     graph = as_graph(slow, (x,))
     monkeypatch.setattr(trace_randomness, "LEAST_S", 0.01)
     calls.clear()
-    said = caller_reference.compare(slow, (x,), graph, spare=lambda: 0.0)
+    words = caller_reference.compare(slow, (x,), graph, spare=lambda: 0.0)
     assert calls == [np.ndarray]
-    assert said.startswith("compared with the function itself, on 1 inputs; left out for lack of time: a second call")
+    assert words.startswith("compared with the function itself, on 1 inputs; left out for lack of time: a second call")
     with pytest.raises(TraceError):  # what is not left out still decides
         caller_reference.compare(lambda x: slow(x) + 1, (x,), graph, spare=lambda: 0.0)
 
@@ -700,11 +700,11 @@ from tensor_graphs.extract.solve.solve import solve
 began = time.process_time()
 try:
     problem = read_egraph(sys.argv[1])
-    said = solve(problem, time_limit=2.0).method
+    method = solve(problem, time_limit=2.0).method
 except Exception as error:
-    said = type(error).__name__
+    method = type(error).__name__
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))  # ru_maxrss begins with the parent's
-print(json.dumps([said, int(peak.split()[1]) >> 10, time.process_time() - began]))
+print(json.dumps([method, int(peak.split()[1]) >> 10, time.process_time() - began]))
 """
 
 
@@ -733,8 +733,8 @@ def test_hostile_egraph_files_are_solved_or_refused_within_a_gibibyte(name: str,
         [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, preexec_fn=limit, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said, mib, seconds = json.loads(done.stdout)
-    assert (said == expected) if expected else ("Error" not in said)
+    words, mib, seconds = json.loads(done.stdout)
+    assert (words == expected) if expected else ("Error" not in words)
     assert mib < 1024 and seconds < 100
 
 

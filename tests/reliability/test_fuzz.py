@@ -43,8 +43,8 @@ NARROW = {"classes": (20, 10), "optimized": (15, 10)}
 def tried(run: Callable[..., str], kinds: Kinds, count: int, steps: int) -> None:
     for seed in range(count):
         one = Grower(seed, kinds).graph(steps)
-        said = attempted(run, one, seed)
-        assert not said, f"seed {seed}\n{one.text()}\n{said}"
+        message = attempted(run, one, seed)
+        assert not message, f"seed {seed}\n{one.text()}\n{message}"
 
 
 @pytest.mark.parametrize("check", COUNTS)
@@ -123,7 +123,9 @@ def test_convolutions_that_torch_does_not_know_are_left_to_numpy(dtype: str) -> 
 def test_random_functions_of_numpy() -> None:
     """Traced, they give what NumPy gives untraced, or raise a named error; most of them the former."""
     verdicts = [numpy_functions.attempt(seed) for seed in range(250)]
-    wrong = [f"seed {i}\n{source}{said}" for i, (verdict, said, source) in enumerate(verdicts) if verdict == "wrong"]
+    wrong = [
+        f"seed {i}\n{source}{message}" for i, (verdict, message, source) in enumerate(verdicts) if verdict == "wrong"
+    ]
     assert not wrong, wrong[0]
     assert sum(v == "right" for v, _, _ in verdicts) > 0.8 * len(verdicts)
     for seed in (3, 5, 8):

@@ -37,8 +37,8 @@ def test_hostile_files_are_read_or_refused_by_name(name: str, tmp_path: Path) ->
     for content in bench.good:
         assert not bench.read(content)
     for content in corpus(bench.good, 120, seed=1):
-        said = bench.read(content)
-        assert not said, f"{content[:300]!r}\n{said}"
+        message = bench.read(content)
+        assert not message, f"{content[:300]!r}\n{message}"
 
 
 def test_every_untrusted_model_format_has_a_reader() -> None:
@@ -96,8 +96,8 @@ def test_decoding_names_the_place() -> None:
         ([], "an object"), ({"a": 1}, "a: a list of 2"), ({"a": ["x", [True]]}, r"a\[1\]\[0\]: a whole number"),
         ({"a": ["x", [10]]}, r"a\[1\]\[0\]: a number within"), ({"a": ["x", [10**5000]]}, "within"), ({"a": [1, []]}, r"a\[0\]: a text"),
     ]  # fmt: skip
-    for value, said in wrong:
-        with pytest.raises(Malformed, match=said):
+    for value, message in wrong:
+        with pytest.raises(Malformed, match=message):
             decode(kind, value)
     assert decode(float | None, 3) == 3.0 and decode(Literal["cpu", "cuda"], "cpu") == "cpu"
     for kind_, value in (

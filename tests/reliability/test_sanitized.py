@@ -20,6 +20,6 @@ def test_kernels_stay_within_their_memory_and_a_planted_fault_is_found() -> None
     size = "(1 << 20)"
     wrong = last.text.rstrip().removesuffix("}") + f"    {result}[{size}] = 0;\n}}"
     planted = replace(last, name="planted", text=wrong.replace(last.name, "planted"))
-    said = reports([*found, planted, replace(last, name="after", text=last.text.replace(last.name, "after"))])
-    assert list(said) == ["planted"], said
-    assert "AddressSanitizer" in said["planted"] or "runtime error" in said["planted"]
+    message = reports([*found, planted, replace(last, name="after", text=last.text.replace(last.name, "after"))])
+    assert list(message) == ["planted"], message
+    assert "AddressSanitizer" in message["planted"] or "runtime error" in message["planted"]

@@ -77,7 +77,7 @@ def test_only_one_term_of_a_value_is_built_upon() -> None:
 
 
 @pytest.mark.parametrize(
-    "ops, said",
+    "ops, message",
     [
         (["nonsense"], "nonsense"),
         (["gather"], "gather"),
@@ -86,14 +86,16 @@ def test_only_one_term_of_a_value_is_built_upon() -> None:
         (["attention"], "attention"),
     ],
 )
-def test_ops_without_terms(ops: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_ops_without_terms(ops: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         worlds(ops, 2)
 
 
 def test_too_many_variables() -> None:
     with pytest.raises(UsageError, match="1 to 4"):
         worlds(["add"], 5)
+    with pytest.raises(UsageError, match="at least one op"):
+        synthesize(("add",), 0)
 
 
 # ---------------------------------------------------------------- generalisation
@@ -255,8 +257,8 @@ def test_known_rules_are_marked() -> None:
 
 # ---------------------------------------------------------------- ends
 def test_a_stopped_search_keeps_what_it_found() -> None:
-    said: list[str] = []
-    found = synthesize(["add", "mul"], 3, say=said.append, stop=lambda: sum("->" in s for s in said) >= 2)
+    message: list[str] = []
+    found = synthesize(["add", "mul"], 3, say=message.append, stop=lambda: sum("->" in s for s in message) >= 2)
     assert found.stopped == "interrupted" and len(found.found) >= 2
 
 

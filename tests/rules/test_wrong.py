@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -119,6 +120,8 @@ def test_there_are_many() -> None:
 def test_counterexample_shows_shapes_values_and_both_results() -> None:
     text = check(rule("sub commutes")).counterexample
     assert all(part in text for part in ("x: ", "x = ", "y = ", "left  = ", "right = "))
+    large = check(Rule("root of a square", "sqrt(x * x)", "x")).counterexample
+    assert re.search(r"at \[\d.*\]: left ([\d.]+), right -\1$", large) and len(large.splitlines()) < 50
 
 
 def test_require_raises_with_the_counterexample() -> None:
@@ -163,6 +166,8 @@ MALFORMED = {
     "bare left side": Rule("r", "x", "neg(neg(x))"),
     "bare right side of a two-way rule": Rule("r", "neg(neg(x))", "x", both=True),
     "missing attribute": Rule("r", "permute(x)", "x"),
+    "an axis from the end": Rule("r", "softmax(softmax(x, axis=-1), axis=-1)", "softmax(x, axis=-1)"),
+    "axes from the end": Rule("r", "abs(sum(abs(x), axes=(0, -1)))", "sum(abs(x), axes=(0, -1))"),
     "attribute of another op": Rule("r", "neg(x, axis=1)", "x"),
     "too many operands": Rule("r", "neg(x, y)", "x"),
     "not an expression": Rule("r", "x +", "x"),

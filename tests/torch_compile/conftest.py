@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .timings import timed
+from .quick_searches import timed
 
 
 @pytest.fixture

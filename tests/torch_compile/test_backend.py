@@ -19,13 +19,12 @@ import tensor_graphs as tg
 from tensor_graphs.errors import UsageError
 from tensor_graphs.torch_compile import compiled_graph, judge, search
 
-from .timings import timed
+from .quick_searches import QUICK, timed
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
-QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 BEHIND = {**QUICK, "wait": False}
 
 

@@ -11,15 +11,14 @@ import pytest
 
 import tensor_graphs as tg
 
+from .quick_searches import IN_C, QUICK
+
 torch = pytest.importorskip("torch")
 nn = torch.nn
 pytest.importorskip("tensor_graphs.torch_compile.compiled_graph")
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
 
-#: Options of a search that takes a fraction of a second. Recurrent kernels in C take two seconds to compile.
-IN_C = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
-QUICK = {**IN_C, "backend": "torch"}
 KINDS = pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 
 

@@ -15,12 +15,12 @@ from tensor_graphs.torch_compile import traced_graph
 
 torch = pytest.importorskip("torch")
 from tests.torch_compile import gpu_attention  # noqa: E402
+from tests.torch_compile.quick_searches import QUICK  # noqa: E402
 
 from tensor_graphs.torch_compile.memory_layout import TracedLayouts, arranged, axis_order  # noqa: E402
 from tensor_graphs.torch_compile.plain_tensors import PlainTensors  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings")
-QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 
 
 def test_views_of_parameters_are_made_once() -> None:

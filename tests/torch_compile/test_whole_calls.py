@@ -14,14 +14,13 @@ import tensor_graphs as tg
 from tensor_graphs.torch_compile import judge
 from tensor_graphs.torch_compile.report import EAGER, PROGRAM, SEARCHING, GraphReport
 
-from .timings import timed
+from .quick_searches import QUICK, timed
 
 torch = pytest.importorskip("torch")
 whole_calls = pytest.importorskip("tensor_graphs.torch_compile.whole_calls")
 nn = torch.nn
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "no_grad")
-QUICK = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
 
 
 @pytest.fixture

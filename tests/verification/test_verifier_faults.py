@@ -308,7 +308,7 @@ def test_right_programs_pass(name: str, device: str) -> None:
     graph, fault = RIGHT[name]
     tolerance = 1e-5 if name in MORE_ROUNDED else "fast"
     verdict = judged(graph, fault, device, tolerance=tolerance)
-    assert verdict.passed, verdict.worst.said
+    assert verdict.passed, verdict.worst.message
 
 
 def in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_right_programs_pass_in_strips(name: str, monkeypatch: pytest.MonkeyPatc
     graph, fault = RIGHT[name]
     in_strips(monkeypatch)
     verdict = judged(graph, fault, tolerance=1e-5 if name in MORE_ROUNDED else "fast")
-    assert verdict.passed, verdict.worst.said
+    assert verdict.passed, verdict.worst.message
     assert "strips" in verdict.note or "argmax" in name  # the index along an axis needs all of the axis
 
 
@@ -355,15 +355,15 @@ def test_places_that_rounding_decides_are_counted_and_nothing_else_is_exempt() -
 
     verdict = judged(both, far)
     assert [o.passed for o in verdict.outputs] == [True, False] and verdict.miscompiled
-    assert "[0, 0]" in verdict.worst.said and "far" in verdict.worst.said
+    assert "[0, 0]" in verdict.worst.message and "far" in verdict.worst.message
 
 
 def test_messages_name_the_place() -> None:
     graph, fault = FAULTS["a small channel is off by a tenth"]
-    said = judged(graph, fault).worst.said
-    assert "index 5 of axis 1" in said or ", 5]" in said
+    message = judged(graph, fault).worst.message
+    assert "index 5 of axis 1" in message or ", 5]" in message
     graph, fault = FAULTS["one of 100000 elements is off by a hundredth"]
-    assert "[17, 3]" in judged(graph, fault).worst.said
+    assert "[17, 3]" in judged(graph, fault).worst.message
 
 
 # ---------------------------------------------------------------- inputs

@@ -24,7 +24,7 @@ EACH = {32: 2.6, 16: 2.1}  # instructions of a thread per number, by the numbers
 GROUPED, OCTET = 2.4, 2.9  # the same where offsets and scales are applied to sums of products; for 8 rows more
 BESIDE, RINGED = 170, 146  # further instructions of a thread in a round of loads into registers, and of copies
 IN_FLIGHT, STARVED = 20 << 10, 0.24  # bytes in flight on an SM below which DRAM is slower, and by how much
-FEWER = 0.16  # slower for each halving of the warps on an SM below 16
+FEWER = 0.16  # relative slowdown for each halving of the warps on an SM below 16
 REREAD, PAUSED = 1.11, 1.08  # DRAM time beside that of the codes; the same where registers hold codes until their use
 #: Prefetch distances that are tried, with whether codes stay in registers.
 AHEAD = ((0, False), (2, True), (2, False), (4, False))

@@ -320,8 +320,8 @@ class SizedEmitter(ProgramEmitter):
             text = text if not s.shift else f"({text} - {s.shift})"
             yield f"{s.name} = {text}{'' if s.scale == 1 else f' // {s.scale}'}"
         given = "(" + "".join(f"{n}, " for n in names) + ")"
-        said = "".join(f"({text!r}, {text}), " for text in self._conditions())
-        yield f"check_sizes({given}, {literal(tuple(map(tuple, shapes)))}, ({said}))"
+        conditions = "".join(f"({text!r}, {text}), " for text in self._conditions())
+        yield f"check_sizes({given}, {literal(tuple(map(tuple, shapes)))}, ({conditions}))"
 
     def _conditions(self) -> list[str]:
         """Python expressions over the sizes that a call must satisfy."""

@@ -242,13 +242,16 @@ class ProgramEmitter(EmittedValues):
         function = self._function()
         if self.takes_tensors:
             offered = tuple(self.offered)
-            said = [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
-            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *said, "", *function]
+            constants = (
+                [f"RESULTS = {offered}  # outputs whose memory a call may pass, after the inputs"] if offered else []
+            )
+            function = ["TENSORS = True  # inputs may be tensors of the CPU, too", *constants, "", *function]
         defined = [*helper_source(self.helpers, self.setups), *(text.strip() for text in self.definitions.values())]
         if self.in_c:
             blas = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
             alone = not any(map(self._in_torch_threads, self.plan.steps))
-            defined.append(library_text(self.in_c, threads=not blas, own_threads=alone))
+            called = set(re.findall(r"\w+", "\n".join([*function, *defined])))
+            defined.append(library_text(self.in_c, called, threads=not blas, own_threads=alone))
         imports = imports_of("\n".join([*function, *defined]))
         lines = [
             f'"""{title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 from ...ir import c_math
 from .any_size_helpers import SIZED_HELPERS
@@ -92,21 +93,37 @@ HELPERS: dict[str, str] = {
 }  # fmt: skip
 
 
-def library_text(functions: Mapping[str, str], threads: bool = True, own_threads: bool = False) -> str:
+def library_text(
+    functions: Mapping[str, str], called: Collection[str] | None = None, threads: bool = True, own_threads: bool = False
+) -> str:  # fmt: skip
     """Python source that defines the C kernels of an emitted program: their C text, its compilation, and one function
-    per kernel. `functions`: kernel name -> C text.
+    per kernel that is called. `functions`: kernel name -> C text. `called`: names in the program's own text (default:
+    all kernels).
+
+    Kernels that neither the program nor another kernel calls are static, so that the compiler leaves them out: those of
+    a library that one kernel needs take half of the time for all.
 
     `threads`: whether long loops run in parallel. `own_threads`: parallel loops use the threads of `c_threads` instead
     of the OpenMP threads that Torch uses.
     """
-    body = "\n\n".join(functions.values())
+    called = functions if called is None else called
+    body = _with_static("\n\n".join(functions.values()), functions.keys() - set(called))
     first = [THREADS] if threads and own_threads and "#pragma omp parallel" in body else []
     if first:
         body = re.sub(r"^(?=void \w+\()", f"{PROTECTED} ", body, flags=re.MULTILINE)
     source = "\n".join([c_math.HEAD, *first, *(f"{text}\n" for text in c_math.needed(body)), body])
-    made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions)
+    made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions if name in called)
     given = "" if threads else ", threads=False"
     return (
         f'C_SOURCE = r"""{source}\n"""\nC_BINARY = globals().get("C_BINARY")  # machine code for this processor, in saved programs\n'
         f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given})\n{made}"
     )
+
+
+def _with_static(body: str, uncalled: Collection[str]) -> str:
+    """C text in which those of the functions `uncalled` are static that are named once, where they are defined."""
+    named = Counter(re.findall(r"\w+", body))
+    for name in sorted(uncalled):
+        if named[name] == 1:
+            body = re.sub(rf"^(?=void {name}\()", "static ", body, flags=re.MULTILINE)
+    return body

@@ -84,7 +84,7 @@ def _order_problems(launches: Sequence[LaunchAccesses]) -> Iterator[str]:
     Calls may follow each other directly, and other work may come before a call, so two calls are simulated with work of
     the caller before each, which writes all external memory.
     """
-    ended, said = 0, set[str]()  # of all launches, the first ones, known to have ended when the next one starts
+    ended, problems = 0, set[str]()  # of all launches, the first ones, known to have ended when the next one starts
     caller, started = -1, dict[str, list[tuple[int, str, ByteRange]]]()  # writes so far, by name of the memory
     for k, one in enumerate([None, *launches, None, *launches]):
         if one is None:
@@ -93,15 +93,17 @@ def _order_problems(launches: Sequence[LaunchAccesses]) -> Iterator[str]:
         if not one.early:
             ended = k
         elif not one.waits:
-            said.add(f"{one.text}: starts early and never waits")
+            problems.add(f"{one.text}: starts early and never waits")
         for memory in one.ahead if one.early else ():
             open_ = [text for at, text, x in started.get(memory.name, ()) if at >= ended and memory.overlaps(x)]
             if memory.kind in EXTERNAL and caller >= ended:
                 open_.append("the caller's work")
-            said |= {f"{one.text}: reads {memory.name} before its wait, which {text} may still write" for text in open_}
+            problems |= {
+                f"{one.text}: reads {memory.name} before its wait, which {text} may still write" for text in open_
+            }
         for x in one.writes:
             started.setdefault(x.name, []).append((k, one.text, x))
-    yield from sorted(said)
+    yield from sorted(problems)
 
 
 # ---------------------------------------------------------------- what memory holds

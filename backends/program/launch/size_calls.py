@@ -116,8 +116,8 @@ class SizeCall:
         self.space, self.text, self.call, self.holds = space, text, space["call"], holds
 
     def takes(self, given: Sequence[Any]) -> bool:
-        """Whether the inputs `given` have the types, dtypes, devices and dispatch keys of those of the
-        recorded call."""
+        """Whether the inputs `given` have the Python types, dtypes, devices and PyTorch dispatch keys of the inputs of
+        the recorded call."""
         return bool(self.space["own_guard"](*given))
 
 

@@ -30,7 +30,7 @@ from ..emit.spelling import ITEMSIZE, TRITON, Tile, TritonLaunch
 from ..schedules.parameters import ConvolutionSchedule
 from .spelling import GROUP, IMPORTS, REGISTERS, SEEING, in_gluon, matrix_layout, shared_layout
 
-DEPTHS = (64, 32)  # K elements of a step: a line of shared memory
+DEPTHS = (64, 32)  # elements along K that one loop iteration copies: 64 of 16 bits are one row of shared memory
 
 DESCRIBING = "from triton.experimental.gluon.nvidia.hopper import TensorDescriptor"
 

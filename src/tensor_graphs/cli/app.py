@@ -39,6 +39,7 @@ from .arguments import (
     Model,
     Nodes,
     Quantize,
+    Roots,
     Seed,
     Slack,
     ToleranceOption,
@@ -46,7 +47,6 @@ from .arguments import (
 )  # fmt: skip
 from .console import (
     Answer,
-    Console,
     Json,
     Out,
     Verbose,
@@ -212,38 +212,37 @@ def extract(
     file: Annotated[Path, typer.Argument(help="e-graph JSON file (.json or .json.gz)")], output: Out = None,
     time_limit: Annotated[float, typer.Option(help="time limit of the solvers in seconds")] = 10.0,
     method: Annotated[str, typer.Option(help="solver: auto, greedy, cp-sat, highs or frontier")] = "auto",
+    root: Roots = None,
     verify: Annotated[bool, typer.Option(help="compare the program with the model stored beside the file")] = True,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Extract the cheapest term of an e-graph, with a proven lower bound of its cost.
 
-    Writes the program if the file describes one.
+    Writes the program if the file describes one. Ctrl-C ends the search with the cheapest choice so far.
     """
-    from ..explorer.egraph_file import read
+    from ..explorer.egraph_file import read, size_of
     from ..explorer.egraph_record import one_size
     from ..extract.solve.serialize import to_json
     from ..extract.solve.solve import solve
 
-    found = read(file)
+    if output is not None and root:
+        raise UsageError("a program computes the model's outputs, not other classes", hint="leave -o or --root out")
+    found = read(file, root or ())
     if output is not None and not found.describes_program:
         raise UsageError("this e-graph describes no program", where=str(file), hint="leave -o out, or use `saturate`")
     if output is not None:
         writable(output, folder=True)
-    console = Console(verbose, quiet=as_json and not verbose)
-    with console.live():
-        console.say(
-            "extract",
-            f"{counted(found.problem.n_nodes, 'node')} in {counted(found.problem.n_classes, 'class', 'classes')}",
-        )
+    with working(verbose, as_json) as progress:
+        progress.say("extract", size_of(found.problem))
         try:
-            solution = solve(found.problem, method=method, time_limit=time_limit)  # type: ignore[arg-type]
+            solution = solve(found.problem, method=method, time_limit=time_limit, stop=lambda: progress.stopped)  # type: ignore[arg-type]
         except ExtractionError as error:
             raise ExtractionError(error.message, where=f"{file}: {error.where}", hint=error.hint) from None
         document = to_json(found.problem, solution)
         unit = {"cost": " µs", "lower bound": " µs"} if found.describes_program else {}
         text = "\n".join(f"{k:>12}  {v}{unit.get(k, '')}" for k, v in solution.summary().items())
         if found.describes_program:
-            console.say("program", "")
+            progress.say("program", "")
             program = found.program(solution, verify=verify)
             priced = found.priced(solution)
             document |= {"unit": "us", "kernels": {n: {"count": count, "us": us} for n, (count, us) in priced.items()}}
@@ -254,7 +253,8 @@ def extract(
             text += f"\n{'written to':>12}  {document['output']}"
     if found.sizes:
         tell(f"warning: {one_size(found.sizes)}")
-    return Answer(document, text)
+    stopped = Interrupted("stopped on request; this is the cheapest choice found so far", where=str(file))
+    return Answer(document, text, stopped if progress.stopped else None)
 
 
 @app.command()
@@ -273,16 +273,16 @@ def explain(
 def view(
     target: Annotated[Path, typer.Argument(help="an e-graph JSON file, a saved program's folder, or a report.json")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="HTML file to write; without it, a temporary file is opened in a browser")] = None,
-    as_json: Json = False,
+    root: Roots = None, as_json: Json = False,
 ) -> Answer:  # fmt: skip
     """Show an e-graph, a saved program or a report as one interactive HTML page, which needs no server."""
     from . import view as viewing
 
     if output is not None:
         writable(output)
-    document = viewing.show(target, output, launch=output is None and not as_json)
-    said = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
-    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{said}")
+    document = viewing.show(target, output, launch=output is None and not as_json, roots=root or ())
+    note = "" if output is not None or document["opened"] else " (no browser was found: open it yourself)"
+    return Answer(document, f"{document['output']}, {document['bytes'] / 1024:.0f} KiB{note}")
 
 
 @app.command()

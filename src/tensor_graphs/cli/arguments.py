@@ -22,6 +22,13 @@ Backend = Annotated[str, typer.Option(help=summary("backend"))]
 Budget = Annotated[float, typer.Option(help=summary("budget"))]
 ToleranceOption = Annotated[str, typer.Option(help=summary("tolerance"))]
 CostDb = Annotated[Path | None, typer.Option(help=summary("costdb"))]
+Roots = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--root",
+        help="class to extract instead of the file's roots: its id, that of a node of it, or an egglog variable; repeatable",
+    ),
+]
 Trust = Annotated[bool, typer.Option("--trust-model", help=summary("trust"))]
 Seed = Annotated[int, typer.Option(help=summary("seed"))]
 Nodes = Annotated[int, typer.Option(help="maximum number of e-nodes per block")]

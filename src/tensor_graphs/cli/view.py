@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import webbrowser
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,13 @@ DERIVED_NODES = 300  # nodes of a saved program's terms above which its rewritin
 DERIVED_S = 10.0  # time for repeating it, and for each block's saturation
 
 
-def page_of(target: Path) -> str:
-    """The HTML page of a file or folder.
+def page_of(target: Path, roots: Sequence[str] = ()) -> str:
+    """The HTML page of a file or folder. `roots`: classes of an e-graph file to extract instead of its own.
 
     Raises UsageError if it is neither an e-graph, a saved program nor a report.
     """
+    if roots and target.is_dir():
+        raise UsageError("--root names classes of an e-graph file", where=str(target), hint="leave it out")
     if target.is_dir():
         if not is_file(target / "report.json"):
             raise UsageError("the folder has no report.json", where=str(target), hint="give a folder made by optimize")
@@ -37,7 +40,7 @@ def page_of(target: Path) -> str:
         return report_page(target, f"<p class=soft>{note}</p>")
     from ..explorer.file_page import file_page
 
-    return file_page(target)
+    return file_page(target, roots)
 
 
 def _is_report(path: Path) -> bool:
@@ -84,9 +87,9 @@ def _block(block: BlockRewrites) -> str:
     return f'<p>{escape(str(block).partition(chr(10))[0])}</p>{none}<div class="wide">{"".join(shown)}</div>'
 
 
-def show(target: Path, output: Path | None, *, launch: bool) -> dict[str, Any]:
+def show(target: Path, output: Path | None, *, launch: bool, roots: Sequence[str] = ()) -> dict[str, Any]:
     """Write the page of `target`, open it in a browser if `launch`, and return the command's document."""
-    text = page_of(target)
+    text = page_of(target, roots)
     path = output
     if path is None:
         folder = Path(tempfile.mkdtemp(prefix="tensor-graphs-view-"))

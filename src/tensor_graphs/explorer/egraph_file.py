@@ -18,6 +18,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +41,18 @@ from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
 from ..extract.solve.problem import Extraction, Problem, reachable
-from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, write_egraph
+from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, to_json, write_egraph
 from ..models.files.native import load_graph, save_graph
+from ..option_checks import is_progress, of_kind
 from ..options import Options
 from ..pipeline.context.session import Session
 from ..pipeline.stages.match import hypergraph as all_kernels
 from ..pipeline.stages.provenance import attach
 from ..plain import is_file
+from ..progress import Progress
 from ..report.report import Report
 from ..verification.comparison import Verification
+from ..wording import counted, with_article
 from ..writing.files import kept_versions, named_errors, named_path, undone_on_failure
 from .egraph_record import KEY, VERSION, one_size, record_of, sizes_of, view_from_json, view_to_json
 from .explorer import Explorer
@@ -69,12 +73,7 @@ def write(path: str | Path, explorer: Explorer) -> None:
     """
     path = named_path(path)
     hypergraph, prices = explorer.choice.hypergraph, explorer.choice.prices
-    rows = EncodedHypergraph(hypergraph, [p.us for p in prices])
-    problem = replace(
-        rows.problem,
-        node_ids=tuple(f"k{i}" for i in range(rows.problem.n_nodes)),
-        class_ids=(*(value_name(hypergraph.view, v) for v in rows.vertices), *_bundles(hypergraph.view, rows)),
-    )
+    rows, problem = _named(explorer)
     names = [GIVEN if i < 0 else kernel_name(hypergraph.view, hypergraph.candidates[i]) for i in rows.candidate]
     parts = len(list(hypergraph.numbered.parts))
     names[len(names) - parts :] = [PART] * parts
@@ -92,6 +91,15 @@ def write(path: str | Path, explorer: Explorer) -> None:
             "limits": {k: explorer.facts[i].limit_us for k, i in number.items() if i in explorer.facts},
         }  # fmt: skip
         write_egraph(path, problem, ops=names, extra={KEY: record})
+
+
+def _named(explorer: Explorer) -> tuple[EncodedHypergraph, Problem]:
+    """The kernels at their current prices, and their extraction problem with the ids that the file has."""
+    hypergraph = explorer.choice.hypergraph
+    rows = EncodedHypergraph(hypergraph, [p.us for p in explorer.choice.prices])
+    node_ids = tuple(f"k{i}" for i in range(rows.problem.n_nodes))
+    class_ids = (*(value_name(hypergraph.view, v) for v in rows.vertices), *_bundles(hypergraph.view, rows))
+    return rows, replace(rows.problem, node_ids=node_ids, class_ids=class_ids)
 
 
 def _layers(explorer: Explorer) -> dict[str, str]:
@@ -262,33 +270,70 @@ class EGraphFile:
         return Choice(hypergraph, chosen, prices, found)
 
 
-def read(path: str | Path) -> EGraphFile:
-    """Read an e-graph file, plain or gzipped. Raises ExtractionError if a part is malformed."""
+def read(path: str | Path, roots: Sequence[str] = ()) -> EGraphFile:
+    """Read an e-graph file, plain or gzipped. `roots`: the classes to extract instead of the file's, named as in
+    `parse_egraph`; a solution then stands for no program. Raises ExtractionError if a part is malformed."""
     document = read_document(path)
-    problem = parse_egraph(document, where=str(path))
+    problem = parse_egraph(document, where=str(path), roots=roots)
     ops = tuple(str(node.get("op", "")) for node in document["nodes"].values())
-    return EGraphFile(Path(path), problem, ops, record_of(document, f"{path}: {KEY}"))
+    return EGraphFile(Path(path), problem, ops, None if roots else record_of(document, f"{path}: {KEY}"))
 
 
-def extract(source: Any, *, time_limit: float = 10.0, method: str = "auto", deterministic: bool = False) -> Extraction:
+def extract(
+    source: Any,
+    *,
+    time_limit: float = 10.0,
+    method: str = "auto",
+    deterministic: bool = False,
+    roots: Sequence[str | int] = (),
+    progress: Progress | None = None,
+) -> Extraction:
     """The cheapest extraction of an e-graph, with a proven lower bound.
 
-    `source`: a path to egraph-serialize JSON, a `Problem`, or the result of `tg.saturate` (its kernels at their current
-    prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or "frontier". `deterministic`: equal
-    inputs give equal answers. Returns an `Extraction` with cost, lower_bound, gap, optimal, choice. Raises UsageError
-    for any other source.
+    `source`: a path to egraph-serialize JSON, such a document as a dict, a `Problem`, or the result of `tg.saturate`
+    (its kernels at their current prices). `time_limit`: seconds. `method`: "auto", "greedy", "cp-sat", "highs" or
+    "frontier". `deterministic`: equal inputs give equal answers. `roots`: the classes to extract instead of a
+    document's `root_eclasses`, each by its id, the id of a node of it, or the variable that egglog's `let` binds to it.
+    `progress`: setting its `stopped`, from another thread or a signal handler, ends the search with the best so far.
+
+    Returns an `Extraction` with cost, lower_bound, gap, optimal, choice, and `choices` by name. Raises UsageError for
+    any other source or option, ExtractionError if the e-graph is malformed or a root has no term.
     """
     from ..extract.solve.solve import solve
 
+    if isinstance(roots, str | int):
+        raise UsageError(f"invalid argument roots={roots!r}", hint="roots is a list of ids")
+    of_kind("a number of seconds", Real)("time_limit", time_limit)
+    is_progress("progress", progress)
+    told = progress or Progress()
+    problem = _problem(source, roots)
+    told.say("extract", size_of(problem))
+    found = solve(
+        problem, time_limit=time_limit, method=method, deterministic=deterministic, stop=lambda: told.stopped  # type: ignore[arg-type]
+    )  # fmt: skip
+    return replace(found, choices=to_json(problem, found)["choices"])
+
+
+def size_of(problem: Problem) -> str:
+    """The size of an extraction problem in words: "541 nodes in 141 classes"."""
+    return f"{counted(problem.n_nodes, 'node')} in {counted(problem.n_classes, 'class', 'classes')}"
+
+
+def _problem(source: Any, roots: Sequence[str | int]) -> Problem:
+    if isinstance(source, str | Path):
+        return read_egraph(source, roots=roots)
+    if isinstance(source, Mapping):
+        return parse_egraph(source, roots=roots)
+    if roots:
+        raise UsageError("roots are given with a path or a document", hint=f"{type(source).__name__} has its own")
     if isinstance(source, Explorer):
-        problem = EncodedHypergraph(source.choice.hypergraph, [p.us for p in source.choice.prices]).problem
-    elif isinstance(source, str | Path):
-        problem = read_egraph(source)
-    elif isinstance(source, Problem):
-        problem = source
-    else:
-        raise UsageError(f"a {type(source).__name__} is no e-graph", hint="give a path, or what tg.saturate returned")
-    return solve(problem, time_limit=time_limit, method=method, deterministic=deterministic)  # type: ignore[arg-type]
+        return _named(source)[1]
+    if isinstance(source, Problem):
+        return source
+    raise UsageError(
+        f"{with_article(type(source).__name__)} is no e-graph",
+        hint="give a path, a document (json.loads of egraph-serialize JSON), or what tg.saturate returned",
+    )
 
 
 # ---------------------------------------------------------------- checks of what was read
@@ -326,7 +371,7 @@ def _check(program: Program, graph: Graph, where: str) -> Verification:
     verdict = verify(graph, lambda values: run_flat(program, values), flops=flops, device=program.tensors)
     if verdict.miscompiled:
         raise VerificationError(
-            verdict.worst.said,
+            verdict.worst.message,
             where=where, hint="the e-graph claims an equality that does not hold; run saturate again",
         )  # fmt: skip
     return verdict

@@ -25,7 +25,7 @@ from ..errors import BadModelError, UsageError
 from ..extract.model.work import graph_flops
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..option_checks import is_limits
+from ..option_checks import is_limits, of_kind
 from ..options import Options
 from ..pipeline.context.session import Session, open_store
 from ..pipeline.costs.measuring import chosen_backends
@@ -74,11 +74,11 @@ class BlockRewrites:
             return f"not explained: {self.given_up}"
         missing = sum(not s.reconstructed for e in self.explanations for s in e.steps)
         wrong = sum(len(c.wrong) for c in self.checked if c)
-        said = f"{counted(missing, 'step')} not reconstructed, " if missing else ""
-        said += f"{counted(self.inside, 'output')} inside kernels of several blocks, " if self.inside else ""
+        text = f"{counted(missing, 'step')} not reconstructed, " if missing else ""
+        text += f"{counted(self.inside, 'output')} inside kernels of several blocks, " if self.inside else ""
         if any(c is None for c in self.checked):
-            return said + "not replayed"
-        return said + (f"{counted(wrong, 'step')} WRONG" if wrong else "replayed")
+            return text + "not replayed"
+        return text + (f"{counted(wrong, 'step')} WRONG" if wrong else "replayed")
 
     def __str__(self) -> str:
         head = f"block {self.number} x{self.instances}, {counted(self.nodes, 'node')}, {counted(self.e_nodes, 'e-node')}: {counted(self.steps, 'step')}, {self.verdict}"
@@ -124,9 +124,11 @@ def explain_equality(a: Tensor, b: Tensor, *, limits: Limits | None = None) -> E
     """Rule applications that lead from one expression to the other; None if the rules do not prove them equal in the
     limits.
 
-    Raises UsageError if their types differ.
+    Raises UsageError if their types differ, or for anything but expressions.
     """
     is_limits("limits", limits)
+    of_kind("a tensor expression", Tensor)("a", a)
+    of_kind("a tensor expression", Tensor)("b", b)
     return derive(a, b, ALL, limits)
 
 

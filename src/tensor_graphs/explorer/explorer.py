@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,12 @@ class Explorer(StaticPages):
         return self._question.ask(_texts("forbid", forbid), _texts("pin", pin), cost or {}, seconds=seconds)
 
     def fusing(self, *classes: int) -> list[int]:
-        """Candidate kernels that compute values of all given e-classes in one call, cheapest first."""
+        """Candidate kernels, by number, that compute values of all given e-classes in one call, cheapest first: none if
+        there is no such kernel. Raises UsageError for numbers that are no e-class's."""
         cls = self.view.cls
+        for c in classes:
+            if not isinstance(c, Integral) or not 0 <= c < self.view.n_classes:
+                raise UsageError(f"there is no e-class {c!r}", hint=f"a number from 0 to {self.view.n_classes - 1}")
         found = [i for i, used in enumerate(self.covered) if {int(cls[n]) for n in used}.issuperset(classes)]
         return sorted(found, key=lambda i: self.choice.prices[i].us)
 

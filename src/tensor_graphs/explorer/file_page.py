@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,12 @@ NO_RULES = "No rewrites are shown: the file holds no record of tensor_graphs, th
 _OPERAND = re.compile(r"(\w+)=(c\d+(?:@-?\d+(?:,-?\d+)*)?)")
 
 
-def file_page(path: str | Path) -> str:
-    """The viewer page of an e-graph file.
+def file_page(path: str | Path, roots: Sequence[str] = ()) -> str:
+    """The viewer page of an e-graph file. `roots`: the classes to extract instead of the file's.
 
     Raises ExtractionError if it is malformed, BadModelError without its model.
     """
-    found = read(path)
+    found = read(path, roots)
     solution = solve(found.problem, time_limit=SOLVE_SECONDS)
     if found.record is not None:
         columns, facts, notes = _own_tables(found, solution)

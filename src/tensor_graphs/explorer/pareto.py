@@ -103,11 +103,10 @@ def pareto(
         report = program.report
         error = float(report.verification["error_after"]) if report.verification else math.nan
         found.append(ParetoPoint(tolerance, error, report.cost_us, False, False, report.kernels_after, "", program))
-    reports = [p.program.report for p in found if p.program is not None]
-    if all(r.latency_after_us is not None for r in reports):  # else all times are sums of kernel times: one kind only
-        found = [
-            p if p.program is None else replace(p, us=p.program.report.latency_after_us, measured=True) for p in found
-        ]
+    times = {i: p.program.report.latency_after_us for i, p in enumerate(found) if p.program is not None}
+    measured = {i: us for i, us in times.items() if us is not None}
+    if len(measured) == len(times):  # else all times are sums of kernel times: one kind only
+        found = [replace(p, us=measured[i], measured=True) if i in measured else p for i, p in enumerate(found)]
     return marked(found)
 
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.registry import on_gpu, select
 from ..errors import BadModelError, TooLargeError, Unpicklable, UnsupportedError, UsageError
 from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
 from ..option_checks import is_quantization
 from ..processes.forks import Lock
-from ..wording import counted
+from ..wording import counted, with_article
 from .bandwidth import memory_bandwidth
 from .cached_model import CachedModel, caches_of
 from .decoding import Decoding, PlainDecoding
@@ -47,7 +48,9 @@ def _memory_named() -> Iterator[None]:
 def _folder(given: Any, trust: bool) -> Folder:
     """Argument as a folder. UsageError if it is neither a path nor a `Folder`."""
     if not isinstance(given, str | os.PathLike | Folder):
-        raise UsageError(f"a {type(given).__name__} is no folder", hint="give the path of a folder with config.json")
+        raise UsageError(
+            f"{with_article(type(given).__name__)} is no folder", hint="give the path of a folder with config.json"
+        )
     return given if isinstance(given, Folder) else Folder(os.fspath(given), trust=trust)
 
 
@@ -85,7 +88,9 @@ class Generator(Unpicklable):
         config = self.folder.config
         length = length_of(max_length, config)
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
-        self.caches = caches_of(whole_number("batch", batch, 1, "a number of rows from 1 on"), length)
+        rows = whole_number("batch", batch, 1, "a number of rows from 1 on")
+        gpu = on_gpu(select(given.get("backend")))
+        self.caches = caches_of(config, rows, length, gpu=gpu)
         refuse_wrong_weights(self.folder, self.caches)
         self._path = Path(self.folder.where) if self.folder.where else None
         self._tokenizer: Tokenizer | None = None

@@ -30,7 +30,7 @@ def start_reference(session: Session, task: Task) -> Callable[[], dict[int, Refe
     if not task.on_gpu or not gpu_facts() or not options.verify or options.exact or not light:
         return dict
     pressed, lock, clock = session.polled(), GpuLock(), Clock()
-    session.clocks.append(("reference", clock))
+    session.background_clocks.append(("reference", clock))
     found: list[dict[int, Reference]] = []
 
     def poll() -> None:

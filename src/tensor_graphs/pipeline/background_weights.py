@@ -47,7 +47,7 @@ def start_weights(session: Session, task: Task) -> BackgroundWeights:
     if not (derived and task.on_gpu and gpu_facts()):
         return BackgroundWeights()
     ended, lock, clock = Event(), GpuLock(), Clock()
-    session.clocks.append(("weights", clock))
+    session.background_clocks.append(("weights", clock))
 
     def compute() -> None:
         with suppress(Exception), clock.running("encode"), lock:

@@ -26,7 +26,7 @@ def load_program(folder: str | Path, *, device: str | None = None, check: bool =
     DeviceUnavailableError without a matching GPU.
     """
     found = saved_program.load_program(folder, device=device)
-    found.report = _report(Path(folder) / REPORT)
+    found.report = _report(Path(folder) / REPORT)  # type: ignore[assignment]  # declared for programs of `optimize`
     for name, plan in found.plans.items():
         plan.report = _report(Path(folder) / FOLDER / name / REPORT)
     if check:

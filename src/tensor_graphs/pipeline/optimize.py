@@ -99,7 +99,7 @@ def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | No
     if report.runs != CALLER:
         program = bitwise_form(session, task, program, report)
     report.interrupted = session.progress.stopped
-    report.seconds, report.timeline = session.clock.seconds, session.timeline
+    report.seconds, report.timeline = session.stage_clock.seconds, session.timeline
     return program
 
 

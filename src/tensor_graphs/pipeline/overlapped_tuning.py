@@ -126,12 +126,15 @@ class OverlappedTuning:
 def start_tuning(
     session: Session, task: Task, blocks: Blocks, store: Store, measurer: Measurer
 ) -> OverlappedTuning:  # fmt: skip
-    """Start overlapped tuning of the unrewritten graph, which consists of `blocks`: library kernels first, then
-    generated kernels; of a deep model all kernels of its short form at once, which are few, or with a budget of FULL_S
-    the library kernels only, since matching the rewritten short form needs the host."""
+    """Start measuring kernels of the unrewritten graph, which consists of `blocks`, while it is rewritten.
+
+    Library kernels come first, then generated kernels. If the model is deep enough for a short form (each repeated
+    block once), all kernels of the short form are measured instead; with a budget of at least FULL_S seconds, only the
+    library kernels of the whole graph, since matching the rewritten short form needs the host's cores.
+    """
     options, pressed, clock = session.options, session.interrupted(), Clock()
     backends = task.backends
-    session.clocks.append(("overlapped tuning", clock))
+    session.background_clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
     def match(chosen: Sequence[Backend], blocks: Blocks = blocks) -> Hypergraph:
@@ -141,11 +144,11 @@ def start_tuning(
             return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
-        stop, said = (lambda: enough() or session.progress.stopped), (lambda message: begun())
+        stop, say = (lambda: enough() or session.progress.stopped), (lambda message: begun())
         measurer.keeps = True
         try:
             measure_ahead(
-                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=said
+                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=say
             )
         finally:
             measurer.keeps = False

@@ -200,9 +200,9 @@ def store_plan(session: Session, slot: CacheSlot, found: SearchResult) -> None:
     program, task, options = found.program, found.task, session.options
     if slot.entry is None or session.progress.stopped or program.plan is None:
         return
-    with session.clock.running("store plan"):
+    with session.stage_clock.running("store plan"):
         verified = content_digest(task.source.params, program.tensors) if program.report.verification else ""
-        short = session.clock.seconds.get("build", 0.0) <= CHECK_S
+        short = session.stage_clock.seconds.get("build", 0.0) <= CHECK_S
         why = slot.entry.write(
             program.plan, program.report, program.source, options.budget, verified, store_root(options),
             as_written=found.as_written, lift=task.symbolic.lift if task.symbolic else None,

@@ -111,13 +111,13 @@ def _search_task(session: Session, task: Task) -> SearchResult:
             else:
                 accepted = Accepted(*loop.build(graph), None)
             report = make_report(session.options, task, rewritten, accepted.choice, store)
-            describe_plan(report, accepted.program, accepted.choice, pricer, task.work, session.began)
+            describe_plan(report, accepted.program, accepted.choice, pricer, task.work, session.timeline_start)
     finally:
         if tuning is not None:
             tuning.end()
         weights.end()
         session.lowerings.close()
-        with session.clock.running("stop workers"):
+        with session.stage_clock.running("stop workers"):
             _ended(session, store, measurer)
     return _finished(session, task, accepted, report, measurer)
 
@@ -195,11 +195,11 @@ def _finished(
         session.omitted.append(Omission(OmittedWork.MEASURING))
     unoptimized = faster_unoptimized(session, task, program, report)
     program = unoptimized or program
-    report.seconds, report.omitted = session.clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
+    report.seconds, report.omitted = session.stage_clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
     _note_unsearched(session, report)
     if measurer is not None and measurer.ahead:
         report.measuring = {"rounds": choice.rounds, **measurer.spent}
-        session.clocks += [("lowering", session.lowerings.pool.clock), *measurer.clocks]
+        session.background_clocks += [("lowering", session.lowerings.pool.clock), *measurer.clocks]
     report.timeline, report.finalists = session.timeline, session.finalists
     program.report = report
     attach_provenance(program, task, as_written=unoptimized is not None)

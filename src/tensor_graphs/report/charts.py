@@ -76,8 +76,8 @@ def bars(rows: Sequence[tuple[str, float, str]]) -> str:
     """HTML of a chart of horizontal bars, one per row (label, value, text to the right of the bar)."""
     most = max((v for _, v, _ in rows), default=0.0) or 1.0
     body = "".join(
-        text(0, 22 * i + 15, label[:26], "ink") + rect(190, 22 * i + 4, 620 * value / most, 13, "s0") + text(820, 22 * i + 15, said)
-        for i, (label, value, said) in enumerate(rows)
+        text(0, 22 * i + 15, label[:26], "ink") + rect(190, 22 * i + 4, 620 * value / most, 13, "s0") + text(820, 22 * i + 15, shown)
+        for i, (label, value, shown) in enumerate(rows)
     )  # fmt: skip
     return figure(22 * len(rows) + 4, body, "bars")
 

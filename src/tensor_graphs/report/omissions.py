@@ -10,6 +10,7 @@ from enum import Enum
 class OmittedWork(Enum):
     """A kind of work that may be omitted; the value is the begin of its text in `Report.omitted`."""
 
+    TESTING_RULES = "tests of the caller's rules: "  # how many
     REWRITING = "rewriting of "  # of some blocks
     MATCHING = "kernels of "  # of a part of the e-graph
     GENERATING = "some of the kernels that could be generated"

@@ -85,8 +85,8 @@ def _tiles(report: Report) -> str:
             0, ("speed-up", f"{report.latency_before_us / report.latency_after_us:.2f}×", f"runs: {report.runs}")
         )
     if verdict:
-        said = "passed" if verdict.get("passed") else "FAILED"
-        tiles.append(("error", f"{verdict.get('error_after', math.nan):.1e}", f"{verdict.get('allowed', math.nan):.1e} allowed, {said}"))  # fmt: skip
+        text = "passed" if verdict.get("passed") else "FAILED"
+        tiles.append(("error", f"{verdict.get('error_after', math.nan):.1e}", f"{verdict.get('allowed', math.nan):.1e} allowed, {text}"))  # fmt: skip
     optimal = "proven optimal" if report.optimal else f"at most {100 * report.gap:.1f} % above the optimum"
     tiles.append(("this e-graph", f"{report.e_nodes:,}", f"e-nodes; {optimal}"))
     if report.workspace:
@@ -101,8 +101,8 @@ def _sizes(report: Report) -> str:
         return ""
 
     def times(of: dict[str, float]) -> Markup:
-        said = (f"{escape(form)} {us(t)}" for form, t in of.items())
-        return Markup(", ".join(f"<b>{s}</b>" if t == min(of.values()) else s for s, t in zip(said, of.values())))
+        text = (f"{escape(form)} {us(t)}" for form, t in of.items())
+        return Markup(", ".join(f"<b>{s}</b>" if t == min(of.values()) else s for s, t in zip(text, of.values())))
 
     rows = [
         (f"{b.least}–{b.most}", b.runs, str(b.searched or "–"), Markup("<br>".join(f"at {n}: {times(of)}" for n, of in b.us.items())))
@@ -183,13 +183,13 @@ def _limits(report: Report) -> str:
     lost = [row for row in lost if row[0] > 0]
     total = math.fsum(s.us for s, _ in known)
     whole = math.fsum(s.us * share for s, share in known) / total if total else 1.0
-    said = f"<p>The kernels reach {100 * whole:.0f} % of the limits of launch, traffic and arithmetic; {us(total * (1 - whole))} are lost.</p>"
+    text = f"<p>The kernels reach {100 * whole:.0f} % of the limits of launch, traffic and arithmetic; {us(total * (1 - whole))} are lost.</p>"
     bars = (
         charts.bars([(f"{n} × {name}" if n > 1 else name, gap, f"{us(gap)} above limit") for gap, n, name in lost])
         if lost
         else ""
     )
-    return said + _roofline([s for s, _ in known]) + (f"<h3>Lost against the limit</h3>{bars}" if bars else "")
+    return text + _roofline([s for s, _ in known]) + (f"<h3>Lost against the limit</h3>{bars}" if bars else "")
 
 
 def _roofline(steps: Sequence[StepReport]) -> str:
@@ -215,8 +215,8 @@ def _memory(report: Report) -> str:
     changes = sorted(x for b in report.buffers for x in ((b.first, b.size), (b.last + 1, -b.size)))
     most = max(accumulate(size for _, size in changes))
     rows = [(b.value, b.offset, b.size, b.first, b.last) for b in sorted(report.buffers, key=lambda b: -b.size)]
-    said = f"{charts._bytes(report.workspace)} of workspace; at most {charts._bytes(most)} of values live at one step."
-    return f"<p>{said}</p>{charts.memory_map(rows, report.workspace, steps)}"
+    text = f"{charts._bytes(report.workspace)} of workspace; at most {charts._bytes(most)} of values live at one step."
+    return f"<p>{text}</p>{charts.memory_map(rows, report.workspace, steps)}"
 
 
 def _errors(report: Report) -> str:

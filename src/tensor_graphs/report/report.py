@@ -161,7 +161,8 @@ class Report:
                 found.verification = v | {k: float(v[k]) for k in ("error_before", "error_after", "allowed")}
                 found.verification |= {"passed": bool(v["passed"]), "seeds": int(v["seeds"])}
                 failed = [
-                    f | {"said": str(f["said"]), "excluded": [*map(str, f["excluded"])]} for f in v.get("failed", ())
+                    f | {"message": str(f["message"]), "excluded": [*map(str, f["excluded"])]}
+                    for f in v.get("failed", ())
                 ]
                 found.verification |= {"failed": failed}
             if any(not 0 <= r < i for i, o in enumerate(found.operations) for r in o.reads):
@@ -239,7 +240,7 @@ class Report:
                 )
             for f in v.get("failed", ()):
                 then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
-                rows.append(("failed", f"a plan before: {f['said']}{then}"))
+                rows.append(("failed", f"a plan before: {f['message']}{then}"))
         else:
             rows.append(("error", "not verified"))
         if self.quantization:

@@ -185,10 +185,10 @@ def scatter(pairs: Sequence[HeldOut]) -> str:
     for p in shown:
         if p.measured_us > 0 and p.predicted_us > 0:
             color = f"s{min(names.index(p.backend), charts.SERIES - 1)}"
-            said = escape(f"{p.name}: measured {charts.us(p.measured_us)}, predicted {charts.us(p.predicted_us)}")
+            title = escape(f"{p.name}: measured {charts.us(p.measured_us)}, predicted {charts.us(p.predicted_us)}")
             body.append(
                 f'<circle cx="{left + at(p.measured_us):.1f}" cy="{top + size - at(p.predicted_us):.1f}" r="3" '
-                f'class="{color}" fill-opacity="0.55"><title>{said}</title></circle>'
+                f'class="{color}" fill-opacity="0.55"><title>{title}</title></circle>'
             )
     body.append(charts.text(left + size, top + size + 34, "measured", anchor="end"))
     body.append(charts.text(left, top + size + 34, "upwards: predicted"))

@@ -15,7 +15,8 @@ Imports: backends, backends.program, backends.runtime, backends.verification, co
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..errors import UsageError
 from .options import CompileOptions
@@ -25,18 +26,26 @@ if TYPE_CHECKING:
     from .dynamo_backend import backend as backend
 
 
-def __getattr__(name: str) -> Any:
-    """`backend`. Dynamo traces before it calls the backend, so its rule is installed when the backend is asked for."""
-    if name != "backend":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .dynamo_backend import backend
-    from .recurrent_modules import install_rule
+if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
-    install_rule()
-    return backend
+    def __getattr__(name: str) -> Any:
+        """`backend`. Dynamo traces before it calls the backend, so its rule is installed when it is asked for."""
+        if name != "backend":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from .dynamo_backend import backend
+        from .recurrent_modules import install_rule
+
+        install_rule()
+        return backend
 
 
-def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any) -> Any:
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compile(
+    model: Callable[P, R], *, fullgraph: bool = False, dynamic: bool | None = None, **options: Any
+) -> Callable[P, R]:
     """`torch.compile(model)` with this backend: a callable in place of a module or function.
 
     `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones,
@@ -51,7 +60,8 @@ def compile(model: Any, *, fullgraph: bool = False, dynamic: bool | None = None,
         )
     from .whole_calls import compiled
 
-    return compiled(model, fullgraph=fullgraph, dynamic=dynamic, options=options)
+    made: Callable[P, R] = compiled(model, fullgraph=fullgraph, dynamic=dynamic, options=options)
+    return made
 
 
 def wait(seconds: float | None = None) -> bool:

@@ -271,11 +271,11 @@ class CompiledGraph:
         used = [v for v in ready if v.tried] or ready
         for variant in used:
             if not variant.active():
-                won, why = False, (variant.said or [""])[-1]
+                won, why = False, (variant.reasons or [""])[-1]
             variant.state = PROGRAM if won else LOST
             variant.why = variant.why or why
         self.report.eager_us, self.report.program_us = eager_us, program_us
-        for reason in dict.fromkeys([*(r for v in used for r in v.said), why]):
+        for reason in dict.fromkeys([*(r for v in used for r in v.reasons), why]):
             if reason:
                 self._warn(reason)
 

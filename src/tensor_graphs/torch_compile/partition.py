@@ -188,8 +188,8 @@ def _fill_seeds(module: Any) -> None:
 
 
 def _order_equal_keys(module: Any) -> None:
-    """Make sorts stable, as those of programs are. PyTorch leaves the order of equal keys open, and the places of all
-    of them, as of the tokens of an expert, would differ from those of the program at its comparison."""
+    """Make sorts stable, as those of programs are. PyTorch leaves the order of equal keys open, and their positions, as
+    of the tokens of an expert, would differ from those of the program at its comparison."""
     import torch
 
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sort.default):
@@ -294,9 +294,9 @@ def _undefined(graph: Any, reasons: Collection[Any]) -> dict[Any, str]:
     """Tensors without defined values (`torch.empty`) that operators outside of parts get, or the caller: as results of
     a program they would differ from the eager ones.
     """
-    said = "its values are undefined"
+    reason = "its values are undefined"
     created = [n for n in graph.nodes if str(n.target).startswith(("aten.empty", "aten.new_empty"))]
-    return {n: said for n in created if any(user.op == "output" or user in reasons for user in n.users)}
+    return {n: reason for n in created if any(user.op == "output" or user in reasons for user in n.users)}
 
 
 def _islands(graph: Any, inside: set[Any], reasons: dict[Any, str]) -> list[IslandReport]:

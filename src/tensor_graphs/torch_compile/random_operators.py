@@ -61,7 +61,8 @@ def partition(joint: Any, inputs: Sequence[Any], **named: Any) -> tuple[Any, Any
     drawn = [n for n in joint.graph.nodes if n.op == "call_function" and may_draw(n)]
     merged = any(compile_utils.get_aten_target(n) not in known for n in drawn)
     with config.patch(cse=config.cse and not merged):
-        return min_cut_rematerialization_partition(joint, inputs, **named)
+        forward, backward = min_cut_rematerialization_partition(joint, inputs, **named)
+        return forward, backward
 
 
 def _drops(node: Any) -> bool:

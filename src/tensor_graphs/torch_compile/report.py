@@ -52,16 +52,16 @@ class TracedReport:
         """The report as text."""
         own = sum(p.nodes for p in self.parts)
         frozen = f", {counted(self.frozen, 'frozen weight')}" if self.frozen else ""
-        said = [
+        lines = [
             f"  {self.kind}: {counted(self.nodes, 'operator')}, {own} in {counted(len(self.parts), 'program')}{frozen}"
         ]
         for i, p in enumerate(self.parts):
-            said.append(
+            lines.append(
                 f"    part {i}: {counted(p.nodes, 'operator')}, {p.inputs_bytes} B in, {p.outputs_bytes} B out: {p.state}"
             )
         for r in self.islands:
-            said.append(f"    eager: {r.operator} ×{r.count}: {r.reason} ({r.bytes} B cross)")
-        return said
+            lines.append(f"    eager: {r.operator} ×{r.count}: {r.reason} ({r.bytes} B cross)")
+        return lines
 
 
 @dataclass
@@ -86,12 +86,12 @@ class GraphReport:
     warnings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        said = [f"{self.name}({', '.join(self.inputs)}): {self.runs}: {self.why}"]
+        lines = [f"{self.name}({', '.join(self.inputs)}): {self.runs}: {self.why}"]
         if self.calls:
-            said.append(f"  calls {self.calls}")
+            lines.append(f"  calls {self.calls}")
         for one in self.traced:
-            said += one.lines()
-        return "\n".join([*said, *(f"  warning: {w}" for w in self.warnings)])
+            lines += one.lines()
+        return "\n".join([*lines, *(f"  warning: {w}" for w in self.warnings)])
 
     __repr__ = __str__
 

@@ -85,12 +85,11 @@ def make_runner(
     return made
 
 
-def direct_call(module: Any, part: Part, runner: Any) -> Callable[..., Any] | None:
+def direct_call(module: Any, runner: Any) -> Callable[..., Any] | None:
     """Function with the arguments and results of the split graph `module` that calls `runner` itself, which saves
     interpreting the graph. None if the graph does more than one call of a submodule.
 
-    `runner`: the module that runs the program of `part` (`make_runner`); `part`: the supported subgraph that it stands
-    for.
+    `runner`: the module that runs the program of the only supported subgraph (`make_runner`).
     """
     placeholders = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
     rest = [n for n in module.graph.nodes if n.op not in ("placeholder", "output", "get_attr")]

@@ -101,7 +101,7 @@ class Variant:
         self._kind, self._seen, self._layouts = name, seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
-        self.said: list[str] = []  # reasons why parts have no program
+        self.reasons: list[str] = []  # reasons why parts have no program
         self._runners: list[Any] = []
         self.frozen, self.fixed = frozen, dict(fixed)
         self.within: dict[str, tuple[int, int]] = {}  # size symbol -> least and largest value
@@ -171,19 +171,22 @@ class Variant:
 
         The variant's state is then READY, or LOST if no part has a program.
         """
-        said: list[str] = []
+        reasons: list[str] = []
         module = copy.copy(self._split.module)
+        module.graph.owning_module = (
+            self._split.module
+        )  # both share the graph, which would keep this variant's programs
         bound = False
         for part, report, found in zip(self._split.parts, self._reports, self._searches):
             if found is None:
-                said.append(report.state)
+                reasons.append(report.state)
                 continue
             search, positions, symbols = found
             try:
                 program = search.program()
             except TensorGraphsError as error:
                 report.state = f"no program: {error.message}"
-                said.append(report.state)
+                reasons.append(report.state)
                 continue
             self._restrict(program, search.sizes, symbols)
             places = [part.sources[i] for i in positions]
@@ -192,19 +195,17 @@ class Variant:
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
-            self._runners.append(make_runner(part, program, positions, _refusing(report, said), self._exact, saved))
+            self._runners.append(make_runner(part, program, positions, _refusing(report, reasons), self._exact, saved))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
-            direct = (
-                direct_call(module, self._split.parts[0], self._runners[0]) if len(self._split.parts) == 1 else None
-            )
+            direct = direct_call(module, self._runners[0]) if len(self._split.parts) == 1 else None
             self.state, self.run = READY, direct or (lambda *args: module(*self._layouts.of(args)))
         else:
             self.state, self.run = LOST, None
-        self.why = "" if bound else (said[0] if said else "no part has enough operators")
-        self.said = said
-        return said
+        self.why = "" if bound else (reasons[0] if reasons else "no part has enough operators")
+        self.reasons = reasons
+        return reasons
 
     def _restrict(self, program: Program, searched: Mapping[str, int], symbols: Mapping[str, str]) -> None:
         """Note the sizes at which a program runs, and where its buckets begin."""
@@ -301,9 +302,9 @@ class TracedGraph:
 
         Returns the reasons why parts have no program (`Variant.bind`).
         """
-        said = variant.bind()
+        reasons = variant.bind()
         self.variants = [one for v in self.variants for one in (v.by_bucket() if v is variant else [v])]
-        return said
+        return reasons
 
     def fitting(self, state: str) -> list[Variant]:
         """Variants whose `state` is the given one (SEARCHING, READY, LOST, PROGRAM or EAGER)."""
@@ -348,10 +349,10 @@ def _placed(options: CompileOptions, device: Any) -> CompileOptions:
     return options if backend("torch_cuda").unavailable() else replace(options, backend="torch")
 
 
-def _refusing(report: PartReport, said: list[str]) -> Callable[[str], None]:
+def _refusing(report: PartReport, reasons: list[str]) -> Callable[[str], None]:
     def refuse(reason: str) -> None:
         report.state = f"not used: {reason}"
-        said.append(report.state)
+        reasons.append(report.state)
 
     return refuse
 

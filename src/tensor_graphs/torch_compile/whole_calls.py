@@ -263,10 +263,10 @@ class WholeCalls:
         self._trials.pop(key, None)
         self._stepping = None
 
-    def _choose(self, key: Any, chosen: Callable[..., Any], said: str) -> None:
+    def _choose(self, key: Any, chosen: Callable[..., Any], outcome: str) -> None:
         self._chosen[key], self._settled, self.unseen = chosen, False, 0
         for graph in self.backend.graphs:
-            graph.report.calls = said
+            graph.report.calls = outcome
 
 
 def _without_wrapper(own: Any) -> Callable[..., Any]:

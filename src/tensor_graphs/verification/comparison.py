@@ -76,10 +76,10 @@ class OutputError:
         return whole if self.discrete else max(whole, self.worst.ratio)
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Text for messages: by how much the output is off, how much is allowed, and where it is worst."""
         away = f"is off by {self.plan:.3g}" if self.finite else "has NaN or infinities where they may not be"
-        place = f" ({self.worst.said if not self.discrete else self.worst.where})" if self.worst.where else ""
+        place = f" ({self.worst.message if not self.discrete else self.worst.where})" if self.worst.where else ""
         return f"output {self.name!r} {away}, allowed {self.allowed:.3g}{place}"
 
     @property
@@ -109,7 +109,7 @@ class FailedAttempt:
         o = self.output
         return {
             "output": o.name, "error_before": o.original, "error": o.plan, "allowed": o.allowed,
-            "place": o.worst.where, "place_over_limit": o.worst.ratio, "said": self.elsewhere or o.said,
+            "place": o.worst.where, "place_over_limit": o.worst.ratio, "message": self.elsewhere or o.message,
             "excluded": list(self.excluded),
         }  # fmt: skip
 
@@ -165,7 +165,7 @@ class Verification:
         example for an output of one element. From FAR times those limits on, the verdict has a warning.
         """
         worst = self.worst
-        beyond = f"the unoptimized graph runs, {worst.excess:.0f} times beyond its limits: {worst.said}"
+        beyond = f"the unoptimized graph runs, {worst.excess:.0f} times beyond its limits: {worst.message}"
         outputs = tuple(
             replace(o, original=max(o.original, o.plan), allowed=max(o.allowed, o.plan),
                     worst=replace(o.worst, ratio=min(o.worst.ratio, 1.0)))

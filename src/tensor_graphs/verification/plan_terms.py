@@ -20,8 +20,8 @@ def meaning(plan: Plan) -> tuple[list[Tensor], dict[int, Tensor]]:
             leaf = make(value.origin, (), {"name": value.name, "shape": value.type.shape, "dtype": value.type.dtype})
             values[value.id] = _carried(leaf, stored)
     for step in plan.steps:
-        for made, said in zip(step.outputs, step_meanings(step, values), strict=True):
-            values[made] = _carried(said, stored)
+        for made, term in zip(step.outputs, step_meanings(step, values), strict=True):
+            values[made] = _carried(term, stored)
     return [values[i] for i in (*plan.outputs, *plan.updates.values())], values
 
 

@@ -100,13 +100,15 @@ class _Run:
 def _error(run: _Run, plan: Plan, rng: np.random.Generator, turn: int) -> float:
     graph, inputs = run.graph, run.drawn(rng, turn)
     roots, _ = meaning(plan)
-    exact, said = run.values(graph.roots, inputs), run.values(roots, inputs)
-    said = [s.reshape(tuple(e.shape)) for s, e in zip(said, exact, strict=True)]
-    gaps = [_gap(s, e, r.dtype) for s, e, r in zip(said, exact, graph.roots)]
+    exact, rewritten = run.values(graph.roots, inputs), run.values(roots, inputs)
+    rewritten = [s.reshape(tuple(e.shape)) for s, e in zip(rewritten, exact, strict=True)]
+    gaps = [_gap(s, e, r.dtype) for s, e, r in zip(rewritten, exact, graph.roots)]
     if max(gaps, default=0.0) <= TOLERABLE:
         return 0.0
     peak = run.peak(inputs)
-    return max((g for g, s, e in zip(gaps, said, exact) if g > TOLERABLE and not _cancels(s, e, peak)), default=0.0)
+    return max(
+        (g for g, s, e in zip(gaps, rewritten, exact) if g > TOLERABLE and not _cancels(s, e, peak)), default=0.0
+    )
 
 
 def _gap(value: Value, exact: Value, dtype: str) -> float:

@@ -2,5 +2,5 @@
 
 In: paths and content.
 Out: complete files and folders: at every moment the complete old or the complete new version exists.
-Imports: errors.
+Imports: errors, wording.
 """

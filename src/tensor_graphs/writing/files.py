@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from ..errors import UnwritableError, UsageError
+from ..wording import with_article
 from .hidden_files import KEPT, PART, clean, hidden_path, is_same, leftovers, locked, sync_folder
 
 
@@ -25,7 +26,7 @@ def named_path(path: str | os.PathLike[str]) -> Path:
     Raises UsageError for values that are not paths, NUL characters, lone surrogates, and names that are too long.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(found := os.fspath(path), bytes):
-        raise UsageError(f"a {type(path).__name__} is no path", hint="give a str or a pathlib.Path")
+        raise UsageError(f"{with_article(type(path).__name__)} is no path", hint="give a str or a pathlib.Path")
     try:
         os.lstat(found)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.c.convolutions import conv_packed
 from tensor_graphs.backends.c.linear_products import linear_rows
+from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, kernel_plan
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
@@ -51,6 +53,16 @@ def test_every_epilogue(name: str) -> None:
 def test_sizes(x: tuple[int, ...], n: int) -> None:
     for name in ("c.tiled_linear", "c.tiled_linear_bias_residual_relu"):
         check(name, call_of(name, x, n))
+
+
+def test_only_the_c_functions_that_a_program_calls_are_compiled() -> None:
+    """The others of the library are static: the compiler leaves out their code, and time for it."""
+    call = call_of("c.tiled_linear", (6, 5), 16)
+    source = emit_for(kernel_plan(ROWS["c.tiled_linear"], call)).source
+    exported = set(re.findall(r"^(?:__attribute__.*)?void (\w+)\(", source, re.MULTILINE))
+    assert exported >= {"tiled_conv"} and not exported & {"tiled_winograd", "tiled_windows"}
+    assert {"tiled_winograd", "tiled_windows"} <= set(re.findall(r"^static void (\w+)\(", source, re.MULTILINE))
+    assert set(re.findall(r'c_function\(kernels, "(\w+)"\)', source)) == {"tiled_conv"}
 
 
 def test_long_sums_round_little() -> None:

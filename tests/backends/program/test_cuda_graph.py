@@ -171,8 +171,8 @@ def test_memory_is_what_was_said(device: str) -> None:
     torch.cuda.reset_peak_memory_stats()
     kept = [program(x) for _ in range(3)]
     taken = torch.cuda.max_memory_allocated() - before
-    said = program.memory()["cuda"] + 2 * sum(k.nbytes for k in kept[1:])
-    assert taken < 1.3 * said + (64 << 20)
+    message = program.memory()["cuda"] + 2 * sum(k.nbytes for k in kept[1:])
+    assert taken < 1.3 * message + (64 << 20)
     del kept, program
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before < 64 << 20

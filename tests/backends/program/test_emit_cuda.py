@@ -272,8 +272,8 @@ def test_weights_that_are_laid_out_anew_are_counted() -> None:
         found = plan(graph)
         products = [i for i, s in enumerate(found.steps) if s.template.name == "cuda.mm"]
         steps = tuple(replace(s, template=columns) if i == products[-1] else s for i, s in enumerate(found.steps))
-        said = Program(replace(found, steps=steps)).memory()["cuda"]
-        assert count * 64 * 64 * 4 < said < (count + 0.6) * 64 * 64 * 4
+        words = Program(replace(found, steps=steps)).memory()["cuda"]
+        assert count * 64 * 64 * 4 < words < (count + 0.6) * 64 * 64 * 4
 
 
 @everywhere

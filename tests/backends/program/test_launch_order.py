@@ -81,13 +81,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault: str) -> None:
-    old, new, said = FAULTS[fault]
+    old, new, message = FAULTS[fault]
     assert order_problems(SOURCE) == [] and SOURCE.count(old) >= 1
     found = order_problems(SOURCE.replace(old, new))
-    if not said:
+    if not message:
         assert found == []
     else:
-        assert any(re.search(said, problem) for problem in found), found
+        assert any(re.search(message, problem) for problem in found), found
 
 
 def test_weights_that_work_before_the_program_may_write() -> None:

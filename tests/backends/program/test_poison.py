@@ -102,7 +102,7 @@ def test_verification_refuses_stale_memory(driver: Any, fault: str, monkeypatch:
     program = Bound(driver, "", fault)
     program.calls.wanted = False
     found = verdict(program, monkeypatch)
-    assert not found.passed and (fault == "early" or "in a later call" in found.worst.said)
+    assert not found.passed and (fault == "early" or "in a later call" in found.worst.message)
 
 
 def test_verification_refuses_graphs_that_read_what_a_library_returned_before(
@@ -114,7 +114,7 @@ def test_verification_refuses_graphs_that_read_what_a_library_returned_before(
     measured = gpu_calls.Calls.fastest
     monkeypatch.setattr(gpu_calls.Calls, "fastest", lambda *given: (measured(*given), "graph")[1])
     found = verdict(Bound(driver, ""), monkeypatch)
-    assert not found.passed and "in a later call" in found.worst.said
+    assert not found.passed and "in a later call" in found.worst.message
     first = lambda v: Bound(driver, "").run(v)
     assert verify(GRAPH, first, seeds=1).passed  # what verification saw before
 

@@ -402,9 +402,9 @@ def test_damaged_programs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match=r"not the file that was saved") as caught:
         load_program(folder)
     assert caught.value.where == str(folder)
-    for text, said in (("{", "malformed"), ("{}", "it has no 'schema'")):
+    for text, message in (("{", "malformed"), ("{}", "it has no 'schema'")):
         (program.save(folder) / "manifest.json").write_text(text)
-        with pytest.raises(BadModelError, match=said):
+        with pytest.raises(BadModelError, match=message):
             load_program(folder)
     (program.save(folder) / "program.py").unlink()
     with pytest.raises(BadModelError, match=r"it has no program\.py"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning import kernel_strips, measured_operands
+from tensor_graphs.backends.tuning import cpu_worker, kernel_strips, measured_operands, result_check
 from tensor_graphs.backends.tuning import measure_cpu as measure
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
@@ -38,6 +38,7 @@ from tensor_graphs.models.common import quantization
 
 from ..sampled_calls import sample
 
+RNG = np.random.default_rng(0)
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})
 
@@ -107,6 +108,14 @@ def test_a_worker_can_start_before_there_is_anything_to_measure() -> None:
         process = measurer.worker._process
         measurer.measure([candidate("np.mul", ADD)])
         assert measurer.worker._process is process and [r.kind for r in rows] == ["timing", "accuracy"]
+
+
+def test_a_worker_measures_a_kernel_before_its_first_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports and first calls of a measurement take place while the model is loaded."""
+    replies, plain = list[dict[str, Any]](), cpu_worker.answer
+    monkeypatch.setattr(cpu_worker, "answer", lambda job: replies.append(plain(job)))
+    cpu_worker.preload()
+    assert [r["ok"] for r in replies] == [True]
 
 
 def test_one_bad_kernel_costs_one_candidate(faulty: CpuWorkerProcess) -> None:
@@ -230,6 +239,23 @@ def test_error_norms() -> None:
     assert np.isclose(found["rel_fro"], 0.5 / np.sqrt(5))
     with pytest.raises(Wrong):
         accuracy(np.array([1.0, 2.0, 3.0, np.inf]), want)
+
+
+def test_error_norms_are_those_of_all_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of outputs in any layout; what differs in the last piece alone is seen."""
+    want = RNG.standard_normal((6, 50, 7))
+    got = np.asfortranarray(want + 1e-3 * RNG.standard_normal(want.shape)).astype(np.float32, order="K")
+    whole = accuracy(got, want)
+    monkeypatch.setattr(result_check, "PIECE", 100)
+    assert accuracy(got, want) == pytest.approx(whole, rel=1e-12)
+    error = np.abs(got.astype(np.float64) - want)
+    assert whole["rel_fro"] == pytest.approx(np.linalg.norm(error) / np.linalg.norm(want), rel=1e-12)
+    assert whole["max_abs"] == error.max() and whole["max_rel"] == (error / np.abs(want)).max()
+    got[-1, -1, -1] = np.inf
+    assert accuracy(got, want)["rel_fro"] == np.inf
+    got[-1, -1, -1] = np.nan
+    with pytest.raises(Wrong):
+        accuracy(got, want)
 
 
 def test_samples_are_taken_in_turn() -> None:

@@ -125,14 +125,14 @@ class Panel {
   fusingNow(ids) {
     const { g } = this, now = g.together(ids);
     const lacking = ids.filter((c) => !now.makers.has(c) && !g.weight[c]);
-    const said = lacking.length ? [el("p", {}, "The plan does not compute ", ...this.refs(lacking), ".")] : [];
-    if (!now.kernels.length) return said;
-    if (now.kernels.length === 1) return [...said, el("p", {}, "In the plan one kernel computes them: ", this.kernelRefs(now.kernels), ".")];
-    said.push(el("p", {}, "In the plan: ", this.kernelRefs(now.kernels), ` = ${time(now.us)}.`));
-    if (!(now.least > 0)) return said;
+    const sentences = lacking.length ? [el("p", {}, "The plan does not compute ", ...this.refs(lacking), ".")] : [];
+    if (!now.kernels.length) return sentences;
+    if (now.kernels.length === 1) return [...sentences, el("p", {}, "In the plan one kernel computes them: ", this.kernelRefs(now.kernels), ".")];
+    sentences.push(el("p", {}, "In the plan: ", this.kernelRefs(now.kernels), ` = ${time(now.us)}.`));
+    if (!(now.least > 0)) return sentences;
     const saved = Math.max(0, now.between), kept = now.passed.length ? ` and writing and reading ${now.passed.map((c) => "c" + c).join(", ")}` : "";
-    said.push(el("p", {}, `Fusing saves about ${time(saved)}: ${many(now.kernels.length - 1, "launch", "launches")}${kept}. A fused kernel at the machine's limit would take ${time(now.least)}, ${time(Math.max(0, now.us - now.least))} less than now.`));
-    return said;
+    sentences.push(el("p", {}, `Fusing saves about ${time(saved)}: ${many(now.kernels.length - 1, "launch", "launches")}${kept}. A fused kernel at the machine's limit would take ${time(now.least)}, ${time(Math.max(0, now.us - now.least))} less than now.`));
+    return sentences;
   }
   gain(k) {
     const { g } = this, replaced = g.replaced(k), sum = replaced.reduce((s, p) => s + g.us[p], 0);

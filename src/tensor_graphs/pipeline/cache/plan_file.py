@@ -30,6 +30,7 @@ from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.pricing import Priced
 from ...extract.model.sizes import bound_call
 from ...models.files.native import dim_from_json, dim_to_json, graph_from_json, graph_to_json
+from ...wording import with_article
 
 LARGEST_CONSTANT = 1 << 16  # maximum bytes of a constant that the plan has and the graph lacks
 ORIGINS = ("input", "state", "weight", "kernel", "view")
@@ -107,7 +108,7 @@ def _out(value: Any) -> Any:
         return value
     if isinstance(value, np.integer):
         return int(value)
-    raise UsageError(f"a {type(value).__name__} cannot be written into a plan's file")
+    raise UsageError(f"{with_article(type(value).__name__)} cannot be written into a plan's file")
 
 
 def _weights_out(plan: Plan) -> Json | None:

@@ -15,9 +15,7 @@ from .session import Session
 FULL_S = 20.0  # budget from which all stages have their full time
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
 CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget that the latter may take; share of that in any case
-HOST_CLOSING = (
-    0.2  # the first share on a CPU, all of it in any case: plans of unmeasured kernels are up to twice as slow
-)
+HOST_CLOSING = 0.2  # the first share on a CPU: plans of unmeasured kernels are up to twice as slow
 WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
@@ -80,12 +78,11 @@ def mandatory_s(session: Session, on_gpu: bool) -> float:
 
 
 def closing_left_s(session: Session, on_gpu: bool, used: float) -> float:
-    """Seconds of the closing phase of a search that takes `used` seconds before it: `closing_s`, or on a GPU what the
-    mandatory stages leave of that, but `CLOSING_LEAST` of it in any case."""
-    most = closing_s(session.options, on_gpu)
-    if not on_gpu:
-        return most
-    return min(most, max(CLOSING_LEAST * most, session.left - used - mandatory_s(session, on_gpu)))
+    """Seconds of the closing phase of a search that takes `used` seconds before it: what the mandatory stages leave of
+    `closing_s`, but `CLOSING_LEAST` of it in any case while there is time."""
+    most, left = closing_s(session.options, on_gpu), max(0.0, session.left)
+    least = CLOSING_LEAST * min(most, left)
+    return min(most, max(least, left - used - mandatory_s(session, on_gpu)))
 
 
 def after_search_on_host_s(session: Session) -> float:

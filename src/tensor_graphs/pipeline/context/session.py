@@ -22,16 +22,21 @@ from ...extract.model.clock import Clock, Halted
 from ...extract.model.pricing import Measurer
 from ...options import Options, with_builtin
 from ...progress import Progress
-from ...report.omissions import Omission
+from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ...report.timeline import Rows, timeline
 from ...verification.comparison import rounding_allowance
+from ...wording import counted
 from ...writing.files import named_path
 from ..sources.caller import Caller
 from .expected import ExpectedTimes
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
+TESTING, TESTING_S = (
+    0.5,
+    2.0,
+)  # time for tests of the caller's rules: fraction of the budget, and at least these seconds
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
 
@@ -39,14 +44,15 @@ LATE = 0.25  # fraction of the budget by which the search for a plan within tole
 class Session:
     """State of one optimization: options, clocks, messages for the report, worker processes.
 
-    `now`: the clock that the budget is measured by. `warnings`: texts for the report. `plan_cache_notes`: why cached
-    plans were not used.
+    `now`: the clock that the budget is measured by, in seconds; `budget_start`: its reading when the budget began.
+    `timeline_start`: reading of `time.monotonic` at the start of the session, the origin of the report's timeline.
+    `warnings`: texts for the report. `plan_cache_notes`: why cached plans were not used.
     """
 
     options: Options
     progress: Progress = field(default_factory=Progress)
     own_rules: Sequence[Rule] = ()  # rules in force, in place of the built-in ones and those of the options
-    clock: Clock = field(default_factory=Clock)
+    stage_clock: Clock = field(default_factory=Clock)  # time of each stage of the report
     now: Callable[[], float] = time.monotonic
     warnings: list[str] = field(default_factory=list)
     omitted: list[Omission] = field(default_factory=list)  # work omitted because of the budget or Ctrl-C
@@ -61,18 +67,32 @@ class Session:
     ready_at: float | None = None  # when they were first seen to have started
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
-    clocks: list[tuple[str, Clock]] = field(default_factory=list)  # clocks of background activities, for the timeline
+    background_clocks: list[tuple[str, Clock]] = field(default_factory=list)  # (activity, clock), for the timeline
     keeps_measurer: bool = False  # whether a search leaves its measurer's processes to the next one
     timed: bool = True  # whether the latency of the program that is found is measured
 
     def __post_init__(self) -> None:
+        self.budget_start = self.now()
+        self.timeline_start = time.monotonic()
         if self.options.rules and not self.own_rules:
-            self.own_rules = with_builtin(self.options.rules)  # tests them first
+            with self.stage("test rules", counted(len(self.options.rules), "rule")):
+                self.own_rules = self._tested_rules()
         self.lowerings = Lowerings(
             rounding_allowance(self.options.tolerance), LowerPool()
         )  # for this session's kernels
-        self.start = self.now()
-        self.began = time.monotonic()
+
+    def _tested_rules(self) -> Sequence[Rule]:
+        """The built-in rules and those of the options, tested for a share of the budget. The others take no part, and
+        the report says how many."""
+        allowed = max(TESTING_S, TESTING * self.options.budget)
+        given = len(self.options.rules)
+        over = lambda: (
+            self.progress.stopped or (not self.options.deterministic and self.now() - self.budget_start > allowed)
+        )
+        rules = with_builtin(self.options.rules, over, self.warnings.append)
+        if untested := len(with_builtin(())) + given - len(rules):
+            self.omitted.append(Omission(OmittedWork.TESTING_RULES, f"{untested} of {given}, which take no part"))
+        return rules
 
     @cached_property
     def rules(self) -> Sequence[Rule]:
@@ -93,7 +113,7 @@ class Session:
         """Context manager that times the stage `name` of `optimize`; its start is reported to `progress`, with
         `message`."""
         self.progress.say(name, message)
-        with self.clock.running(name):
+        with self.stage_clock.running(name):
             yield
 
     @contextmanager
@@ -102,9 +122,18 @@ class Session:
 
         `own`: messages inside it are kept out of the session's report, and the latency of its program is not measured.
         """
-        fields = ("options", "start", "warnings", "omitted", "finalists", "plan_cache_notes", "timed", "expected")
+        fields = (
+            "options",
+            "budget_start",
+            "warnings",
+            "omitted",
+            "finalists",
+            "plan_cache_notes",
+            "timed",
+            "expected",
+        )
         before = {name: getattr(self, name) for name in fields}
-        self.options, self.start = replace(self.options, budget=max(0.0, seconds)), self.now()
+        self.options, self.budget_start = replace(self.options, budget=max(0.0, seconds)), self.now()
         if own:
             self.warnings, self.omitted, self.finalists, self.plan_cache_notes, self.timed = [], [], [], [], False
             self.expected = replace(self.expected, binding_s=0.0, ending_s=0.0)
@@ -112,19 +141,19 @@ class Session:
             yield
         finally:
             for name, value in before.items():
-                if own or name in ("options", "start"):
+                if own or name in ("options", "budget_start"):
                     setattr(self, name, value)
 
     @property
     def timeline(self) -> Rows:
         """Spans (begin, end in seconds) of all activities of this session and of its measuring processes, by activity,
         for the report."""
-        return timeline(self.began, [("stage", self.clock), *self.clocks])
+        return timeline(self.timeline_start, [("stage", self.stage_clock), *self.background_clocks])
 
     @property
     def left(self) -> float:
         """Remaining seconds of the budget; negative once exceeded."""
-        return self.options.budget - (self.now() - self.start)
+        return self.options.budget - (self.now() - self.budget_start)
 
     def loaded(self) -> None:
         """Warn if loading the model alone took longer than the budget."""
@@ -135,7 +164,7 @@ class Session:
     def waiting(self) -> bool:
         """Whether the measuring processes have not started yet. Until they have, candidate kernels may be formed for
         longer than their share of the budget."""
-        return not self.ready_s and self.starting() and self.now() - self.start < MAX_STARTING_S
+        return not self.ready_s and self.starting() and self.now() - self.budget_start < MAX_STARTING_S
 
     @property
     def ready_s(self) -> float:

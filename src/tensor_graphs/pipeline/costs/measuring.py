@@ -78,7 +78,7 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
     starts them.
     """
     options = session.options
-    with session.clock.running("start workers"):
+    with session.stage_clock.running("start workers"):
         backends = backends_of(options)
         small = options.budget <= SMALL_S
         if early and small and options.saturation_limits.iterations:

@@ -59,7 +59,8 @@ def compiled_beside(program: Program) -> Callable[[], None]:
 
 
 def check_order(program: Program) -> None:
-    """Raise VerificationError if nothing orders some accesses of a program on a GPU (`launch_order.py`)."""
+    """Raise VerificationError if a kernel of a GPU program may read memory before the kernel that writes it has ended
+    (`launch_order.py`). Programs with free sizes are not checked."""
     if has_recorded_calls(program) and not program.manifest.sizes and (problems := order_problems(program.source)):
         raise VerificationError(problems[0], where=program.manifest.name, hint="report this with the model")
 

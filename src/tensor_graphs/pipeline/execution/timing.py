@@ -226,8 +226,8 @@ def why_not_faster(one: Sequence[float], other: Sequence[float], noise: float) -
     if median(one) >= median(other):
         return ""
     found, fewest = margin(one, other, noise), min(len(one), len(other))
-    said = f"the noise of {100 * found:.0f} %" + (f" of {counted(fewest, 'timed call')}" if fewest < FEW else "")
+    noise_text = f"the noise of {100 * found:.0f} %" + (f" of {counted(fewest, 'timed call')}" if fewest < FEW else "")
     if median(one) * (1 + found) >= median(other):
-        return f"the difference is within {said}"
+        return f"the difference is within {noise_text}"
     fastest = f"the fastest calls take {spelled_us(min(one))} and {spelled_us(min(other))}"
-    return fastest if min(one) >= min(other) else f"{fastest}: they differ by less than {said}"
+    return fastest if min(one) >= min(other) else f"{fastest}: they differ by less than {noise_text}"

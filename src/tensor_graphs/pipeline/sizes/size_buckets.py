@@ -35,8 +35,9 @@ from .size_ranges import Sizes, ranges
 
 BOUNDS = (16, 128, 1024)  # largest sizes of all buckets but the last, on a GPU
 FIRST = 0.5  # fraction of the budget for the plan of all sizes
-LEAST = 0.05  # fraction of the budget below which no search of a bucket begins
-NEEDED = 0.5  # and of the seconds that the first search spent in STAGES, which take about as long in each search
+# a search of a bucket begins if at least LEAST of the budget is left, plus NEEDED of the seconds that the first search
+# spent in STAGES, which take about as long in each search
+LEAST, NEEDED = 0.05, 0.5
 STAGES = ("saturate", "candidates", "build", "verify")
 
 Search = Callable[[Graph, Sizes], Program]
@@ -107,7 +108,7 @@ def with_buckets(
     }  # fmt: skip
     with session.stage("buckets", f"{len(rows)} of {name}"):
         lags = {row: _lag(forms, row) for row, forms in parts.items() if not row[0] <= searched <= row[1]}
-    least = LEAST * session.options.budget + NEEDED * sum(session.clock.seconds.get(s, 0.0) for s in STAGES)
+    least = LEAST * session.options.budget + NEEDED * sum(session.stage_clock.seconds.get(s, 0.0) for s in STAGES)
     for row in sorted(lags, key=lambda row: -lags[row]):
         at, left = middle(*row), session.left
         share = max(left * lags[row] / sum(lags.values()), least)

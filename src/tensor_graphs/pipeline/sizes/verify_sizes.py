@@ -134,7 +134,7 @@ class SizeVerifier:
             except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
                 return self._failure(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
             if wrong := [o for o in verdict.outputs if not _tolerable(o, tolerance)]:
-                return self._failure(sizes, wrong[0].said)
+                return self._failure(sizes, wrong[0].message)
         return ""
 
     def _failure(self, sizes: Sizes, what: str) -> str:

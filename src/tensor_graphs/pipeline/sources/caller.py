@@ -170,7 +170,7 @@ class CallerProgram(Program):
     """
 
     caller: Caller | None
-    said: str  # text of the timing comparison, for the saved manifest and the warning of `save`
+    comparison: str  # text of the timing comparison, for the saved manifest and the warning of `save`
     #: Type, dtype, shape and device (None for arrays) of each positional argument.
     _kinds: Sequence[tuple[Any, Any, tuple[int, ...], Any]] | None
     _check: Callable[..., bool] | None  # whether positional arguments are tensors like those of an earlier call, in C
@@ -178,14 +178,14 @@ class CallerProgram(Program):
     _as_is: bool | None  # whether results already have the program's nesting; None before the first call
 
     @classmethod
-    def around(cls, program: Program, caller: Caller, said: str = "") -> CallerProgram:
+    def around(cls, program: Program, caller: Caller, comparison: str = "") -> CallerProgram:
         """CallerProgram that takes over all attributes of `program`, which must not be used afterwards.
 
-        `said`: text of the timing comparison that the caller's function won.
+        `comparison`: text of the timing comparison that the caller's function won.
         """
         made = object.__new__(cls)
         made.__dict__.update(program.__dict__)
-        made.caller, made.said, made._kinds, made._as_is = caller, said, None, None
+        made.caller, made.comparison, made._kinds, made._as_is = caller, comparison, None, None
         made._check, made._checks = None, CHECKS
         if caller.plain and not program.manifest.sizes:
             made._kinds = [(type(x), x.dtype, tuple(x.shape), getattr(x, "device", None)) for x in caller.args]
@@ -251,8 +251,8 @@ class CallerProgram(Program):
         function."""
         if self.caller is None:
             return super().save(folder)
-        warnings.warn(f"the compiled plan is saved, not the caller's function: {self.said}", stacklevel=2)
-        made, self.manifest = self.manifest, replace(self.manifest, compared=self.said)
+        warnings.warn(f"the compiled plan is saved, not the caller's function: {self.comparison}", stacklevel=2)
+        made, self.manifest = self.manifest, replace(self.manifest, compared=self.comparison)
         try:
             return super().save(folder)
         finally:

@@ -93,12 +93,12 @@ def choose(
         # a plan that was carried over has been measured already
         floor = 0.0 if start else least_share * share * left
         seconds = max(floor, min(share * left, left - later(session) - kept))
-        again = "measure" in session.clock.seconds  # only the first search has a guaranteed minimum time
+        again = "measure" in session.stage_clock.seconds  # only the first search has a guaranteed minimum time
         first = ahead and not again
         least = max(0.0, least_measuring(session.options) - session.ready_s) if first else 0.0
         seconds = max(seconds, least)
         clock = Clock()
-        session.clocks.append(("search", clock))
+        session.background_clocks.append(("search", clock))
         return search(
             graph, pricer, measurer, seconds=seconds, least=least, clock=clock, deterministic=session.options.deterministic, doubt=doubt,
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
@@ -119,8 +119,8 @@ def choose(
             pricer.forgiving = True
             choice = attempt(None, doubt=True)
     spent = choice.seconds.get("measure", 0.0)
-    session.clock.add("extract", -spent)
-    session.clock.add("measure", spent)
+    session.stage_clock.add("extract", -spent)
+    session.stage_clock.add("measure", spent)
     return choice
 
 

@@ -91,9 +91,9 @@ class Exclusions:
             return self.without_sized(choice, failed)
         if not chosen:
             raise error
-        said = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
-        self.say(f"a kernel of the plan does not run, again without {said}")
-        self.dropped.append(said)
+        reason = f"kernels that were never run ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
+        self.say(f"a kernel of the plan does not run, again without {reason}")
+        self.dropped.append(reason)
         candidates = choice.hypergraph.candidates
         for left_out in (unmeasured, chosen):
             found = replace(choice.hypergraph, candidates=[c for i, c in enumerate(candidates) if i not in left_out])

@@ -91,9 +91,9 @@ def attach(program: Program, work: Graph, sizes: Mapping[str, int] | None = None
     try:
         program.attached = partial(write_origin, origin=origin_of(program.plan, work, sizes))
     except ShapeError as error:
-        said = f"the program's steps cannot be explained: {error.message}"
-        if program.report is not None and said not in program.report.warnings:
-            program.report.warnings.append(said)
+        warning = f"the program's steps cannot be explained: {error.message}"
+        if program.report is not None and warning not in program.report.warnings:
+            program.report.warnings.append(warning)
 
 
 def write_origin(folder: Path, origin: Origin) -> None:

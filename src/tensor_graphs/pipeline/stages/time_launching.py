@@ -96,8 +96,8 @@ def fastest_launching(
     for made, other in forms:
         wrong = sum(not _equal(a, b) for a, b in zip(want, _results(other, values), strict=True))
         if wrong:
-            said = f"results that differ from those of kernels as measured: {wrong} of {len(want)}"
-            session.warnings.append(f"kernels are not {made.launching}: {said}")
+            problem = f"results that differ from those of kernels as measured: {wrong} of {len(want)}"
+            session.warnings.append(f"kernels are not {made.launching}: {problem}")
             other.unbind()
         else:
             runnable.append((made, other))

@@ -320,7 +320,7 @@ class Acceptance:
             return self.elsewhere(program, poll)
         if self.plan is None or not verdict.miscompiled:
             return ""
-        return verdict.worst.said
+        return verdict.worst.message
 
     def _unexplained(self, verdict: Verification) -> bool:
         """Whether an output of the unoptimized graph is farther beyond its limits than rounding, or another order of
@@ -336,7 +336,7 @@ class Acceptance:
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
         return VerificationError(
-            worst.said,
+            worst.message,
             where=finding.blame(self.fired),
             hint="report this with the model; verify=False runs it regardless",
         )

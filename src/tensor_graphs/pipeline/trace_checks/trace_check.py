@@ -94,7 +94,7 @@ def _compare_other_sizes(
             with random_state_kept():
                 _compare_on(function, examples, there, values, in_float64=True, time=time)
             done += 1
-    return f", and at {done} other sizes" + time.said
+    return f", and at {done} other sizes" + time.omission_text
 
 
 # ---------------------------------------------------------------- functions of arrays
@@ -140,7 +140,7 @@ def _compare_function(
                     hint="give examples that it takes", where=title_of(function),
                 ) from problem.__cause__  # fmt: skip
             failed = f"; for {len(cases) - compared} others it raises {problem}"
-    return SAME.format(compared) + failed + time.said
+    return SAME.format(compared) + failed + time.omission_text
 
 
 def _compare_on(

@@ -85,10 +85,23 @@ def compare_large(
     for name, root, own in zip(graph.names, graph.outputs, found, strict=True):
         refuse_type(function, name, root, own, concrete(root.shape))
     if cuts is None and not time.suffices("the comparison", len(found) * WHOLE_RUNS * took):
-        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis{time.said}"
+        return f"compared with its graph only: the outputs of the {kind} are large, and mix all indices of every axis{time.omission_text}"
     atomic = with_atomic_ops(graph)
     for name, root, own in zip(graph.names, atomic.outputs, () if cuts else found):
         judge_strip(function, name, WholeOutput(atomic, root, values), own)
+    compared = _judge_strips(function, graph, found, places, values)
+    if drew:
+        first = _checksums(found)
+        del found, own
+        _refuse_random(lambda: _checksums(call(values)) == first, time, took, kind, title)
+    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output{time.omission_text}"
+
+
+def _judge_strips(
+    function: Any, graph: Graph, found: Sequence[Array], places: Sequence[OutputStrips], values: Mapping[str, Array]
+) -> float:
+    """Judge some strips of each output in `found`; returns the smallest share of an output's elements that they
+    contain. Raises TraceError as `judge_strip`."""
     compared = 1.0
     for name, own, place in zip(graph.names, found, places):
         done = 0
@@ -97,17 +110,21 @@ def compare_large(
             judge_strip(function, name, part, part.of(own))
             done += part.stop - part.start
         compared = min(compared, done / place.axes.size)
-    if drew:
-        first = _checksums(found)
-        del found, own
-        with random_state_kept():
-            for _ in range(1 + LARGE_DRAWING_CALLS):  # the first draws the same numbers again
-                if not time.suffices(MORE, took):
-                    break
-                if _checksums(call(values)) != first:
-                    raise TraceError(f"the {kind} does not return the same when it is called again with the same arguments",
-                                     where=title, hint="random numbers cannot be traced: pass them as arguments")  # fmt: skip
-    return f"compared with the {kind} itself, on one input, {100 * compared:.3g} % of the elements of each output{time.said}"
+    return compared
+
+
+def _refuse_random(
+    same_again: Callable[[], bool], time: OptionalTime, seconds: float, kind: str, title: str
+) -> None:  # fmt: skip
+    """Raise TraceError if a call that takes `seconds` does not give the first call's results again, in as many further
+    calls as there is time for. `same_again`: makes a call and says whether its results are those of the first one."""
+    with random_state_kept():
+        for _ in range(1 + LARGE_DRAWING_CALLS):  # the first draws the same numbers again
+            if not time.suffices(MORE, seconds):
+                return
+            if not same_again():
+                raise TraceError(f"the {kind} does not return the same when it is called again with the same arguments",
+                                 where=title, hint="random numbers cannot be traced: pass them as arguments")  # fmt: skip
 
 
 def _checksums(arrays: Sequence[Array]) -> list[int]:

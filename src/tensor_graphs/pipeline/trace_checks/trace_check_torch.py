@@ -79,7 +79,7 @@ def compare_torch(
     took = perf_counter() - began
     _refuse_random(call, graph, outputs, took, time)
     _compare_values(call, graph, outputs, took, time)
-    return "compared with the module itself, on its examples" + time.said
+    return "compared with the module itself, on its examples" + time.omission_text
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def _too_much_work(graph: Graph, states: bool, time: OptionalTime) -> str:
     if states:
         return "the module is large and has state"
     return (
-        "" if time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu=False)) else f"the module is large{time.said}"
+        ""
+        if time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu=False))
+        else f"the module is large{time.omission_text}"
     )
 
 

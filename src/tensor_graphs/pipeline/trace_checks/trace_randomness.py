@@ -46,7 +46,7 @@ class OptionalTime:
         return f"it would take about {seconds:.0f} s"
 
     @property
-    def said(self) -> str:
+    def omission_text(self) -> str:
         """Text about the parts of a comparison that were left out; "" for none."""
         return f"; left out for lack of time: {', '.join(self.omitted)}" if self.omitted else ""
 

@@ -1,9 +1,18 @@
-"""Made-up timings for the comparison of a program with eager execution (`judge.timed`)."""
+"""Options of searches that take a fraction of a second, and made-up timings for the comparison of a program with eager
+execution (`judge.timed`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+IN_C = {"wait": True, "measure": False, "effort": 0, "budget": 1, "verify": False}
+"""Options of a search with all backends of the CPU. Its products, convolutions and recurrent layers may be C kernels,
+which take one or two seconds to compile."""
+
+QUICK = {**IN_C, "backend": "torch"}
+"""Options of a search among PyTorch's kernels only, which nothing compiles."""
 
 
 def timed(eager: float, program: float) -> Callable[..., dict[str, list[float]]]:
