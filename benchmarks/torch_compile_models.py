@@ -228,7 +228,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"{len(rows)} architectures, {right} right ({100 * right / max(len(rows), 1):.1f} %). {inside} of {operators} operators are in "
         f"programs ({100 * inside / max(operators, 1):.1f} %); of {whole} architectures all are. {breaks} have graph breaks.", "",
         f"Calls of {len(ratios)} architectures were timed: the median takes {median(ratios or [0]):.2f} of eager's time ({programs} run programs), {len(slower)} take more "
-        f"than {1 + NOISE:.2f} of it{': ' if slower else ''}{', '.join(slower)}.", "",
+        f"than {1 + NOISE:.2f} of it{': ' if slower else ''}{', '.join(slower)}." if ratios else "Whole calls were not timed (`--only-results`).", "",
         "| architecture | right | operators | in programs | graphs | graph breaks | error against float64 | eager's | would run | calls go to | time | eager, µs | not in programs |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
