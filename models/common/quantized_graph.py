@@ -20,7 +20,7 @@ from ...egraph.ir.weight_data import Data, DerivedData, load_data
 from ...egraph.types import dtypes
 from ...errors import UnsupportedError, UsageError
 from ...processes.forks import Lock
-from ...wording import counted
+from ...wording import counted, spelled_bytes
 from .packed_weight import LazyPart, PackedWeight
 from .quantization import check_form, dequantized, encoded, encoded_on, group_of
 
@@ -49,7 +49,7 @@ class Quantization:
 
     def __str__(self) -> str:
         kept = f", {len(self.kept)} kept ({_by_reason(self.kept)})" if self.kept else ""
-        return f"{self.form}: {counted(self.weights, 'weight')}{kept}, {self.before / 1e6:.1f} to {self.after / 1e6:.1f} MB, error of the weights {self.error:.1e}"
+        return f"{self.form}: {counted(self.weights, 'weight')}{kept}, {spelled_bytes(self.before)} to {spelled_bytes(self.after)}, error of the weights {self.error:.1e}"
 
 
 #: Name, type and direction of a param -> its quantized weight, squared error and squares (`_error`).

@@ -22,9 +22,17 @@ def near(name: str, known: Iterable[str]) -> str:
     return next((f". Did you mean {found!r}?" for found in get_close_matches(name, list(known), 1)), "")
 
 
+def spelled_bytes(count: float) -> str:
+    """An amount of memory given in bytes, in KiB, MiB or GiB: "80.1 KiB", "12.3 MiB"."""
+    scale, unit = next(
+        (s, u) for s, u in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")) if count >= s or s == 1 << 10
+    )
+    return f"{count / scale:.4g} {unit}"
+
+
 def spelled_us(us: float) -> str:
     """A time given in µs, in µs or ms: "12.3 µs", "4.56 ms"."""
     return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
 
 
-__all__ = ["counted", "near", "spelled_us", "with_article"]
+__all__ = ["counted", "near", "spelled_bytes", "spelled_us", "with_article"]

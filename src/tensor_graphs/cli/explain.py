@@ -17,7 +17,7 @@ from .. import settings
 from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
-from ..wording import counted
+from ..wording import counted, spelled_bytes
 
 if TYPE_CHECKING:
     from ..explorer.explain_rewrites import BlockRewrites
@@ -116,7 +116,7 @@ def explain_steps(folder: Path, *, seconds: float = math.inf, replay: bool | Non
     origin = read_origin(folder)
     inputs = [f"{t.attr('name')}: {t.type}" for t in origin.graph.inputs]
     stored = [{"dtype": t.dtype, "term": spelled(t.args[0])} for t in origin.stored]
-    text = [f"from ({', '.join(inputs)})", *map(str, found)]
+    text = [f"inputs: {', '.join(inputs)}", *map(str, found)]
     for dtype in dict.fromkeys(s["dtype"] for s in stored):
         terms = [s["term"] for s in stored if s["dtype"] == dtype]
         text.append(f"rounded to {dtype} when stored (not a rewrite step, but part of the program's error):")
@@ -131,7 +131,7 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     program = load_program(folder, device="cpu")  # the program is not run, so no GPU is needed
     saved = _report(folder / "report.json")
     ranges = [f"{name}: {range_text(*spread)}" for name, spread in program.manifest.sizes.items()]
-    memory = "memory: " + ", ".join(f"{n / 2**20:.3g} MiB on {device}" for device, n in program.memory().items())
+    memory = "memory: " + ", ".join(f"{spelled_bytes(n)} on {device}" for device, n in program.memory().items())
     kinds = program.memory_by_kind()
     memory += f" ({', '.join(f'{n / 2**20:.3g} {kind}' for kind, n in kinds.items() if n)})"
     lines = [repr(program), *([f"sizes: {', '.join(ranges)}"] if ranges else []), memory]

@@ -274,9 +274,9 @@ def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
                 f"{'':>8}  {100 * r['other_kernels']:.0f} % of its time in kernels that path 0 lacks{_changes(r)}"
             )
     if alike:
-        lines.append(f"{alike} further plans call nearly the same kernels as one of these: not timed")
+        lines.append(f"{counted(alike, 'further plan')} with nearly the same kernels as one of these: not timed")
     if untimed:
-        lines.append(f"{untimed} further plans were not timed: out of time (a larger --budget, or --resume)")
+        lines.append(f"{counted(untimed, 'further plan')} not timed: out of time (a larger --budget, or --resume)")
     return "\n".join(lines)
 
 

@@ -112,10 +112,8 @@ def rule_texts(names: Iterable[str]) -> Columns:
 
 
 def text_of_rule(rule: Rule) -> str:
-    """Both sides of a rule, with its guards."""
-    lefts, rights = ((x,) if isinstance(x, str) else x for x in (rule.left, rule.right))
-    sides = "; ".join(f"{left}  →  {right}" for left, right in zip(lefts, rights))
-    return sides + (f"  if {', '.join(rule.when)}" if rule.when else "")
+    """A rule without its name, in the language that `rules check` reads."""
+    return str(rule).removeprefix(f"{rule.name}: ")
 
 
 # ---------------------------------------------------------------- kernels

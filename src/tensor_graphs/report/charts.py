@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from ..wording import spelled_bytes
+
 WIDTH = 960  # of all charts, in user units; pages scale them
 SERIES = 8  # colours s0 to s7 of the style sheet
 
@@ -157,13 +159,9 @@ def memory_map(buffers: Sequence[tuple[str, int, int, int, int]], size: int, ste
         body.append(rect(x, height - up * (offset + nbytes), w - 1, h - 0.8, f"s{i % SERIES}", title))
         if w > 46 and h > 14:
             body.append(text(x + 4, height - up * (offset + nbytes / 2) + 4, label[: int(w / 8)], "on"))
-    body += [text(left - 6, 10, _bytes(size), anchor="end"), text(left - 6, height, "0", anchor="end"),
+    body += [text(left - 6, 10, spelled_bytes(size), anchor="end"), text(left - 6, height, "0", anchor="end"),
              text(left, height + 16, "first step"), text(WIDTH, height + 16, "last step", anchor="end")]  # fmt: skip
     return figure(height + 22, "".join(body), "memory map of the workspace")
-
-
-def _bytes(n: float) -> str:
-    return f"{n / 2**20:.3g} MiB" if n >= 2**20 else f"{n / 1024:.3g} KiB"
 
 
 def curve(points: Sequence[Sequence[float]], final: float) -> str:

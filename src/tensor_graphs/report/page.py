@@ -8,7 +8,7 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ..wording import counted
+from ..wording import counted, spelled_bytes
 from . import charts
 from .charts import us
 from .drawings import drawings
@@ -90,7 +90,7 @@ def _tiles(report: Report) -> str:
     optimal = "proven optimal" if report.optimal else f"at most {100 * report.gap:.1f} % above the optimum"
     tiles.append(("this e-graph", f"{report.e_nodes:,}", f"e-nodes; {optimal}"))
     if report.workspace:
-        tiles.append(("workspace", charts._bytes(report.workspace), f"{len(report.buffers)} buffers"))
+        tiles.append(("workspace", spelled_bytes(report.workspace), f"{len(report.buffers)} buffers"))
     inner = "".join(f"<div><span class=soft>{escape(a)}</span><b>{escape(b)}</b><span class=soft>{escape(c)}</span></div>" for a, b, c in tiles)  # fmt: skip
     return f'<div class="tiles">{inner}</div>'
 
@@ -215,7 +215,7 @@ def _memory(report: Report) -> str:
     changes = sorted(x for b in report.buffers for x in ((b.first, b.size), (b.last + 1, -b.size)))
     most = max(accumulate(size for _, size in changes))
     rows = [(b.value, b.offset, b.size, b.first, b.last) for b in sorted(report.buffers, key=lambda b: -b.size)]
-    text = f"{charts._bytes(report.workspace)} of workspace; at most {charts._bytes(most)} of values live at one step."
+    text = f"{spelled_bytes(report.workspace)} of workspace; at most {spelled_bytes(most)} of values live at one step."
     return f"<p>{text}</p>{charts.memory_map(rows, report.workspace, steps)}"
 
 
