@@ -60,7 +60,9 @@ def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], Public
         for name in ("__module__", "__name__", "__qualname__"):
             setattr(call, name, getattr(inner, name))
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = "\n\n".join([inspect.cleandoc(inner.__doc__ or ""), "Keyword arguments:", documentation(declared)])
+        call.__doc__ = "\n\n".join(
+            [inspect.cleandoc(inner.__doc__ or ""), "Keyword arguments:", documentation(declared)]
+        )
         return cast("PublicFunction[P, R]", call)
 
     return decorated
