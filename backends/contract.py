@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from ..costdb.keys.device import MachineKey, host_key, toolchain_key
+from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ops.ops import Type
 from ..egraph.view.view import EGraphView
@@ -67,6 +68,11 @@ class Target(Backend, Protocol):
 
         `lowerings`: holds the states of all backends of the optimization. None: a new state, which nothing else uses.
         """
+        ...
+
+    def stand_ins(self, graph: Graph) -> Sequence[tuple[Template, Call]]:
+        """Kernels, with calls, whose compiled code kernels of the graph share: a measuring process compiles them while
+        the graph is rewritten."""
         ...
 
     def template(
@@ -145,6 +151,10 @@ class BackendBase:
         """Lower calls of generated kernels in advance (`Backend.prepare`): nothing to do by default, for library
         kernels."""
         return iter(())
+
+    def stand_ins(self, graph: Graph) -> Sequence[tuple[Template, Call]]:
+        """Kernels to compile before kernels of the graph are measured (`Target.stand_ins`): none by default."""
+        return ()
 
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = "ieee"

@@ -35,6 +35,7 @@ from torch import nn
 
 import tensor_graphs as tg
 from benchmarks.models.training_models import Autocast, cases
+from benchmarks.training_profile import profiled
 from tensor_graphs.pipeline.execution.timing import wall_us
 from tensor_graphs.torch_compile import compiled_graph, judge, whole_calls
 
@@ -187,18 +188,27 @@ def programs_of(report: Any) -> list[dict[str, Any]]:
         report_ = runner.program.report
         message = {} if report_ is None else {
             "runs": report_.runs, "seconds": dict(report_.seconds), "omitted": list(report_.omitted),
-            "by_time": sorted([[round(k.us * k.count, 1), k.count, k.name] for k in report_.kernels], reverse=True)[:30],
+            "by_time": sorted([[round(k.us, 1), k.count, k.name, k.source] for k in report_.kernels], reverse=True)[:30],
         }  # fmt: skip
         found.append({
             "pass": kind, "report": message, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
-            "copied": len(getattr(calls, "places", ())),
+            "copied": len(getattr(calls, "copied", ())), "set": len(getattr(calls, "found", ())), "why": getattr(calls, "why_copied", ""),
         })  # fmt: skip
     return found
 
 
+def save_sources(report: Any, folder: Path) -> None:
+    """Write the source of each program of a graph, and what its report says, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    traced = next(g.traced for g in compiled_graph._graphs if g.report is report)
+    for kind, runner in [(t.kind, r) for t in traced for v in t.variants for r in v._runners]:
+        (folder / f"{kind}.py").write_text(runner.program.source, encoding="utf-8")
+        (folder / f"{kind}.txt").write_text(str(runner.program.report), encoding="utf-8")
+
+
 def trained(
     name: str, *, scale: str, steps: int, device: str = "cpu", dtype: torch.dtype = torch.float32, untimed: bool = True,
-    autocast: bool = False, row: dict[str, Any] | None = None, **options: Any,
+    autocast: bool = False, profile: bool = False, sources: Path | None = None, row: dict[str, Any] | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Errors of gradients, times of steps and both loss curves of a model, with programs for all that can be imported.
 
@@ -223,6 +233,8 @@ def trained(
         }  # fmt: skip
         say(str(report))
         row["programs"] = programs_of(report)
+        if sources is not None:
+            save_sources(report, sources / name)
         for one in row["programs"]:
             say(f"{name}: { ({k: v for k, v in one.items() if k != 'report'}) }")
             say(f"  {one['report'].get('seconds')} {one['report'].get('by_time', [])[:12]}")
@@ -233,6 +245,9 @@ def trained(
                 {"eager_us": reference, "programs_us": compiled}, nn.ModuleList([module, reference]), batches[0]
             )
             say(f"{name}: a step {row['programs_us']} µs with programs, {row['eager_us']} µs eager")
+            if profile:
+                forms = {"eager": (reference, reference), "programs": (compiled, module)}
+                row["profile"] = profiled(forms, batches[0], RATE, lambda text: say(f"{name}: {text}"))
             module.load_state_dict(operands(name, scale, device, dtype, 0, autocast)[0].state_dict())
             reference.load_state_dict(module.state_dict())
         row["losses"] = losses(compiled, module, batches)
@@ -329,6 +344,8 @@ def main() -> None:
     parser.add_argument("--scale", choices=("full", "medium", "small", "tiny"), default="full")
     parser.add_argument("--untimed", action="store_true", help="errors and curves only")
     parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
+    parser.add_argument("--profile", action="store_true", help="kernels and host times of steps, on a GPU")
+    parser.add_argument("--sources", type=Path, help="folder for the programs' sources")
     parser.add_argument("--seconds", type=float, default=math.inf, help="the run ends after so many")
     parser.add_argument("--json", help="file for the rows")
     given = parser.parse_args()
@@ -343,7 +360,15 @@ def main() -> None:
     }
     rows: dict[str, dict[str, Any]] = {name: {"case": name} for name in names}
     parts: list[Callable[[str], Any]] = [
-        lambda name: trained(name, steps=given.steps, untimed=given.untimed, row=rows[name], **common)
+        lambda name: trained(
+            name,
+            steps=given.steps,
+            untimed=given.untimed,
+            profile=given.profile,
+            sources=given.sources,
+            row=rows[name],
+            **common,
+        )
     ]
     parts += [] if given.untimed else [lambda name: timed(name, peer=not given.no_peer, row=rows[name], **common)]
     last = lambda: print(table(list(rows.values())), flush=True)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.ops.ops import OPS, Type
 from ...egraph.types.dims import concrete
@@ -43,6 +44,7 @@ from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
 from .recurrent_layers import recurrent_rows
+from .stand_ins import stand_ins
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
@@ -196,6 +198,11 @@ class C(KernelGenerator):
             elif op == "matmul" or OPS[op].law == "attention":
                 products = max(products, 2 * _few_each(view.types[view.kids(n)[0]]))
         return tuple(r for r in FUSION_POLICIES if r.products <= products and not r.spread_bare)
+
+    def stand_ins(self, graph: Graph) -> Sequence[tuple[Template, Call]]:
+        """Library kernels, with calls, that have the C code of the graph's products and convolutions
+        (`Target.stand_ins`)."""
+        return stand_ins(graph)
 
     def unavailable(self) -> str:
         """Why the backend cannot be used (no working C compiler), as a message; "" if it can."""

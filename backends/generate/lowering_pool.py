@@ -54,7 +54,7 @@ class _Process:
     busy: dict[int, Batch] = field(default_factory=dict)  # number of each job in flight -> its batch
     messages: int = 1
     since: float = field(default_factory=time.monotonic)  # time from which it has been busy with its current message
-    heard: bool = False  # whether the worker has ever sent a reply; it may still be starting
+    answered: bool = False  # whether the worker has ever sent a reply; it may still be starting
 
     def write(self) -> None:
         """Write as much as the pipe accepts."""
@@ -77,7 +77,7 @@ class _Process:
             found += pickle.loads(self.into[HEAD.size : size])
             del self.into[:size]
             self.messages -= 1
-            self.heard = True
+            self.answered = True
         return found
 
     def end(self) -> None:
@@ -243,7 +243,7 @@ class LowerPool:
     @property
     def wide(self) -> bool:
         """Whether at least `WIDE` workers have started."""
-        return sum(p.heard for p in self._processes) >= WIDE
+        return sum(p.answered for p in self._processes) >= WIDE
 
     def waits_for(self, number: int) -> bool:
         """Whether a worker is working on the job (terms to lower to kernels) with this number.
@@ -252,7 +252,7 @@ class LowerPool:
         """
         for p in self._processes:
             if number in p.busy:
-                if p.heard:
+                if p.answered:
                     return True
                 del p.busy[number]
         return False
@@ -265,7 +265,7 @@ class LowerPool:
         """
         self.pumped = time.monotonic()
         for p in [*self._processes]:
-            most = AHEAD if p.heard else 2 if batch.grows else 1 + AHEAD
+            most = AHEAD if p.answered else 2 if batch.grows else 1 + AHEAD
             while p.messages < most and (jobs := batch.next()):
                 p.since = p.since if p.messages else time.monotonic()
                 p.out += framed(jobs)

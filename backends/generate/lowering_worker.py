@@ -43,8 +43,8 @@ def answer(job: Job) -> Reply:
             for t, form in forms.items()
             for key, lowered in t.lowered.items()
         ]
-        told = None if job.form else [(forms[t], effort, size) for t, effort, size in answers]
-        found.append((name, made, told))
+        sized = None if job.form else [(forms[t], effort, size) for t, effort, size in answers]
+        found.append((name, made, sized))
     return found
 
 

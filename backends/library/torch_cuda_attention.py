@@ -59,11 +59,20 @@ def heads_inside(call: Call) -> Strides:
     return (rows * step, *inner, step, 1)
 
 
+def _chosen(call: Call, kernel: str) -> str:
+    """Text of a fused kernel's name for a call. cuDNN has no kernel for a single position: where the number is free,
+    Torch chooses for a single one."""
+    free = [call.names[n] for n in "qk" if type(extents(call.operands[n])[-2]) is not int]
+    if kernel != "CUDNN_ATTENTION" or not free:
+        return repr(kernel)
+    return f"'' if 1 in ({', '.join(f'{name}.shape[-2]' for name in free)},) else {kernel!r}"
+
+
 def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, {kernel!r}, "
-                f"{rows})")  # fmt: skip
+        return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, "
+                f"{_chosen(call, kernel)}, {rows})")  # fmt: skip
 
     identify(code, f"torch_cuda_attention.sdpa[{kernel},{rows}]")
     return code
@@ -80,7 +89,7 @@ def _packable(call: Call) -> bool:
 def _grouped_code(kernel: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {kernel!r})"
+        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_chosen(call, kernel)})"
 
     identify(code, f"torch_cuda_attention.grouped[{kernel}]")
     return code

@@ -375,14 +375,12 @@ def _attention(
                 f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
                 f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads", "aligned_mask"), **more,
             )  # fmt: skip
-        if kernel == "cudnn":
-            continue  # its gradients of causal attention were wrong on an H200 (PyTorch 2.11)
         terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
         terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
         yield row(
             f"{prefix}attention_gradients{'_rows' * inside}{ending}", "; ".join(terms),
-            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}", setup=(helpers[1], "with_heads", "aligned_mask"),
-            **{**more, "layout": None},
+            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}",
+            setup=(helpers[1], "with_heads", "aligned_mask", *(["in_own_thread"] if kernel else [])), **{**more, "layout": None},
         )  # fmt: skip
 
 

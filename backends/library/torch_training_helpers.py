@@ -167,6 +167,27 @@ def fused_attention(kernel: str, q: Any, k: Any, v: Any, mask: Any, scale: float
     return with_heads(made[0], inside), made[1][:, :, :rows].reshape(*q.shape[:3], 1).contiguous()
 
 
+def in_own_thread(function: Any) -> Any:
+    """The result of a function that runs in a thread for programs only, on the caller's stream.
+
+    PyTorch keeps what it has prepared for cuDNN's attention per thread, and finds a gradient's by sizes and strides of
+    query, key and value only, although the strides of the result and its gradient in the first call are part of it: in
+    a thread in which they are always the same, none is found that was made for others.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    stream = torch.cuda.current_stream()
+
+    def run() -> Any:
+        with torch.cuda.stream(stream), torch.no_grad():
+            return function()
+
+    threads = vars(torch.cuda)
+    if "_programs_cudnn" not in threads:
+        threads.setdefault("_programs_cudnn", ThreadPoolExecutor(1, "cudnn attention"))
+    return threads["_programs_cudnn"].submit(run).result()
+
+
 def fused_attention_gradients(
     kernel: str, g: Any, q: Any, k: Any, v: Any, y: Any, statistics: Any, mask: Any, scale: float, causal: bool, inside: bool
 ) -> Any:  # fmt: skip
@@ -191,9 +212,9 @@ def fused_attention_gradients(
         )
     else:
         seed = torch.empty((), dtype=torch.int64, device=q.device)
-        made = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            g, q, k, v, y, statistics, seed, seed, None, None, None, rows, columns, 0.0, causal, scale=scale
-        )
+        g, backward = with_heads(g, True), torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+        given = g, q, k, v, y, statistics, seed, seed, None, None, None, rows, columns, 0.0, causal
+        made = in_own_thread(lambda: backward(*given, scale=scale))
     return tuple([(v.transpose(1, 2) if inside else v).contiguous() for v in made[:3]])
 
 

@@ -92,7 +92,7 @@ class Server:
                         return
                     self.waiting += map(json.loads, self.asked.of(piece))
                 else:
-                    self._heard(key.data)
+                    self._read_reply(key.data)
             now = time.monotonic()
             for late in [c for c in self.compilers if c.job and c.until < now]:
                 self._lost(late, "timeout", f"no answer within {float(late.job['timeout']):g} s")  # type: ignore[index]
@@ -104,7 +104,7 @@ class Server:
                 return
             (idle or self._forked()).give(self.waiting.popleft())
 
-    def _heard(self, compiler: Compiler) -> None:
+    def _read_reply(self, compiler: Compiler) -> None:
         try:
             piece = compiler.channel.recv(CHUNK)
         except OSError:

@@ -132,11 +132,8 @@ class CpuWorkerProcess:
         """
         timeout = self.timeout if timeout is None else timeout
         process = self._started()
-        self._count += 1
         try:
-            assert process.stdin is not None
-            process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
-            process.stdin.flush()
+            self._send(process, job)
             line = self._reply(timeout)
         except queue.Empty:
             self.close()
@@ -151,8 +148,21 @@ class CpuWorkerProcess:
             raise
         return self._parsed(line, process)
 
+    def begin(self, job: dict[str, Any]) -> None:
+        """Give a running worker a job (request to the worker) whose reply nobody waits for."""
+        if self.alive:
+            assert self._process is not None
+            with contextlib.suppress(OSError):  # it has died; the next job starts another
+                self._send(self._process, job)
+
+    def _send(self, process: subprocess.Popen[str], job: dict[str, Any]) -> None:
+        self._count += 1
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"id": self._count, **job}) + "\n")
+        process.stdin.flush()
+
     def _reply(self, timeout: float) -> str | None:
-        """The next line that is a reply; None if the worker ended.
+        """The next line that is a reply to the last job; None if the worker ended.
 
         Raises queue.Empty after `timeout` seconds, not counting time in which the worker waits for a lock, and
         _Cut once measuring time has been up for `grace`, at most GRACE_S.
@@ -171,6 +181,8 @@ class CpuWorkerProcess:
                     raise
                 continue
             if line is None or (waits := _waits(line)) is None:
+                if line is not None and _number(line) < self._count:
+                    continue  # of a job that nobody waits for
                 return line
             until = time.monotonic() + (WAIT_S if waits else timeout)
 
@@ -255,6 +267,14 @@ def _waits(line: str) -> bool | None:
         return dict(json.loads(line)).get("waits")
     except (ValueError, TypeError):
         return None
+
+
+def _number(line: str) -> float:
+    """Number of the job that a line replies to; infinite if the line is no reply."""
+    try:
+        return int(json.loads(line)["id"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf
 
 
 def _thread_environment() -> dict[str, str]:
@@ -367,8 +387,10 @@ class CpuMeasurer:
         self.worker.start()
 
     def compile(self, wanted: Iterable[tuple[Template, Call]], seconds: float = 0.0) -> bool:
-        """Compile kernels before they are needed (`Measurer.compile`): does nothing and returns True, since programs
-        compile C kernels when they are made."""
+        """Compile kernels before they are needed (`Measurer.compile`): a running worker does so without being waited
+        for, in the time until its first measurement."""
+        for template, call in wanted:
+            self.worker.begin({**encode(template, call), "compile": True})
         return True
 
     def pause(self) -> None:

@@ -164,8 +164,8 @@ def _nvidia_driver() -> str:
     """Major driver version: from the kernel module's version file (fast), otherwise from nvidia-smi (may take a
     second)."""
     with suppress(OSError):
-        told = _KERNEL_MODULE.read_text(encoding="ascii", errors="replace")
-        if found := re.search(r"^NVRM version:.*?\s(\d+)\.\d+", told, re.MULTILINE):
+        text = _KERNEL_MODULE.read_text(encoding="ascii", errors="replace")
+        if found := re.search(r"^NVRM version:.*?\s(\d+)\.\d+", text, re.MULTILINE):
             return found[1]
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:

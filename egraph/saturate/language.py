@@ -87,7 +87,7 @@ class Interner:
         """
         self._float_ids.setdefault(number_key(value), target)
 
-    def knows(self, value: float) -> bool:
+    def has_number(self, value: float) -> bool:
         """Whether the number `value` has an id."""
         return number_key(value) in self._float_ids
 

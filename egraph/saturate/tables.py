@@ -141,7 +141,7 @@ class _Lowering:
     def snap(self, node: Tensor) -> None:
         """Give a fill the id of a rule's constant if the fill's value is that constant rounded to the fill's dtype."""
         value = node.attrs[0][1]
-        if not dtypes.is_float(node.dtype) or self.interner.knows(value):
+        if not dtypes.is_float(node.dtype) or self.interner.has_number(value):
             return
         for constant in self.constants:
             if constant and abs(value - constant) <= SNAP * abs(constant):

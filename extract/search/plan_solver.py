@@ -215,18 +215,23 @@ class PlanSolver:
     ) -> Extraction:  # fmt: skip
         """Set `chosen` to the plan to return, the cheapest at pessimistic costs, and return its extraction.
 
-        `optimistic`: the last extraction at optimistic costs. The result's lower bound is at most that of `optimistic`,
-        so that it also bounds plans whose unmeasured kernels turn out fast. `limit`: seconds. With `settled`,
-        unmeasured kernels outside the last plan are excluded, if that leaves a plan.
+        The solve starts from the cheaper one of `chosen` and `pessimistic`: on a busy machine it may end before it has
+        found another. `optimistic`: the last extraction at optimistic costs. The result's lower bound is at most that
+        of `optimistic`, so that it also bounds plans whose unmeasured kernels turn out fast. `limit`: seconds. With
+        `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan.
         """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
+        used = sure if settled else cost
+        known = min(
+            filter(None, (self.chosen, self.pessimistic)), key=lambda plan: sum(used[i] for i in plan), default=[]
+        )
         try:
-            self.chosen, found = self.solve(sure if settled else cost, limit, self.chosen)
+            self.chosen, found = self.solve(used, limit, known)
         except NoPlanError:
             if not settled:
                 raise
-            self.chosen, found = self.solve(cost, limit, self.chosen)
+            self.chosen, found = self.solve(cost, limit, known)
         bound = min(found.lower_bound, optimistic.lower_bound)
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 

@@ -175,6 +175,11 @@ class _SearchRun:
         with self.clock.running("price"):
             self.pricing = LazyPrices(self.hypergraph, self.pricer, later=self.state.measurer is not None)
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether kernels are measured one after another while nothing else happens, as on a CPU."""
+        return self.state.measurer is not None and not self.state.measurer.ahead
+
     def update_prices(self) -> list[Priced]:
         """Update and return the prices of all candidates."""
         with self.clock.running("price"):
@@ -255,7 +260,7 @@ class _SearchRun:
                 len(self.state.requested),
                 time.monotonic(),
             )
-            hoped = {call_token(candidates[i]): optimistic_us[i] for i in useful}
+            hoped = {call_token(candidates[i]): optimistic_us[i] for i in useful if self.one_by_one}
             self.state.measure(now, cutoff, request.first_look, request.later, leave=not last, hoped=hoped)
             if count := len(self.state.requested) - known:
                 self.kernel_s = (time.monotonic() - began) / count
@@ -277,7 +282,7 @@ class _SearchRun:
             settled = answered and n > 0 and plans.closing_ended()
             self.found = plans.solve_final(self.prices, self.found, limit, settled=settled)
             self.measure_last()
-            if self.over and n == 0 and state.measurer is not None and not state.measurer.ahead:
+            if self.over and n == 0 and self.one_by_one:
                 self.measure_rest()
 
     def measure_last(self) -> None:

@@ -35,10 +35,11 @@ def layer_norm(
 
 
 def native_layer_norm(x: Tensor, shape: Sequence[Dim], gain: Any, shift: Any, eps: float) -> list[Any]:
-    """Return [x normalized over the trailing axes (of sizes `shape`), mean, reciprocal standard deviation]."""
-    axes = tuple(range(x.rank - len(shape), x.rank))
-    spread = t.rsqrt(t.mean(t.square(x - t.mean(x, axes, True)), axes, True) + eps)
-    return [layer_norm(x, shape, gain, shift, eps), t.mean(x, axes, True), spread]
+    """Return [x normalized over the trailing axes (of sizes `shape`), mean, reciprocal standard deviation]; the last
+    two in float32 at least."""
+    axes, wide = tuple(range(x.rank - len(shape), x.rank)), _wide(x)
+    spread = t.rsqrt(t.mean(t.square(wide - t.mean(wide, axes, True)), axes, True) + eps)
+    return [layer_norm(x, shape, gain, shift, eps), t.mean(wide, axes, True), spread]
 
 
 def rms_norm(x: Tensor, shape: Sequence[Dim], gain: Tensor | None = None, eps: float | None = None) -> Tensor:
@@ -72,13 +73,10 @@ def group_norm(
 def native_group_norm(
     x: Tensor, gain: Any, shift: Any, n: Dim, channels: Dim, space: Dim, groups: int, eps: float
 ) -> list[Any]:
-    """Return [result of `group_norm`, mean per group, reciprocal standard deviation per group]. `n`, `channels`,
-    `space`: sizes of x."""
-    if _wide(x) is not x:  # halves: in the dtype of the operand
-        flat = t.reshape(x, (n, groups, volume(x.shape[1:]) // groups))
-        spread = t.rsqrt(t.mean(t.square(flat - t.mean(flat, -1, True)), -1) + eps)
-        return [group_norm(x, groups, gain, shift, eps), t.mean(flat, -1), spread]
-    statistics = [g.group_mean(x, groups=groups), g.group_deviation(x, groups=groups, eps=eps)]
+    """Return [result of `group_norm`, mean per group, reciprocal standard deviation per group]; the last two in float32
+    at least. `n`, `channels`, `space`: sizes of x."""
+    wide = _wide(x)
+    statistics = [g.group_mean(wide, groups=groups), g.group_deviation(wide, groups=groups, eps=eps)]
     return [group_norm(x, groups, gain, shift, eps), *statistics]
 
 

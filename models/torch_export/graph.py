@@ -14,6 +14,7 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data
 from ...egraph.simplify.masks import LARGEST
 from ...egraph.types import dims as dims_
+from ...egraph.types.dtypes import HALVES, is_float
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
 from ..common.module_paths import ModulePaths, path_of_stack
 from ..common.sizes import size_tensor
@@ -249,7 +250,7 @@ class ExportReader:
                 return self._fraction(node, env)
             args, kwargs = self._resolve(node.args, env), self._resolve(dict(node.kwargs), env)
             if node.target is operator.getitem and isinstance(args[0], list):
-                return args[0][args[1]]  # other results may be unsupported
+                return _with_traced_width(args[0][args[1]], value)  # other results may be unsupported
             lost = list(_missing((args, kwargs)))
             for m in lost:
                 if m.what:
@@ -330,6 +331,15 @@ class ExportReader:
         if type(item).__name__ == "dtype":
             return str(item).removeprefix("torch.") if item.is_complex else dtype_name(item)
         return item
+
+
+def _with_traced_width(made: Any, value: Any) -> Any:
+    """One of several results of an operator, cast to PyTorch's dtype if one of both is a 16-bit float: statistics of
+    norms have the operand's dtype on some devices, and float32 on others."""
+    if not isinstance(made, Tensor) or not hasattr(value, "dtype"):
+        return made
+    traced = dtype_name(value.dtype)
+    return t.cast(made, traced) if {made.dtype, traced} & set(HALVES) and is_float(traced) else made
 
 
 def _empty(value: Any) -> Any:

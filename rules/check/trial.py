@@ -216,13 +216,13 @@ class RuleTrial:
         if style == "wide" and (not all(np.isfinite(x).all() for x in floats) or self.vanishes(at)):
             return False
         peak = max((float(np.max(np.abs(x), where=np.isfinite(x), initial=0.0)) for x in floats), default=0.0)
-        told = False
+        compared = False
         for i in range(0, len(self.roots), 2):
             left, right = at[id(self.roots[i])], at[id(self.roots[i + 1])]
-            told |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
+            compared |= not left.size or not dtypes.is_float(self.roots[i].dtype) or bool(np.isfinite(left).any())
             if problem := self.differs(i, data, left, right, peak):
                 raise self.refute(f"{problem} on {style} values", data, left, right)
-        return told
+        return compared
 
     def vanishes(self, at: Mapping[int, Array]) -> bool:
         """Whether a product or quotient of nonzero numbers underflows float64's normal range at some node.

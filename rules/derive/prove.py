@@ -135,17 +135,17 @@ class Prover:
             return Proof(False, "the sides have different types")
         if not pairs:
             return Proof(True, "one term")
-        told = known([side for pair in pairs for side in pair])
-        graph = Graph.of(list(dict.fromkeys(side for pair in (*pairs, *told) for side in pair)))
+        known_equal = known([side for pair in pairs for side in pair])
+        graph = Graph.of(list(dict.fromkeys(side for pair in (*pairs, *known_equal) for side in pair)))
         if any(0 in n.shape for n in graph.nodes()):
             return Proof(False, "empty values: no law holds")
-        first = _Search(session, limits, stop, told).run(pairs, graph, self.program(graph, self.searches[0]))
+        first = _Search(session, limits, stop, known_equal).run(pairs, graph, self.program(graph, self.searches[0]))
         if first or first.stopped == "interrupted":
             return first
         seconds = first.seconds
         for rules in self.further_searches(graph):
             left = replace(limits, seconds=max(0.0, limits.seconds - seconds))
-            found = _Search(session, left, stop, told).run(pairs, graph, self.program(graph, rules))
+            found = _Search(session, left, stop, known_equal).run(pairs, graph, self.program(graph, rules))
             if found or found.stopped == "interrupted":
                 return found
             seconds += found.seconds
@@ -155,8 +155,8 @@ class Prover:
 class _Search:
     """One saturation run for a set of claims."""
 
-    def __init__(self, session: SaturationSession, limits: Limits, stop: Stop, told: Claim = ()) -> None:
-        self.session, self.limits, self.stop, self.told = session, limits, stop, told
+    def __init__(self, session: SaturationSession, limits: Limits, stop: Stop, known_equal: Claim = ()) -> None:
+        self.session, self.limits, self.stop, self.known_equal = session, limits, stop, known_equal
         self.rounds = self.nodes = 0
 
     def run(self, claim: Claim, graph: Graph, program: EgglogProgram) -> Proof:
@@ -192,7 +192,7 @@ class _Search:
         """
         number = {n: i for i, n in enumerate(lowered.nodes)}
         pairs = [(number[a], number[b]) for a, b in claim]
-        lowered = replace(lowered, equal=[*lowered.equal, *((number[a], number[b]) for a, b in self.told)])
+        lowered = replace(lowered, equal=[*lowered.equal, *((number[a], number[b]) for a, b in self.known_equal)])
         self.ask("start", program.job(lowered, self.limits.nodes), end)
         while self.rounds < self.limits.iterations:
             found = self.ask("meet", pairs, end)

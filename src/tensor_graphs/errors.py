@@ -236,27 +236,27 @@ class Unpicklable:
 
 
 # ---------------------------------------------------------------- warnings
-_heard: ContextVar[list[str] | None] = ContextVar("tensor_graphs_warnings", default=None)
+_collected: ContextVar[list[str] | None] = ContextVar("tensor_graphs_warnings", default=None)
 
 
 def warned(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning: into the report of the running optimization, or through `warnings.warn` outside of one."""
-    heard = _heard.get()
-    if heard is None:
+    messages = _collected.get()
+    if messages is None:
         warnings.warn(message, category, stacklevel=3)
     else:
-        heard.append(message)
+        messages.append(message)
 
 
 @contextmanager
-def warnings_into(heard: list[str]) -> Iterator[None]:
-    """Context manager: messages of warnings issued with `warned` inside it are appended to `heard` instead of being
+def warnings_into(messages: list[str]) -> Iterator[None]:
+    """Context manager: messages of warnings issued with `warned` inside it are appended to `messages` instead of being
     shown, in the current `contextvars` context only, so not in other threads.
 
     (`warnings.catch_warnings` affects all threads.)
     """
-    token = _heard.set(heard)
+    token = _collected.set(messages)
     try:
         yield
     finally:
-        _heard.reset(token)
+        _collected.reset(token)

@@ -8,7 +8,7 @@ typedef struct {
     Function *function; unsigned grid[3], block[3], shared; void **parameters, **extra; void *kernel, *context;
 } Params;
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Config;
-typedef struct { Params how; void *places[MOST]; char values[MOST][128]; } Node;
+typedef struct { Params how; void *places[MOST]; char values[MOST][128], recorded[MOST][128]; } Node;
 typedef struct { Node *nodes[1024]; size_t count; } Graph;
 
 static Graph *captured;
@@ -68,12 +68,24 @@ int cuLaunchKernelEx(const Config *config, Function *function, void **parameters
     if (fails_after >= 0 && fails_after-- == 1) return 700;
     early += config->count && *(int *)config->attributes == 6;
     Params how = {.function = function, .parameters = parameters};
-    if (captured) filled(captured->nodes[captured->count++] = calloc(1, sizeof(Node)), &how);
-    else function->run(parameters), launches++;
+    if (captured) {
+        Node *node = captured->nodes[captured->count++] = calloc(1, sizeof(Node));
+        filled(node, &how);
+        memcpy(node->recorded, node->values, sizeof node->values);
+    } else function->run(parameters), launches++;
     return 0;
 }
-int cuGraphGetNodes(Graph *graph, Node **nodes, size_t *count) { *count = graph->count; return 0; }
-int cuGraphInstantiateWithFlags(Graph **made, Graph *graph, unsigned long long flags) { *made = graph; return 0; }
+int cuGraphGetNodes(Graph *graph, Node **nodes, size_t *count) {
+    *count = graph->count;
+    if (nodes) memcpy(nodes, graph->nodes, graph->count * sizeof *nodes);
+    return 0;
+}
+int cuGraphNodeGetType(Node *node, int *kind) { *kind = 0; return 0; }
+int cuGraphInstantiateWithFlags(Graph **made, Graph *graph, unsigned long long flags) {
+    for (size_t i = 0; i < graph->count; i++) memcpy(graph->nodes[i]->values, graph->nodes[i]->recorded, sizeof graph->nodes[i]->values);
+    *made = graph;
+    return 0;
+}
 int cuGraphExecKernelNodeSetParams_v2(Graph *graph, Node *node, const Params *how) { filled(node, how); updates++; return 0; }
 int cuGraphLaunch(Graph *graph, void *stream) {
     if (!has_context) return 201;

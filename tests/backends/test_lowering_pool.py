@@ -183,10 +183,10 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
         batch.add(job)
     assert sorted(n for p in pool._processes for n in p.busy) == batch.numbers[: 2 * part]
     first = pool._processes[0]
-    first.heard, number = False, next(iter(first.busy))
+    first.answered, number = False, next(iter(first.busy))
     assert not pool.waits_for(number) and number not in first.busy, "it is the caller's again"
     until = time.monotonic() + 300
-    done = lambda: all(p.heard for p in pool._processes) and batch.early == 4 * part and batch.found
+    done = lambda: all(p.answered for p in pool._processes) and batch.early == 4 * part and batch.found
     while not done() and time.monotonic() < until:
         pool.pump(batch, wait=True)
     assert done(), "they go on with what comes next"
@@ -207,7 +207,7 @@ def test_the_caller_does_no_job_where_many_processes_have_started(
     operand = Operand(x.type, contiguous((8, 32)))
     job = lambda: Job(("triton",), flattened_terms([t.exp(x * 2.0)]), (Call({"x0": operand}, operand, {}),))
     first, until = pool.batch([job] * 20), time.monotonic() + 300
-    while not all(p.heard for p in pool._processes) and time.monotonic() < until:
+    while not all(p.answered for p in pool._processes) and time.monotonic() < until:
         pool.pump(first, wait=True)
     assert not pool.wide, "two are few"
     monkeypatch.setattr(lower_pool, "WIDE", 2)

@@ -5,11 +5,17 @@ from __future__ import annotations
 
 import math
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tensor_graphs.backends.library import torch_training_helpers
+from tensor_graphs.backends.library.torch_cuda_attention import _chosen
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_accuracy import LOST
@@ -18,6 +24,7 @@ from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, ran
 from tensor_graphs.egraph.ops.ops import OPS, Type
 from tensor_graphs.egraph.patterns.pattern import PatternCall
 from tensor_graphs.egraph.types import dtypes
+from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous, output_names
 
 from .reference import expected
@@ -180,6 +187,66 @@ def check(template: Template, call: Call, seed: int, device: str = "cpu") -> Non
         assert all(a == b for a, b, d in zip(got.stride(), output.strides, got.shape) if d != 1)
         want = expected(template, call, operands, number).astype(float)
         np.testing.assert_allclose(got.double().numpy(), want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("_", [pytest.param(0, id="gpu", marks=ON_GPU)])
+def test_cudnn_gradients_do_not_depend_on_layouts_of_earlier_calls(_: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch finds what it has prepared by the layouts of q, k and v only, in calls of eager modules as well."""
+    monkeypatch.setattr(torch_training_helpers, "torch", torch, raising=False)
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    made, scale = torch.Generator("cuda").manual_seed(0), 64**-0.5
+    x = torch.randn((2, 40, 4, 3, 64), device="cuda", generator=made).bfloat16()
+    q, k, v = (y.transpose(1, 2) for y in x.unbind(3))
+    g = torch.randn((2, 4, 40, 64), device="cuda", generator=made).bfloat16()
+    wide = [y.detach().double().requires_grad_() for y in (q, k, v)]
+    scores = wide[0] @ wide[1].mT * scale
+    whole = scores.softmax(-1) @ wide[2]
+    wanted = torch.autograd.grad(whole, wide, g.double())
+    y, sums, seed = (
+        whole.bfloat16(),
+        scores.logsumexp(-1, keepdim=True).float(),
+        torch.zeros((), dtype=torch.int64, device="cuda"),
+    )
+    forms = [lambda z: z.contiguous(), lambda z: torch_training_helpers.with_heads(z, True)]
+    for form in (*forms, *forms):
+        backward(form(g), q, k, v, y.contiguous(), sums, seed, seed, None, None, None, 40, 40, 0.0, False, scale=scale)
+        found = torch_training_helpers.fused_attention_gradients(
+            "cudnn", form(g), q, k, v, form(y), sums, None, scale, False, False
+        )
+        for a, b in zip(found, wanted, strict=True):
+            assert float((a.double() - b).norm() / b.norm()) < 1e-2
+
+
+def test_cudnn_is_not_asked_for_a_single_position_of_a_free_number() -> None:
+    rows = dim("T", min=1)
+    free, fixed = (Operand(Type((2, 4, n, 64), "float16"), contiguous((2, 4, 8, 64))) for n in (rows, 8))
+    call = SimpleNamespace(names={"q": "x", "k": "y"}, operands={"q": free, "k": fixed})
+    texts = [_chosen(call, kernel) for kernel in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "")]
+    for size, wanted in ((1, ""), (2, "CUDNN_ATTENTION")):
+        found = [eval(text, {"x": torch.zeros(2, 4, size, 64)}) for text in texts]
+        assert found == [wanted, "FLASH_ATTENTION", ""]
+    call.operands["q"] = fixed
+    assert _chosen(call, "CUDNN_ATTENTION") == "'CUDNN_ATTENTION'"
+
+
+def test_cudnn_runs_in_one_thread_on_the_callers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[int, object]] = []
+
+    @contextmanager
+    def chosen(stream: object) -> Iterator[None]:
+        used.append((threading.get_ident(), stream))
+        yield
+
+    monkeypatch.setattr(torch_training_helpers, "torch", torch, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "stream", chosen)
+    monkeypatch.delitem(vars(torch.cuda), "_programs_cudnn", raising=False)
+    run = torch_training_helpers.in_own_thread
+    assert [run(torch.is_grad_enabled), run(threading.get_ident)] == [False, used[0][0]]
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 / 0)
+    assert len(used) == 3 and set(used) == {(used[0][0], "stream")} and used[0][0] != threading.get_ident()
+    vars(torch.cuda).pop("_programs_cudnn").shutdown()
 
 
 def test_what_is_for_a_gpu_only_does_fail_here() -> None:

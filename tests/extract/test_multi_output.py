@@ -351,7 +351,8 @@ def test_attention_that_writes_rows_reads_slices_of_a_product_as_such() -> None:
         "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "max_position_embeddings": 64,
         "original_max_position_embeddings": 64, "torch_dtype": "bfloat16", "architectures": ["Phi3ForCausalLM"],
     }  # fmt: skip
-    graph = step_graph(Folder.of(config, random_checkpoint(config)), caches_of(1, 32), 1)  # type: ignore[arg-type]
+    folder = Folder.of(config, random_checkpoint(config))  # type: ignore[arg-type]
+    graph = step_graph(folder, caches_of(folder.config, 1, 32), 1)
     found = view_of(graph)
     together = FusionGroups(found, given_classes(found))
     groups = MultiOutputFusion(together, list(together))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan_solver import PlanSolver
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import measure_ahead, search
+from tensor_graphs.extract.solve.problem import Extraction
 
 X = tg.input("x", (8, 8))
 
@@ -890,6 +892,33 @@ def test_a_round_that_would_end_too_late_is_not_begun(now: list[float]) -> None:
     plans.least, plans.started = 20.0, 0.0  # measuring has a minimum time
     assert not plans.leaves_no_round(1.5)
     assert not replace(plans, deterministic=True).leaves_no_round(99.0)
+
+
+def test_the_last_solve_starts_from_the_plan_that_is_cheaper_at_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may find no other plan than the one that it starts from."""
+    graph, started = variants(2), []
+    names = {c.template.name: i for i, c in enumerate(graph.candidates) if c.template.name.startswith("exp")}
+    plans = PlanSolver(graph, (), 10.0, (1.0, 1.0), False, lambda: False, Clock())
+    found = Extraction(np.zeros(1, np.int32), 1.0, 0.0, False, 0.0, "")
+
+    def solve(cost: Any, limit: float, known: list[int]) -> Any:
+        started.append(list(known))
+        return list(known), found
+
+    monkeypatch.setattr(plans, "solve", solve)
+    prices = [Priced(9.0, 9.0, 9.0, "measured")] * len(graph.candidates)
+    unmeasured = Priced(1.0, 1.0, 900.0, "bound")
+    for hoped, kept in (("exp0", "exp1"), ("exp1", "exp0")):
+        plans.chosen, plans.pessimistic = [names[hoped]], [names[kept]]
+        monkeypatch.setattr(plan_solver, "pessimistic_us", lambda c, p: p.high)
+        priced = [unmeasured if i == names[hoped] else p for i, p in enumerate(prices)]
+        for settled in (False, True):
+            plans.chosen = [names[hoped]]
+            plans.solve_final(priced, found, 0.25, settled=settled)
+            assert plans.chosen == started[-1] == [names[kept]]
+    plans.chosen, plans.pessimistic = [names["exp0"]], []
+    plans.solve_final(priced, found, 0.25)
+    assert plans.chosen == [names["exp0"]]
 
 
 def test_rounds_grow_while_processes_wait_for_solves() -> None:

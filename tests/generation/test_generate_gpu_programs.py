@@ -35,6 +35,7 @@ def on_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "hardware", lambda: "rehearsal")
     monkeypatch.setattr(programs, "optimize", planned)
     monkeypatch.setattr(cached_model, "BUCKETS", (4, 8))
+    monkeypatch.setattr(cached_model, "GPU_BUCKETS", ())
 
 
 @pytest.mark.usefixtures("on_torch")

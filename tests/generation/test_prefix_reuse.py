@@ -12,7 +12,7 @@ import pytest
 
 from tensor_graphs.errors import TooLargeError
 from tensor_graphs.generation import Generator
-from tensor_graphs.generation.cached_model import HeldRow
+from tensor_graphs.generation.cached_model import HeldRow, caches_of
 from tensor_graphs.models.huggingface.step import Caches, Folder, ring_slack
 
 from ..models.decoder_cases import prompt, unfused_programs, write
@@ -112,6 +112,18 @@ def test_models_without_windows_have_no_rings(tmp_path: Path) -> None:
     assert ring_slack(config, Caches(1, LENGTH, 16)) is None
     assert ring_slack(Folder(write(tmp_path, "gpt2")).config, Caches(1, LENGTH, 16)) is None
     assert ring_slack(Folder(write(tmp_path, "mistral")).config, Caches(1, 20, 16)) is None  # the ring would be longer
+
+
+@pytest.mark.parametrize(
+    ("case", "batch", "capacity", "gpu", "most"),
+    [("gpt2", 1, 2000, True, 1024), ("gpt2", 8, 2000, True, 512), ("gpt2", 9, 2000, True, 16), ("gpt2", 1, 700, True, 700),
+     ("gpt2", 1, 2000, False, 16), ("mistral", 1, 2000, True, 16), ("mistral", 1, 20, True, 20)],
+)  # fmt: skip
+def test_long_prefill_steps_are_for_gpus_and_caches_without_rings(
+    tmp_path: Path, case: str, batch: int, capacity: int, gpu: bool, most: int
+) -> None:
+    made = caches_of(Folder(write(tmp_path, case)).config, batch, capacity, gpu=gpu)
+    assert made == Caches(batch, capacity, most)
 
 
 def test_a_row_knows_what_it_holds() -> None:

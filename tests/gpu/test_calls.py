@@ -95,6 +95,15 @@ def test_inputs_at_new_addresses(case: Case, way: str) -> None:
     assert len(places) == len(kept) * len(case.want[0]), "results share memory"
 
 
+def test_library_kernels_use_the_callers_memory() -> None:
+    """Their addresses are found among the parameters; nothing is copied then."""
+    case = Case("library")
+    run = case.bound(way="graph")
+    for i, xs in enumerate(case.given):
+        case.check(run(*xs), i)
+    assert run.found and run.copied < run.library, (run.why_copied, run.copied)
+
+
 def test_the_way_is_chosen_by_time(case: Case) -> None:
     run = case.bound()
     for i in (0, 1, 2):

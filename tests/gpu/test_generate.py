@@ -20,6 +20,9 @@ NO_GPU = backend("torch_cuda").unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
 
 VOCAB = 96
+#: Options of searches that measure nothing: the tests are about results, and each of a dozen searches would wait for
+#: the processes that measure.
+QUICK: dict[str, Any] = {"max_length": 128, "batch": 2, "budget": 4, "measure": False}
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "tie_word_embeddings": False,
@@ -42,7 +45,7 @@ def exact_logits(folder: Path, ids: list[int]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(("case", "dtype"), [("gemma3", "bfloat16"), ("llama", "float32"), ("gpt_oss", "float32")])
 def test_logits_after_decoding_are_those_of_whole_sequences(tmp_path: Path, case: str, dtype: str) -> None:
     folder = write_checkpoint(tmp_path, {**CONFIGS[case], "torch_dtype": dtype}, seed=2)
-    made = Generator(folder, max_length=128, batch=2, budget=5)
+    made = Generator(folder, **QUICK)
     rng = np.random.default_rng(0)
     prompts = [[int(v) for v in rng.integers(0, VOCAB, n)] for n in (5, 40)]
     found = made.generate(prompts, 30)
@@ -65,10 +68,9 @@ def test_drafts_and_held_prompts_give_the_same_tokens(tmp_path: Path, case: str)
     first = {"num_hidden_layers": 1, "layer_types": ["sliding_attention"], "torch_dtype": "float32"}
     folder = write_checkpoint(tmp_path, {**CONFIGS[case], "torch_dtype": "float32"}, seed=2)
     draft = write_checkpoint(tmp_path / "draft", {**CONFIGS[case], **first}, seed=2)
-    options: dict[str, Any] = {"max_length": 128, "batch": 2, "budget": 4}
     rng = np.random.default_rng(0)
     prompts = [[int(v) for v in rng.integers(0, VOCAB, n)] for n in (5, 40)]
-    plain, made = Generator(folder, **options), Generator(folder, **options, draft=draft, draft_tokens=3, reuse=True)
+    plain, made = Generator(folder, **QUICK), Generator(folder, **QUICK, draft=draft, draft_tokens=3, reuse=True)
     for _ in range(2):
         wanted, found = plain.generate(prompts, 24), made.generate(prompts, 24)
         assert found.tokens == wanted.tokens and 0 <= found.acceptance <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
-from tensor_graphs.errors import RuleError
+from tensor_graphs.errors import NoPlanError, RuleError
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.extract.search import plan_solver
@@ -558,3 +559,32 @@ def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatc
     pool.begin()
     assert len(pool._processes) == 1
     pool.close()
+
+
+@pytest.mark.parametrize(
+    ("plain", "kept", "known"),
+    [(["conv", "mm"], ["conv", "mm"], 0), (["conv", "other conv", "mm"], ["other conv", "mm"], 1)],
+)
+def test_excluded_kernels_come_back_where_the_unrewritten_graph_needs_them(
+    plain: list[str], kept: list[str], known: int
+) -> None:
+    """When time has run out, that graph is matched with library kernels only: one for each operator."""
+    said: list[str] = []
+
+    def choose(found: Any, limits: Any) -> Any:
+        if not any("conv" in c.template.name for c in found.candidates):
+            raise NoPlanError("no kernels cover the outputs")
+        return found
+
+    graph: Any = FakeGraph([SimpleNamespace(template=SimpleNamespace(name=n)) for n in plain])
+    out = exclusions.Exclusions(choose, lambda of: [], lambda: graph, said.append, dropped=["conv"])
+    assert [c.template.name for c in out.without_rewrites().candidates] == kept
+    assert out.dropped == ["conv", exclusions.REWRITES] and bool(out.tighter) == bool(known)
+    assert said == [] if known else said == ["the unoptimized graph needs conv"]
+
+
+@dataclass(frozen=True)
+class FakeGraph:
+    """A hypergraph that has candidates only."""
+
+    candidates: list[Any]

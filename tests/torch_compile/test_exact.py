@@ -81,3 +81,12 @@ def test_the_first_call_of_a_program_compares_infinities_and_huge_numbers(
 ) -> None:
     a, b = (torch.tensor(x, dtype=torch.float64) for x in (found, expected))
     assert bool(differs([a], [b])) is differ
+
+
+def test_small_results_beside_large_ones_may_round_otherwise() -> None:
+    """The gradient of a bias before a norm is zero but for rounding; with 16-bit values more of it is rounding."""
+    large = torch.full((8,), 100.0)
+    for off, half, differ in ((0.05, "", True), (5e-4, "", False), (0.05, "bfloat16", False), (5.0, "bfloat16", True)):
+        assert bool(differs([large, torch.full((8,), off)], [large, torch.zeros(8)], half=half)) is differ
+    found, expected = [torch.full((8,), 1.02)], [torch.ones(8)]  # float32 that is computed from bfloat16
+    assert differs(found, expected) and not differs(found, expected, half="bfloat16")

@@ -28,6 +28,7 @@ from weakref import finalize
 
 from ...ir.definitions import source_of
 from .cuda_driver import Driver
+from .library_launches import library_launches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -48,14 +49,17 @@ class Calls:
     The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
     each `way`, and the fastest way is kept, unless one is given:
       flat: each kernel is launched by itself;
-      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; tensors that
-        library kernels read or write are copied, except `steady` inputs;
+      graph: a CUDA graph, in which the parameters of kernels are set to the caller's addresses; tensors that library
+        kernels read or write are copied where their addresses are not found among the parameters, except `steady`
+        inputs;
       copying: a CUDA graph on fixed memory; all inputs and results are copied.
     `steady` are the indices of inputs that the caller says stay at their addresses, such as parameters of a model that
     is trained: the graph's library kernels read them there. A call with one of them elsewhere launches kernel by
     kernel, and the launches are recorded anew, with a copy of that input.
     While the caller captures a CUDA graph, kernels are launched one by one and become part of the caller's graph.
     """
+
+    WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
@@ -77,6 +81,9 @@ class Calls:
         self.steady: frozenset[int] = frozenset()
         self.pinned: dict[int, int] = {}  # index of an input that the graph reads in place -> its address
         self.copied = self.library  # indices of the inputs and results that graphs copy
+        self.found: list[Any] = []  # launches of library kernels whose parameters are set to the caller's addresses
+        self.why_copied = ""  # why graphs copy tensors that library kernels use
+        self.wide: set[int] = set()  # indices of the inputs that they read: at multiples of WIDE bytes, as recorded
         self.moved = False  # whether such an input was elsewhere in a call
         self.recorded: Any = None
         self.executable: Any = None
@@ -243,13 +250,15 @@ class Calls:
         for i, x in enumerate(given):
             if i in fixed:
                 tensors[i] = self.places[i].copy_(x)
+            elif i in self.wide and x.data_ptr() % self.WIDE:
+                tensors[i] = x.clone()
         tensors += [self.places[i] if i in fixed else make() for i, make in enumerate(self.fresh, self.count)]
         if self.executable is None:
             self.recorded.replay()
         else:
             addresses = [x.data_ptr() for x in tensors]
             if addresses != self.last:
-                for one in self.kernels.table:
+                for one in (*self.kernels.table, *self.found):
                     if one.touches:
                         one.place(addresses)
                         one.update(self.executable)
@@ -313,6 +322,9 @@ class Calls:
         self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
         self.followed = {stream}
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
+        self.found, self.wide, self.why_copied = [], set(), ""
+        if direct and self.copied and self.known is None:
+            self.keep_states(self.find_addresses, given, stream)
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
             self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
@@ -355,6 +367,64 @@ class Calls:
             if self.known is not None:
                 self.known.learn(kernels, self.complete)
         return direct
+
+    def find_addresses(self, given: Sequence[Any], stream: int) -> None:
+        """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
+        more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
+        the recordings differ, or if the results of such a call are not those of one that copies."""
+        copied, self.why_copied = self.copied, "results differ"
+        try:
+            self.found, numbers = self.found_addresses(given)
+            self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
+            if not numbers or self.proven(given, stream, numbers):
+                self.why_copied = "addresses are not among the parameters" if self.copied else ""
+                return
+        except (LookupError, torch.cuda.OutOfMemoryError) as error:
+            self.why_copied = str(error)
+        except RuntimeError as error:
+            self.why_copied = str(error)
+            warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
+        self.copied, self.wide, self.found = copied, set(), []
+        self.instantiate(ctypes.c_void_p(self.recorded.raw_cuda_graph()), self.kernels.driver)
+
+    def found_addresses(self, given: Sequence[Any]) -> tuple[list[Any], set[int]]:
+        """Record the launches on other memory; returns `library_launches` of both recordings."""
+        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())
+        graphs = self.recorded, torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.inference_mode(False), torch.no_grad():
+            moved = {i: self.maker(i)() for i in sorted(self.copied, reverse=True) if self.places[i].nbytes}
+        tensors = [given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))]
+        with alone:
+            self.captured_results(graphs[1], tensors, True)
+        spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
+        raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
+        return library_launches(self.kernels.driver, raw, {one.node.value for one in self.kernels.table}, *spans)
+
+    def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
+        """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves
+        that memory as it is: all NaN, or zeros of other dtypes than floats. So is the memory of results before."""
+        wanted = self.replay(given, stream, self.places.keys())
+
+        def blank(x: Any) -> Any:
+            return x.fill_(torch.nan if x.is_floating_point() else 0)
+
+        used = [blank(self.places[i]) for i in numbers]
+        fresh, self.fresh = self.fresh, [lambda make=make: blank(make()) for make in self.fresh]
+        try:
+            found = self.replay(given, stream, self.copied)
+        finally:
+            self.fresh = fresh
+        left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in used)
+        return left and all(self.close(x, y) for x, y in zip(found, wanted))
+
+    @staticmethod
+    def close(x: Any, y: Any) -> bool:
+        """Whether a result equals another but for the rounding of sums in another order (1e-3 of its norm)."""
+        if not y.is_floating_point():
+            return bool((x == y).all())
+        same = (x == y) | (x.isnan() & y.isnan()) | (x.isfinite() & y.isfinite())
+        x, y = (v.double().nan_to_num(0.0, 0.0, 0.0) for v in (x, y))
+        return bool(same.all()) and bool((x - y).norm() <= 1e-3 * y.norm())
 
     def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
         """The results of `launch`, run while a CUDA graph is captured.
@@ -405,16 +475,20 @@ class Calls:
     def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
         """The way of launching with the shortest time of a whole call; among ways within 3 % of it the first of `ways`.
         States are restored afterwards."""
-        saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
-        try:
-            self.time_ways(times, given, stream)
-        finally:
-            for name, x in self.states.items():
-                x.copy_(saved[name])
+        self.keep_states(self.time_ways, times, given, stream)
         best = min(times.values())
         self.times = times
         return next(way for way in ways if times[way] <= 1.03 * best)
+
+    def keep_states(self, run: Any, *given: Any) -> None:
+        """Run a function that makes calls, and restore the states, which calls change."""
+        saved = {name: x.clone() for name, x in self.states.items()}
+        try:
+            run(*given)
+        finally:
+            for name, x in self.states.items():
+                x.copy_(saved[name])
 
     def time_ways(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
         """Time whole calls in each way of launching that `times` names, and set its seconds there. The calls change the

@@ -34,19 +34,10 @@ class DirectLaunch:
     """
 
     def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
-        self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
-        driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
-        self.function = ctypes.c_void_p(self.how.function)
-        if not self.function:
-            driver("cuKernelGetFunction", ctypes.byref(self.function), ctypes.c_void_p(self.how.kernel))
-        spans = self.spans()
-        if not self.how.parameters or len(spans) < len(pointers):
+        base, spans = self.read(driver, node), self.layout
+        self.early = early
+        if len(spans) < len(pointers):
             raise LookupError("a launch's parameters cannot be read")
-        self.layout, self.early = spans, early
-        self.memory, base, self.parameters = parameter_memory(spans)
-        given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
-        for i, (start, size) in enumerate(spans):
-            ctypes.memmove(base + start, given[i], size)
         boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
         if len(boxes) != len(maps):
             raise LookupError("a launch's parameters are not those of its call")
@@ -72,13 +63,30 @@ class DirectLaunch:
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
+    def read(self, driver: Any, node: int) -> int:
+        """Read function, configuration and parameters of a graph node; returns the address of the parameters' copy."""
+        self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
+        driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
+        self.function = ctypes.c_void_p(self.how.function)
+        if not self.function:
+            driver("cuKernelGetFunction", ctypes.byref(self.function), ctypes.c_void_p(self.how.kernel))
+        self.layout = self.spans()
+        if not self.how.parameters:
+            raise LookupError("a launch's parameters cannot be read")
+        self.memory, base, self.parameters = parameter_memory(self.layout)
+        given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
+        for i, (start, size) in enumerate(self.layout):
+            ctypes.memmove(base + start, given[i], size)
+        return int(base)
+
     def spans(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each parameter of the kernel in parameter memory; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
-        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+        kernel = ctypes.c_void_p(self.how.kernel or self.function.value)  # it may be one of a library
+        for name, handle in (("cuFuncGetParamInfo", self.function), ("cuKernelGetParamInfo", kernel)):
             found: list[tuple[int, int]] = []
             ask = getattr(self.driver.library, name, None)
-            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+            while ask and not ask(handle, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
                 found.append((start.value, size.value))
             if found:
                 return found

@@ -15,7 +15,8 @@ typedef struct { uint64_t start, stop; } Range;  // memory that inputs must not 
 typedef struct {
     PyObject *calls, *owner, *turn, *acquire, *release, *guard, *address, *device, *stream, *index, *capturing, *mark;
     PyObject *makers, *results;  // tuples; makers: (function, arguments …) that allocates a tensor, None for one in the program's
-                                   // memory, False for the caller's, or the address that the caller's must have
+                                   // memory, False for the caller's (True: only at multiples of 256 bytes), or the
+                                   // address that the caller's must have
     Slot *slots;
     Launch *launches;
     Range *ranges;
@@ -202,8 +203,9 @@ static PyObject *made(Call *c, PyObject *calls, PyObject *const *given) {
     if (holds <= 0) return holds ? NULL : Py_NewRef(Py_None);
     for (Py_ssize_t i = 0; i < c->inputs; i++) {
         if (address_of(c, given[i], at + i)) return NULL;
-        if (at[i] & 15) return Py_NewRef(Py_None);  // with the guard and the ranges below: what `Calls.fits` requires
         PyObject *pinned = PyTuple_GET_ITEM(c->makers, i);
+        // 15: with the guard and the ranges below, what `Calls.fits` requires
+        if (at[i] & (pinned == Py_True ? 255 : 15)) return Py_NewRef(Py_None);
         if (PyLong_CheckExact(pinned) && PyLong_AsUnsignedLongLong(pinned) != at[i]) return Py_NewRef(Py_None);
         for (Py_ssize_t k = 0; k < c->range_count; k++)
             if (at[i] >= c->ranges[k].start && at[i] < c->ranges[k].stop) return Py_NewRef(Py_None);

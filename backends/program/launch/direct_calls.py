@@ -150,10 +150,11 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     if made is None or (given and guard is None):
         return None
     owner, graph = (None if calls is bound else bound), calls.executable is not None
-    table = calls.kernels.table
+    table = [*calls.kernels.table, *getattr(calls, "found", ())] if graph else calls.kernels.table
+    wide = getattr(calls, "wide", ()) if graph else ()  # as `found`: none in a program saved by an older version
     fixed = frozenset(calls.places if graph else ())
     pinned = getattr(calls, "pinned", {}) if graph else {}  # a program saved by an older version has none
-    makers = [None if i in fixed else pinned.get(i, False) if i < calls.count else _parts(calls.fresh[i - calls.count])
+    makers = [None if i in fixed else pinned.get(i, i in wide) if i < calls.count else _parts(calls.fresh[i - calls.count])
               for i in range(len(calls.types))]  # fmt: skip
     results = [_result(k, *pair) for k, pair in enumerate(calls.handed)]
     spans = {(x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()) for x in _private(calls)}

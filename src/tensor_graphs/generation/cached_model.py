@@ -8,22 +8,33 @@ positions, so that padding is never seen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from ..models.huggingface.checkpoint import Config
 from ..models.huggingface.step import Caches, ring_slack
 from .programs import Programs
 
 BUCKETS = (16, 64, 256)  # tokens of prefill programs: a prompt takes the smallest that holds it, else several steps
+GPU_BUCKETS = (
+    512,
+    1024,
+)  # further ones on a GPU, where reading the weights takes as long as computing 200 to 300 tokens
+GPU_TOKENS = 4096  # most tokens of all rows in one of those steps, which bounds the memory of its activations
 Array = np.ndarray[Any, Any]
 
 
-def caches_of(batch: int, capacity: int) -> Caches:
-    """Sizes of key-value caches: `batch` rows (sequences) of `capacity` tokens, with room for the largest prefill step
-    (BUCKETS)."""
-    return Caches(batch, capacity, min(BUCKETS[-1], capacity))
+def caches_of(config: Config, batch: int, capacity: int, *, gpu: bool = False) -> Caches:
+    """Sizes of key-value caches: `batch` rows (sequences) of `capacity` tokens, with room for the largest prefill step:
+    BUCKETS, and with `gpu` GPU_BUCKETS. Rings of layers with windows hold a window and a prefill step, and decode steps
+    read them whole: with rings, prefill steps are not longer than BUCKETS."""
+    caches = Caches(batch, capacity, min(BUCKETS[-1], capacity))
+    more = [b for b in GPU_BUCKETS if gpu and batch * b <= GPU_TOKENS]
+    if not more or ring_slack(config, caches) is not None:
+        return caches
+    return replace(caches, most=min(more[-1], capacity))
 
 
 @dataclass
@@ -86,8 +97,8 @@ class CachedModel:
     @property
     def buckets(self) -> tuple[int, ...]:
         """Numbers of prompt tokens for which prefill programs are made."""
-        capacity = self.caches.capacity
-        return (*(b for b in BUCKETS if b < capacity), *([capacity] if capacity < BUCKETS[-1] else ()))
+        most = self.caches.most
+        return (*(b for b in (*BUCKETS, *GPU_BUCKETS) if b < most), most)
 
     def ready(self, ids: Sequence[Sequence[int]]) -> None:
         """Make now the programs that a prefill of these prompts (token ids of each row) needs."""

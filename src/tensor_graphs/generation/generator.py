@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.registry import on_gpu, select
 from ..errors import BadModelError, TooLargeError, Unpicklable, UnsupportedError, UsageError
 from ..models.huggingface.step import Folder, eos_of, refuse_wrong_weights
 from ..option_checks import is_quantization
@@ -87,7 +88,9 @@ class Generator(Unpicklable):
         config = self.folder.config
         length = length_of(max_length, config)
         self.vocabulary, self.stops = config.size("vocab_size"), eos_of(self.folder)
-        self.caches = caches_of(whole_number("batch", batch, 1, "a number of rows from 1 on"), length)
+        rows = whole_number("batch", batch, 1, "a number of rows from 1 on")
+        gpu = on_gpu(select(given.get("backend")))
+        self.caches = caches_of(config, rows, length, gpu=gpu)
         refuse_wrong_weights(self.folder, self.caches)
         self._path = Path(self.folder.where) if self.folder.where else None
         self._tokenizer: Tokenizer | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ..backends.program.program import Program
+from ..backends.registry import backend
 from ..costdb.keys import rates
 from ..costdb.store.store import Store
 from ..errors import NoPlanError, ShapeError
@@ -89,6 +90,8 @@ def _search_task(session: Session, task: Task) -> SearchResult:
     store, measurer = take_measurer(session, task.backends)
     if measurer is not None:
         session.starting = lambda: not measurer.ready
+        if early := [kernel for b in task.backends for kernel in backend(b.name).stand_ins(task.work)]:
+            measurer.compile(early)
     tuning: OverlappedTuning | None = None
     if measurer is not None and measurer.ahead:
         session.lowerings.pool.begin()  # worker start-up takes as long as rewriting

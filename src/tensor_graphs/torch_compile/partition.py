@@ -50,6 +50,7 @@ def split(
 
     copied = _copy(module)
     _fill_seeds(copied)
+    _widen_statistics(copied)
     _order_equal_keys(copied)
     draw_first(copied)
     views = _views_of_results(copied.graph, seen)
@@ -182,6 +183,33 @@ def _fill_seeds(module: Any) -> None:
                 zeros.meta = dict(user.meta)
                 user.replace_all_uses_with(zeros)
                 module.graph.erase_node(user)
+
+
+#: Operator -> position of the gain among its arguments, and of the saved statistics, among its arguments (True) or its
+#: results.
+_STATISTICS = {
+    "aten.native_batch_norm_backward.default": (2, (5, 6), True), "aten.native_layer_norm_backward.default": (5, (3, 4), True),
+    "aten.native_group_norm_backward.default": (4, (2, 3), True),
+    "aten._native_batch_norm_legit_functional.default": (1, (1, 2), False), "aten.native_layer_norm.default": (2, (1, 2), False),
+    "aten.native_group_norm.default": (1, (1, 2), False),
+}  # fmt: skip
+
+
+def _widen_statistics(module: Any) -> None:
+    """Give saved statistics of norms the dtype that they have in calls: for 16-bit operands with a float32 gain they
+    are float32, while PyTorch traces them with 16 bits on a CPU."""
+    for node in module.graph.nodes:
+        gain, places, given = _STATISTICS.get(str(node.target), (0, (), False))
+        wide = getattr(node.args[gain], "meta", {}).get("val") if places else None
+        if given:
+            saved = [node.args[i] for i in places if node.args[i].op == "placeholder"]
+        else:
+            saved = [user for user in node.users if user.target is operator.getitem and user.args[1] in places]
+        for one in saved:  # grows
+            saved += [user for user in one.users if str(user.target) == "aten.detach.default"]
+            value = one.meta.get("val")
+            if wide is not None and value is not None and value.dtype.itemsize == 2 < wide.dtype.itemsize:
+                one.meta["val"] = value.to(wide.dtype)
 
 
 def _order_equal_keys(module: Any) -> None:

@@ -11,9 +11,11 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.c.convolutions import conv_packed
 from tensor_graphs.backends.c.linear_products import linear_rows
+from tensor_graphs.backends.c.stand_ins import stand_ins
 from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout, kernel_plan
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
@@ -63,6 +65,19 @@ def test_only_the_c_functions_that_a_program_calls_are_compiled() -> None:
     assert exported >= {"tiled_conv"} and not exported & {"tiled_winograd", "tiled_windows"}
     assert {"tiled_winograd", "tiled_windows"} <= set(re.findall(r"^static void (\w+)\(", source, re.MULTILINE))
     assert set(re.findall(r'c_function\(kernels, "(\w+)"\)', source)) == {"tiled_conv"}
+
+
+def test_the_kernel_that_stands_for_those_of_a_model_has_their_c_code() -> None:
+    """Compiling it compiles theirs; models without products of weights have none."""
+    x, w = tg.input("x", (6, 64)), tg.param("w", (32, 64))
+    text = lambda row, call: emit_for(kernel_plan(row, call)).source.split('C_SOURCE = r"""')[1].split('"""')[0]
+    ((found, call),) = stand_ins(Graph.of(tg.relu(x @ w.T)))
+    for name in ("c.tiled_linear_bias_residual_relu", "c.tiled_linear_gelu"):
+        assert text(ROWS[name], call_of(name, (40, 500), 144)) == text(found, call)
+    assert stand_ins(Graph.of(tg.softmax(x @ tg.input("y", (64, 8))))) == [] == stand_ins(Graph.of(tg.relu(w + 1.0)))
+    image = tg.conv(tg.input("i", (1, 32, 8, 8)), tg.param("k", (32, 32, 3, 3)), pads=(1, 1, 1, 1))
+    names = [t.name for t, _ in stand_ins(Graph.of({"a": image, "b": tg.relu(x @ w.T)}))]
+    assert names == ["c.tiled_conv", "c.winograd_conv"], "a direct convolution has the code of products"
 
 
 def test_long_sums_round_little() -> None:

@@ -29,14 +29,17 @@ class Calls:
     The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
     each `way`, and the fastest way is kept, unless one is given:
       flat: each kernel is launched by itself;
-      graph: a CUDA graph, in which the parameters of generated kernels are set to the caller's addresses; tensors that
-        library kernels read or write are copied, except `steady` inputs;
+      graph: a CUDA graph, in which the parameters of kernels are set to the caller's addresses; tensors that library
+        kernels read or write are copied where their addresses are not found among the parameters, except `steady`
+        inputs;
       copying: a CUDA graph on fixed memory; all inputs and results are copied.
     `steady` are the indices of inputs that the caller says stay at their addresses, such as parameters of a model that
     is trained: the graph's library kernels read them there. A call with one of them elsewhere launches kernel by
     kernel, and the launches are recorded anew, with a copy of that input.
     While the caller captures a CUDA graph, kernels are launched one by one and become part of the caller's graph.
     """
+
+    WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
@@ -58,6 +61,9 @@ class Calls:
         self.steady: frozenset[int] = frozenset()
         self.pinned: dict[int, int] = {}  # index of an input that the graph reads in place -> its address
         self.copied = self.library  # indices of the inputs and results that graphs copy
+        self.found: list[Any] = []  # launches of library kernels whose parameters are set to the caller's addresses
+        self.why_copied = ""  # why graphs copy tensors that library kernels use
+        self.wide: set[int] = set()  # indices of the inputs that they read: at multiples of WIDE bytes, as recorded
         self.moved = False  # whether such an input was elsewhere in a call
         self.recorded: Any = None
         self.executable: Any = None
@@ -224,13 +230,15 @@ class Calls:
         for i, x in enumerate(given):
             if i in fixed:
                 tensors[i] = self.places[i].copy_(x)
+            elif i in self.wide and x.data_ptr() % self.WIDE:
+                tensors[i] = x.clone()
         tensors += [self.places[i] if i in fixed else make() for i, make in enumerate(self.fresh, self.count)]
         if self.executable is None:
             self.recorded.replay()
         else:
             addresses = [x.data_ptr() for x in tensors]
             if addresses != self.last:
-                for one in self.kernels.table:
+                for one in (*self.kernels.table, *self.found):
                     if one.touches:
                         one.place(addresses)
                         one.update(self.executable)
@@ -294,6 +302,9 @@ class Calls:
         self.places, self.pinned = places, {i: given[i].data_ptr() for i in pinned}
         self.followed = {stream}
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
+        self.found, self.wide, self.why_copied = [], set(), ""
+        if direct and self.copied and self.known is None:
+            self.keep_states(self.find_addresses, given, stream)
         ways = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
             self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
@@ -336,6 +347,64 @@ class Calls:
             if self.known is not None:
                 self.known.learn(kernels, self.complete)
         return direct
+
+    def find_addresses(self, given: Sequence[Any], stream: int) -> None:
+        """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
+        more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
+        the recordings differ, or if the results of such a call are not those of one that copies."""
+        copied, self.why_copied = self.copied, "results differ"
+        try:
+            self.found, numbers = self.found_addresses(given)
+            self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
+            if not numbers or self.proven(given, stream, numbers):
+                self.why_copied = "addresses are not among the parameters" if self.copied else ""
+                return
+        except (LookupError, torch.cuda.OutOfMemoryError) as error:
+            self.why_copied = str(error)
+        except RuntimeError as error:
+            self.why_copied = str(error)
+            warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
+        self.copied, self.wide, self.found = copied, set(), []
+        self.instantiate(ctypes.c_void_p(self.recorded.raw_cuda_graph()), self.kernels.driver)
+
+    def found_addresses(self, given: Sequence[Any]) -> tuple[list[Any], set[int]]:
+        """Record the launches on other memory; returns `library_launches` of both recordings."""
+        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())
+        graphs = self.recorded, torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.inference_mode(False), torch.no_grad():
+            moved = {i: self.maker(i)() for i in sorted(self.copied, reverse=True) if self.places[i].nbytes}
+        tensors = [given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))]
+        with alone:
+            self.captured_results(graphs[1], tensors, True)
+        spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
+        raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
+        return library_launches(self.kernels.driver, raw, {one.node.value for one in self.kernels.table}, *spans)
+
+    def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
+        """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves
+        that memory as it is: all NaN, or zeros of other dtypes than floats. So is the memory of results before."""
+        wanted = self.replay(given, stream, self.places.keys())
+
+        def blank(x: Any) -> Any:
+            return x.fill_(torch.nan if x.is_floating_point() else 0)
+
+        used = [blank(self.places[i]) for i in numbers]
+        fresh, self.fresh = self.fresh, [lambda make=make: blank(make()) for make in self.fresh]
+        try:
+            found = self.replay(given, stream, self.copied)
+        finally:
+            self.fresh = fresh
+        left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in used)
+        return left and all(self.close(x, y) for x, y in zip(found, wanted))
+
+    @staticmethod
+    def close(x: Any, y: Any) -> bool:
+        """Whether a result equals another but for the rounding of sums in another order (1e-3 of its norm)."""
+        if not y.is_floating_point():
+            return bool((x == y).all())
+        same = (x == y) | (x.isnan() & y.isnan()) | (x.isfinite() & y.isfinite())
+        x, y = (v.double().nan_to_num(0.0, 0.0, 0.0) for v in (x, y))
+        return bool(same.all()) and bool((x - y).norm() <= 1e-3 * y.norm())
 
     def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
         """The results of `launch`, run while a CUDA graph is captured.
@@ -386,16 +455,20 @@ class Calls:
     def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
         """The way of launching with the shortest time of a whole call; among ways within 3 % of it the first of `ways`.
         States are restored afterwards."""
-        saved = {name: x.clone() for name, x in self.states.items()}
         times = dict.fromkeys(ways, float("inf"))
-        try:
-            self.time_ways(times, given, stream)
-        finally:
-            for name, x in self.states.items():
-                x.copy_(saved[name])
+        self.keep_states(self.time_ways, times, given, stream)
         best = min(times.values())
         self.times = times
         return next(way for way in ways if times[way] <= 1.03 * best)
+
+    def keep_states(self, run: Any, *given: Any) -> None:
+        """Run a function that makes calls, and restore the states, which calls change."""
+        saved = {name: x.clone() for name, x in self.states.items()}
+        try:
+            run(*given)
+        finally:
+            for name, x in self.states.items():
+                x.copy_(saved[name])
 
     def time_ways(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
         """Time whole calls in each way of launching that `times` names, and set its seconds there. The calls change the
@@ -427,19 +500,10 @@ class DirectLaunch:
     """
 
     def __init__(self, driver: Any, node: int, early: bool, pointers: Sequence[Any], maps: Sequence[Any]) -> None:
-        self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
-        driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
-        self.function = ctypes.c_void_p(self.how.function)
-        if not self.function:
-            driver("cuKernelGetFunction", ctypes.byref(self.function), ctypes.c_void_p(self.how.kernel))
-        spans = self.spans()
-        if not self.how.parameters or len(spans) < len(pointers):
+        base, spans = self.read(driver, node), self.layout
+        self.early = early
+        if len(spans) < len(pointers):
             raise LookupError("a launch's parameters cannot be read")
-        self.layout, self.early = spans, early
-        self.memory, base, self.parameters = parameter_memory(spans)
-        given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
-        for i, (start, size) in enumerate(spans):
-            ctypes.memmove(base + start, given[i], size)
         boxes = [base + a for a, size in spans[len(pointers) :] if size == 128]
         if len(boxes) != len(maps):
             raise LookupError("a launch's parameters are not those of its call")
@@ -465,13 +529,30 @@ class DirectLaunch:
         self.arguments = (ctypes.byref(self.config), self.function, self.parameters, None)
         self.call, self.replace = driver.library.cuLaunchKernelEx, driver.library.cuTensorMapReplaceAddress
 
+    def read(self, driver: Any, node: int) -> int:
+        """Read function, configuration and parameters of a graph node; returns the address of the parameters' copy."""
+        self.driver, self.node, self.how = driver, ctypes.c_void_p(node), KernelNode()
+        driver("cuGraphKernelNodeGetParams_v2", self.node, ctypes.byref(self.how))
+        self.function = ctypes.c_void_p(self.how.function)
+        if not self.function:
+            driver("cuKernelGetFunction", ctypes.byref(self.function), ctypes.c_void_p(self.how.kernel))
+        self.layout = self.spans()
+        if not self.how.parameters:
+            raise LookupError("a launch's parameters cannot be read")
+        self.memory, base, self.parameters = parameter_memory(self.layout)
+        given = ctypes.cast(self.how.parameters, ctypes.POINTER(ctypes.c_void_p))
+        for i, (start, size) in enumerate(self.layout):
+            ctypes.memmove(base + start, given[i], size)
+        return int(base)
+
     def spans(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each parameter of the kernel in parameter memory; empty if the driver does not tell."""
         start, size = ctypes.c_size_t(), ctypes.c_size_t()
-        for name in ("cuFuncGetParamInfo", "cuKernelGetParamInfo"):  # what is launched may be a kernel of a library
+        kernel = ctypes.c_void_p(self.how.kernel or self.function.value)  # it may be one of a library
+        for name, handle in (("cuFuncGetParamInfo", self.function), ("cuKernelGetParamInfo", kernel)):
             found: list[tuple[int, int]] = []
             ask = getattr(self.driver.library, name, None)
-            while ask and not ask(self.function, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
+            while ask and not ask(handle, ctypes.c_size_t(len(found)), ctypes.byref(start), ctypes.byref(size)):
                 found.append((start.value, size.value))
             if found:
                 return found
@@ -694,6 +775,42 @@ class Launches:
         one.launch()
 
 
+class LibraryLaunch(DirectLaunch):
+    """One launch of a library kernel in a recorded CUDA graph. `slots`: the words of its parameters that are addresses
+    in tensors of a call, as those of a `DirectLaunch`. `unknown`: numbers of tensors near which there are other
+    addresses."""
+
+    def __init__(self, driver: Any, node: int) -> None:
+        self.unknown = set[int]()
+        try:
+            self.start = self.read(driver, node)
+            self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
+        except LookupError:  # nothing of it is set; results tell whether it uses a tensor that moves
+            self.layout = []
+        self.slots, self.boxes, self.config, self.touches = [], [], DriverConfig(), True
+
+    def words(self) -> Iterator[Any]:
+        """The aligned words of 8 bytes within the parameters."""
+        for start, size in self.layout:
+            for at in range(-(-start // 8) * 8, start + size - 7, 8):
+                yield ctypes.c_uint64.from_address(self.start + at)
+
+    def compare(self, other: LibraryLaunch, before: Spans, after: Mapping[int, Any]) -> None:
+        """Set `slots` and `unknown`, given the same launch in a second recording. `before`, `after`: number of a tensor
+        -> (address, bytes) in the first and in the second recording. Raises LookupError for another launch."""
+        if self.function.value != other.function.value or self.layout != other.layout:
+            raise LookupError("a library launches other kernels on other memory")
+        if list(self.how.grid) != list(other.how.grid) or self.how.shared != other.how.shared:
+            raise LookupError("a library launches its kernels differently on other memory")
+        for word, moved in zip(self.words(), other.words()):
+            near = before.at(word.value)
+            held = [i for i in near if moved.value - word.value == after[i][0] - before.tensors[i][0]]
+            if len(held) == 1:
+                self.slots.append((word, held[0], word.value - before.tensors[held[0]][0]))
+            else:  # an address that moved with no tensor or with several, or what is left of one in a gap
+                self.unknown.update(near)
+
+
 class OwnKernel:
     """A generated kernel of a program: a Triton function, which is indexed by its grid, or a `CudaKernel`."""
 
@@ -745,6 +862,21 @@ class OwnKernel:
         return (used.code, self.kernel.name) if used is not None and isinstance(used.code, bytes) else None
 
 
+class Spans:
+    """Memory of some tensors: number -> (address, bytes)."""
+
+    def __init__(self, tensors: Mapping[int, Any]) -> None:
+        self.tensors = tensors
+        self.low = min((start for start, _ in tensors.values()), default=0)
+        self.high = max((start + size for start, size in tensors.values()), default=-1)
+
+    def at(self, address: int) -> list[int]:
+        """Numbers of the tensors in which an address is, or at whose end."""
+        if not self.low <= address <= self.high:  # most words of parameters are numbers
+            return []
+        return [i for i, (start, size) in self.tensors.items() if start <= address <= start + size]
+
+
 class StoredLaunch:
     """One launch of a saved program, with the kernel that was compiled when the program was saved.
 
@@ -793,6 +925,60 @@ def boxed_tensors(given: Sequence[Any], options: Any) -> list[Any]:
 def device_bytes(size: int, device: Any) -> Any:
     """A uint8 tensor of `size` bytes on the device, for all intermediate values, as one allocation."""
     return torch.empty(size, dtype=torch.uint8, device=device)
+
+
+def library_launches(
+    driver: Any, graphs: Sequence[Any], own: Collection[int], before: Mapping[int, Any], after: Mapping[int, Any]
+) -> tuple[list[Any], set[int]]:
+    """(launches of library kernels, numbers of the tensors whose addresses are among their parameters), of two
+    recordings of the same launches on other memory.
+
+    `own`: nodes of generated kernels in the first one. `before`, `after`: number of a tensor -> (address, bytes) in the
+    first and in the second recording. Tensors that other nodes copy or fill, and those with unknown addresses near
+    them, are left out. Raises LookupError if the recordings are not alike.
+    """
+    pairs = [nodes_of(driver, graph) for graph in graphs]
+    if [kind for _, kind in pairs[0]] != [kind for _, kind in pairs[1]]:
+        raise LookupError("a library makes other launches on other memory")
+    launches: list[LibraryLaunch] = []
+    spans, stay = Spans(before), set[int]()
+    for (node, kind), (other, _) in zip(*pairs):
+        if kind:
+            stay |= numbers_copied(driver, node, kind, spans)
+        elif node not in own:
+            launches.append(LibraryLaunch(driver, node))
+            launches[-1].compare(LibraryLaunch(driver, other), spans, after)
+            stay |= launches[-1].unknown
+    found = {i for one in launches for _, i, _ in one.slots} - stay
+    for one in launches:
+        one.slots = [slot for slot in one.slots if slot[1] in found]
+    return [one for one in launches if one.slots], found
+
+
+def nodes_of(driver: Any, graph: Any) -> list[tuple[int, int]]:
+    """(node, its type in the driver's numbers) of a recorded CUDA graph, in the order of the driver."""
+    count, found = ctypes.c_size_t(), []
+    driver("cuGraphGetNodes", graph, None, ctypes.byref(count))
+    nodes = (ctypes.c_void_p * count.value)()
+    driver("cuGraphGetNodes", graph, nodes, ctypes.byref(count))
+    for node in nodes:
+        kind = ctypes.c_int()
+        driver("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+        found.append((int(node or 0), kind.value))
+    return found
+
+
+def numbers_copied(driver: Any, node: int, kind: int, tensors: Spans) -> set[int]:
+    """Numbers of the tensors that a node copies (type 1) or fills (type 2). Raises
+    LookupError for nodes of other types that may use memory."""
+    names = {1: "cuGraphMemcpyNodeGetParams", 2: "cuGraphMemsetNodeGetParams"}
+    if kind == 5:  # waits only
+        return set()
+    if kind not in names:
+        raise LookupError("a library adds other nodes than kernels and copies to a graph")
+    words = (ctypes.c_uint64 * 32)()  # more than either structure has
+    driver(names[kind], ctypes.c_void_p(node), ctypes.byref(words))
+    return {i for word in words for i in tensors.at(word)}
 
 
 def parameter_memory(spans: Sequence[tuple[int, int]]) -> tuple[Any, int, Any]:

@@ -18,7 +18,7 @@ from tensor_graphs.errors import ShapeError
 
 from ...only_in import only_in
 from .. import driver_host
-from .test_direct_launches import N, calls, inputs, pytestmark, wanted  # noqa: F401
+from .test_direct_launches import N, calls, hidden, inputs, pytestmark, wanted  # noqa: F401
 
 torch = pytest.importorskip("torch")
 
@@ -94,7 +94,8 @@ def test_only_nodes_with_other_addresses_are_updated(driver: Any) -> None:
     torch.testing.assert_close(call(*fixed[0])[0], wanted(*fixed[0]))
 
 
-def test_inputs_and_results_of_libraries_are_copied(driver: Any) -> None:
+def test_inputs_and_results_of_libraries_are_copied(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
     run = calls(driver, "graph", with_library=True)
     ((x, y), *more) = inputs(4)
     call = direct(run, x, y)
@@ -105,7 +106,10 @@ def test_inputs_and_results_of_libraries_are_copied(driver: Any) -> None:
     assert direct_calls.direct_call(calls(driver, "flat", with_library=True), (x, y), run.lock) is None
 
 
-def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(driver: Any) -> None:
+def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
     run = calls(driver, "graph", with_library=True)
     run.steady = frozenset({1})
     ((x, y), (a, b)) = inputs(2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,34 @@ def test_a_worker_measures_a_kernel_before_its_first_job(monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu_worker, "answer", lambda job: replies.append(plain(job)))
     cpu_worker.preload()
     assert [r["ok"] for r in replies] == [True]
+
+
+def test_kernels_are_compiled_before_the_first_measurement_without_waiting(faulty: CpuWorkerProcess) -> None:
+    """By a running worker; replies to such jobs are not taken for those of later ones, and a crash costs one job."""
+    measurer = CpuMeasurer(rows := Rows(), seconds=0.002, worker=faulty)
+    assert measurer.compile([(template("numpy", "np.mul"), ADD)]) and not faulty.alive
+    faulty.start()
+    process = faulty._process
+    measurer.compile([(template("numpy", "np.add"), ADD), (template("numpy", "np.maximum"), ADD)])
+    measurer.measure([candidate("np.add", ADD)])
+    assert [r.kind for r in rows] == ["timing", "accuracy"] and faulty._process is process
+    measurer.compile([(template("numpy", "np.mul"), ADD)])
+    assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Failure)
+    assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
+    assert answer({**encode(template("numpy", "np.add"), ADD), "compile": True})["samples"] == []
+
+
+def test_c_kernels_wait_for_the_compiler_and_others_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    going = threading.Event()
+    monkeypatch.setattr(cpu_worker, "executed", lambda source, name: going.wait(60.0))
+    monkeypatch.setattr(cpu_worker, "COMPILING_S", 0.01)
+    for _ in range(2):
+        cpu_worker.begin_compiling(template("numpy", "np.add"), ADD)
+    cpu_worker.wait_for_compiler("numpy")
+    assert len(cpu_worker._compiling) == 2
+    going.set()
+    cpu_worker.wait_for_compiler("c")
+    assert not cpu_worker._compiling
 
 
 def test_one_bad_kernel_costs_one_candidate(faulty: CpuWorkerProcess) -> None:

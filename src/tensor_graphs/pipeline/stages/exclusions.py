@@ -53,8 +53,18 @@ class Exclusions:
         return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
 
     def without_rewrites(self) -> Hypergraph:
-        """The hypergraph without any rewriting, and without the kernels that were excluded by name."""
-        return self.excluded(REWRITES, self.plain(), *self.dropped)
+        """The hypergraph without any rewriting, and without the kernels that were excluded by name, unless the rest
+        does not cover every output: if time has run out it has library kernels only, one for each operator."""
+        plain, known = self.plain(), len(self.dropped)
+        kept = self.excluded(REWRITES, plain, *self.dropped)
+        if len(kept.candidates) == len(plain.candidates):
+            return plain
+        try:
+            self.tighter = self.choose(kept, ())
+        except NoPlanError:
+            self.say(f"the unoptimized graph needs {' and '.join(self.dropped[:known])}")
+            return plain
+        return kept
 
     def original(self, found: Hypergraph, choice: Choice) -> Hypergraph | None:
         """The hypergraph `found` without kernels that read or write values that only rewriting gives.

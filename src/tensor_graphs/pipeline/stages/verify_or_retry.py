@@ -133,9 +133,11 @@ class Acceptance:
         try:
             choice = choice or self.exclusions.choose(found, ())
         except NoPlanError:
-            if self.exclusions.dropped:
+            if not self.exclusions.dropped:
+                raise
+            if REWRITES in self.exclusions.dropped:
                 raise _no_plan_within_tolerance() from None
-            raise
+            return self.build(self.exclusions.without_rewrites())
         while self.plan is not None:
             with self.stage("build"):
                 try:

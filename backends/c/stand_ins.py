@@ -1,0 +1,61 @@
+"""Chooses kernels that stand for the C library kernels of a model: compiling them compiles the code of all.
+
+All products with constant matrices and all direct convolutions call one C function, Winograd's and depthwise
+convolutions one each, and a function takes the compiler half a second to two seconds. A measuring process compiles them
+while the model is rewritten and its kernels are matched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
+from ...egraph.ops.ops import Type
+from ...egraph.types.dims import concrete
+from ...extract.model.kernel import Call, Operand, Template, contiguous
+from ...extract.model.library_kernel import LibraryKernel
+from ..generate.weight_layouts import channels_innermost
+from .convolutions import convolution_rows
+from .linear_products import linear_rows
+
+ROWS: Mapping[str, LibraryKernel] = {row.name: row for row in (*linear_rows(), *convolution_rows())}
+CONVOLUTIONS = ("c.tiled_conv", "c.winograd_conv", "c.depthwise_conv")
+
+
+def stand_ins(graph: Graph) -> list[tuple[Template, Call]]:
+    """A kernel, with a call, for each C function that products or convolutions of the graph with weights may call."""
+    found: dict[str, Call] = {}
+    weights = set[Tensor]()  # and what is computed from weights alone
+    for n in graph.nodes():
+        if n.op == "param" or (n.args and all(a in weights for a in n.args)):
+            weights.add(n)
+        elif n.op == "conv" and n.args[1] in weights and all(isinstance(d, int) for d in (*n.shape, *n.args[0].shape)):
+            call = _convolution(n)
+            for name in CONVOLUTIONS:
+                if name not in found and (applies := ROWS[name].applies) is not None and applies(call):
+                    found[name] = call
+        elif n.op in ("matmul", "linear") and n.args[1] in weights:
+            found["c.tiled_linear"] = Call({"x": _line(6), "w": _line(16)}, _line(6), {})
+    if "c.tiled_conv" in found:
+        found.pop("c.tiled_linear", None)  # the same function
+    return [(ROWS[name], call) for name, call in found.items()]
+
+
+def _line(rows: int) -> Operand:
+    return Operand(Type((rows, 16), "float32"), (16, 1))
+
+
+def _convolution(node: Tensor) -> Call:
+    """The call of a convolution on images whose channels are innermost."""
+    x, w = (a.type for a in node.args[:2])
+    attrs = {name: node.attr(name) for name in ("strides", "pads", "dilations", "groups")}
+    operands = {"x": channels_innermost(_row_major(x)), "w": _row_major(w)}
+    return Call(operands, channels_innermost(_row_major(node.type)), attrs)
+
+
+def _row_major(kind: Type) -> Operand:
+    return Operand(kind, contiguous(concrete(kind.shape)))
+
+
+__all__ = ["stand_ins"]

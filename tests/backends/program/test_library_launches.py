@@ -1,0 +1,180 @@
+"""Library kernels that read and write the caller's memory in a CUDA graph, with a driver that computes on the host
+(driver_host.c)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches, library_launches
+from tensor_graphs.backends.program.launch import direct_calls
+
+from .. import driver_host
+from ..driver_host import Kernel
+from .test_direct_launches import N, copies, pytestmark  # noqa: F401
+
+torch = pytest.importorskip("torch")
+
+
+def program(launch: Callable[..., Any], driver: Any, results: int = 1, used: int = 3, **options: Any) -> Any:
+    """A program of `launch(kernels, x, y, results ...)` with vectors of N numbers, the first `used` of them for library
+    kernels."""
+    kernels, kind = gpu_launches.Launches(), ((N,), torch.float32, None)
+    own = {name: kernels.of(Kernel(driver.library, name)) for name in ("add", "twice")}
+    made = gpu_calls.Calls(
+        lambda *given: launch(own, *given), kernels, [kind[:2]] * 2, [kind] * results, "cpu", True, strict=False,
+        library=range(used), **{"way": "graph", **options},
+    )  # fmt: skip
+    return driver_host.as_on_gpu(made)
+
+
+def aligned(x: Any, offset: int = 0) -> Any:
+    """A copy of a vector at a multiple of 256 bytes, and `offset` bytes."""
+    memory = torch.zeros(x.numel() + 128)
+    start = (-memory.data_ptr() % 256 + offset) // 4
+    return memory[start : start + x.numel()].copy_(x)
+
+
+def vectors(count: int) -> list[Any]:
+    made = torch.Generator().manual_seed(1)
+    return [tuple(aligned(torch.randn(N, generator=made)) for _ in range(2)) for _ in range(count)]
+
+
+def both(driver: Any) -> Callable[..., Any]:
+    """A function for `program`: x + y by a library, and (x + y) + y by a generated kernel."""
+
+    def launch(own: Any, x: Any, y: Any, out: Any, more: Any) -> Any:
+        Kernel(driver.library, "add")(x, y, out)
+        own["add"](out, y, more)
+        return out, more
+
+    return launch
+
+
+def test_library_kernels_use_the_callers_memory(driver: Any) -> None:
+    run, kept = program(both(driver), driver, 2), []
+    given = vectors(5)
+    run(*given[0])
+    assert not run.copied and not run.places and run.wide == {0, 1} and len(run.found) == 1
+    for x, y in given:
+        assert copies(lambda x=x, y=y: kept.append((x, y, run(x, y)))) == 0
+    function = direct_calls.direct_call(run, given[0], run.lock)
+    if function is not None:  # a C compiler and Python's headers are there
+        kept += [(x, y, function(x, y)) for x, y in given]
+    for x, y, (out, more) in kept:
+        torch.testing.assert_close(out, x + y)
+        torch.testing.assert_close(more, (x + y) + y)
+    assert len({out.data_ptr() for _, _, (out, _) in kept}) == len(kept)
+
+
+def test_inputs_with_another_alignment_than_the_recorded_ones_are_copied(driver: Any) -> None:
+    run, ((x, y),) = program(both(driver), driver, 2), vectors(1)
+    run(x, y)
+    run(x, y)
+    odd = aligned(x, 16)
+    assert copies(lambda: torch.testing.assert_close(run(odd, y)[0], x + y)) == 1
+    function = direct_calls.direct_call(run, (x, y), run.lock)
+    assert function is None or (function(odd, y) is None and function(x, y) is not None)
+
+
+def test_steady_inputs_stay_in_place(driver: Any) -> None:
+    run, ((x, y), (other, _)) = program(both(driver), driver, 2), vectors(2)
+    run.steady = frozenset({1})
+    for first in (x, other, x):
+        y += 1
+        torch.testing.assert_close(run(first, y)[0], first + y)
+    assert run.pinned == {1: y.data_ptr()} and run.wide == {0} and not run.copied
+
+
+def test_states_are_not_advanced_by_the_search_for_addresses(driver: Any) -> None:
+    state = torch.zeros(1)
+
+    def launch(own: Any, x: Any, y: Any, out: Any) -> Any:
+        Kernel(driver.library, "add")(x, y, out)
+        state.add_(1)
+        return (out,)
+
+    run, ((x, y),) = program(launch, driver, states={"n": state}), vectors(1)
+    run(x, y)
+    assert run.found and state.item() == 2  # of the call, and of the emulated recording, which runs operations of Torch
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_an_address_that_is_not_found_means_copies(driver: Any, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may keep an address elsewhere than among the parameters of a kernel: then the results differ."""
+
+    def launch(own: Any, x: Any, y: Any, out: Any, more: Any) -> Any:
+        Kernel(driver.library, "add")(x, y, out)
+        Kernel(driver.library, "add")(x, out, more)
+        return out, more
+
+    inner, compared = library_launches.LibraryLaunch.compare, []
+
+    def compare(self: Any, *given: Any) -> None:
+        inner(self, *given)
+        compared.append(self)
+        if len(compared) == 1:
+            del self.slots[lost]
+
+    monkeypatch.setattr(library_launches.LibraryLaunch, "compare", compare)
+    run, given = program(launch, driver, 2, 4), vectors(3)
+    for x, y in given:
+        torch.testing.assert_close(run(x, y)[1], x + (x + y))
+    assert len(compared) == 2 and run.copied == {0, 1, 2, 3} and not run.found
+
+
+@pytest.mark.parametrize("fault", ["kernels", "type", "ambiguous", "memory", "driver"])
+def test_recordings_that_differ_mean_copies(driver: Any, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given = program(both(driver), driver, 2), vectors(3)
+    if fault == "kernels":
+        read, made = library_launches.LibraryLaunch.__init__, []
+
+        def other(self: Any, *given: Any) -> None:
+            read(self, *given)
+            made.append(self)
+            self.how.grid[0] += len(made)
+
+        monkeypatch.setattr(library_launches.LibraryLaunch, "__init__", other)
+    elif fault == "type":
+        nodes = library_launches.nodes_of
+        monkeypatch.setattr(library_launches, "nodes_of", lambda *given: [(n, 3) for n, _ in nodes(*given)])
+    elif fault == "ambiguous":
+        monkeypatch.setattr(library_launches.Spans, "at", lambda self, where: [0, 0])
+    else:
+        inner = gpu_calls.Calls.captured_results
+
+        def exhausted(self: Any, recorded: Any, places: Any, quick: bool) -> Any:
+            if quick:
+                kind = torch.cuda.OutOfMemoryError if fault == "memory" else RuntimeError
+                raise kind("CUDA out of memory.")
+            return inner(self, recorded, places, quick)
+
+        monkeypatch.setattr(gpu_calls.Calls, "captured_results", exhausted)
+    with pytest.warns(RuntimeWarning, match="library kernels use") if fault == "driver" else nullcontext():
+        run(*given[0])
+    for x, y in given:
+        torch.testing.assert_close(run(x, y)[1], (x + y) + y)
+    assert run.copied == {0, 1, 2} and not run.found and not run.wide
+
+
+def test_tensors_that_other_nodes_copy_stay_in_the_programs_memory(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, inner = [], library_launches.nodes_of
+    monkeypatch.setattr(
+        library_launches, "nodes_of", lambda *given: [*inner(*given), (nodes.append(given) or len(nodes), 1)]
+    )
+    run, given = program(both(driver), driver, 2), vectors(3)
+
+    def parameters(node: Any, found: Any) -> int:
+        ctypes.cast(found, ctypes.POINTER(ctypes.c_uint64))[5] = run.places[1].data_ptr()
+        return 0
+
+    monkeypatch.setattr(driver.library, "cuGraphMemcpyNodeGetParams", parameters, raising=False)
+    for x, y in given:
+        torch.testing.assert_close(run(x, y)[1], (x + y) + y)
+    assert run.copied == set(run.places) == {1} and run.wide == {0}
