@@ -254,7 +254,7 @@ def replay(
     solve_ = plan_solver._solve
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         patch = lambda target, name, value: stack.enter_context(mock.patch.object(target, name, value))
-        for module in (plan_solver, clock_module, measure_gpu):
+        for module in (plan_solver, clock_module, measure_gpu, search_module):
             patch(module, "time", time)
         patch(measure_gpu, "Thread", NoThread)
         patch(Store, "flush", lambda self: ())

@@ -38,6 +38,10 @@ ROTATION = 2  # minimum total size of rotating operand sets, as a multiple of th
 ROOM = 3  # the same where memory allows
 HIDING = 3  # cache-filling copies that hide the host's launch overhead
 MOST_CALLS = 200
+# most µs of calls that are recorded only so that their operands exceed the cache, a small part of longer times
+ROTATING_US = 20_000.0
+# µs of a call from which a kernel runs as rarely as possible: other processes wait for the device meanwhile
+SLOW_US = 20_000.0
 
 
 # number of samples after which sampling stops if the median deviation is below this share of the median
@@ -194,16 +198,16 @@ class Bench:
                 accuracy, first, once = self._first_run(tried)
             self.tried[index] = tried
             longest = FIRST_US if once < QUICK_US else QUICK_US
-            calls = self._call_count(_within(longest / once, 1, QUICK_CALLS))
+            calls = self._call_count(_within(longest / once, 1, QUICK_CALLS), once)
             self._arguments(calls)
         turn = self._recorded(tried, calls)
         if once < QUICK_US and turn.calls < QUICK_CALLS:  # this may be the host's launch time
             with self._turn("sample"):
                 (once,) = self._sampled(turn, 1)
-            calls = self._call_count(_within(QUICK_US / once, 1, QUICK_CALLS))
+            calls = self._call_count(_within(QUICK_US / once, 1, QUICK_CALLS), once)
             turn = self._recorded(tried, calls) if calls > turn.calls else turn
         with self._turn("sample"):
-            samples = self._sampled(turn, QUICK_SAMPLES)
+            samples = self._sampled(turn, QUICK_SAMPLES if once < SLOW_US else 1)
             if first is not None and not bool((self._sums(self.sets[0].outputs) == first).all()):
                 raise Wrong("results differ between runs")
         tried.us = sorted(samples)[len(samples) // 2]
@@ -218,10 +222,10 @@ class Bench:
         tried.scratch = torch.full((size,), gpu_operands.POISON, dtype=torch.uint8, device=self.device.name)
         for raw in self.buffers:
             raw.fill_(gpu_operands.POISON)
-        result = self._call(tried, self.sets[0])()
-        self.device.synchronize()
+        run, results = self._call(tried, self.sets[0]), list[Any]()
+        once = self.device.elapsed(lambda: results.append(run()))
         try:
-            accuracy = self.check(tried, result)
+            accuracy = self.check(tried, results[0])
         except Wrong:
             if self.tried or self.size <= LEAST_SIZE or not self._too_large():
                 raise
@@ -231,7 +235,10 @@ class Bench:
             return self._first_run(tried)
         steady = tried.text.generated and not self.bases
         first = self._sums(self.sets[0].outputs) if steady else None
-        return accuracy, first, min(self.device.laps(self._call(tried, self.sets[0], inplace=True), 3))
+        again = self._call(tried, self.sets[0], inplace=True)
+        if once >= SLOW_US:  # which may be the host's time of a library's first call
+            once = self.device.elapsed(again)
+        return accuracy, first, once if once >= SLOW_US else min(self.device.laps(again, 3))
 
     def _call(self, tried: LoadedKernel, where: Arguments, scratch: Any = None, *, inplace: bool = False) -> Run:
         """The kernel bound to one set of operands.
@@ -303,11 +310,12 @@ class Bench:
         return found
 
     # ------------------------------------------------------------ time
-    def _call_count(self, calls: int) -> int:
-        """Number of calls to capture: `calls`, or more if the operand sets then exceed the cache and fit the memory
-        budget."""
+    def _call_count(self, calls: int, us: float) -> int:
+        """Number of calls of `us` µs to capture: `calls`, or more if the operand sets then exceed the cache and fit the
+        memory budget, and these calls take at most ROTATING_US."""
         needed = -(-ROTATION * self.device.cache_bytes // self.nbytes)
-        return max(calls, needed) if needed <= min(MOST_CALLS, self.device.budget_bytes // self.nbytes) else calls
+        most = min(MOST_CALLS, self.device.budget_bytes // self.nbytes, ROTATING_US / us)
+        return max(calls, needed) if needed <= most else calls
 
     def _arguments(self, calls: int) -> list[Arguments]:
         """Enough operand sets for `calls` consecutive calls to miss the cache, within the memory budget."""
@@ -381,12 +389,13 @@ class Bench:
 
     def _measured(self, tried: LoadedKernel) -> dict[str, Any]:
         longest = self.device.longest_us
-        calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS))
+        calls = self._call_count(_within(longest / tried.us, 1, MOST_CALLS), tried.us)
+        rounds = self.device.rounds if tried.us < SLOW_US else QUICK_SAMPLES
         turns = self._recorded(tried, calls), self._recorded(tried, calls, cold=False)
         with self._turn("sample"):
             compared = [self.device.elapsed(reference(self.device)) for _ in range(3)]
-            cold = self._sampled(turns[0], self.device.rounds)
-            hot = self._sampled(turns[1], max(3, self.device.rounds // 2))
+            cold = self._sampled(turns[0], rounds)
+            hot = self._sampled(turns[1], max(3, rounds // 2))
         with self._turn("check"):
             result = self._call(tried, self.sets[0])()
             self.device.synchronize()

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ...costdb.keys.device import GPU_KIND
 from ...errors import WorkerError
 from ...extract.model.clock import Clock
 from ...processes.ending import at_end
@@ -26,13 +27,16 @@ from .measure_cpu import CpuWorkerProcess
 
 LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # environment variable with the path of the GPU lock file
 START_S = 180.0  # deadline in seconds for starting the process or opening a kernel
+# deadline in seconds of a job of a process that has run a kernel before: a kernel that hangs holds the device's lock,
+# and a search of half a minute would measure nothing else
+HANGS_S = 4.0
 
 
 class GpuProcess:
     """Worker process on `device` ("cuda", or "cpu" for tests), with the parent's thread that runs its jobs.
 
-    `timeout`: seconds per job. `among`: number of device processes; if there are several, each holds the GPU lock while
-    it runs a kernel.
+    `timeout`: seconds per job, on a GPU at most HANGS_S once the process has run a kernel. `among`: number of device
+    processes; if there are several, each holds the GPU lock while it runs a kernel.
     """
 
     def __init__(self, device: str, timeout: float, worker: CpuWorkerProcess | None = None, among: int = 1) -> None:
@@ -45,6 +49,8 @@ class GpuProcess:
         self.opened: dict[int, set[int]] = {}  # open kernel -> indices of its trials that the process knows
         self.ended: Callable[[], bool] | None = None  # whether no reply is needed any more
         self.starting = False  # whether the first process is still starting
+        self._ran = False  # whether the process has run a kernel: its libraries and compiler are loaded
+        self._hangs_s = min(timeout, HANGS_S) if device == GPU_KIND else timeout
 
     def start(self) -> None:
         """Start the process without waiting for it."""
@@ -104,6 +110,7 @@ class GpuProcess:
         kernel = int(opening["kernel"])
         if not self.worker.alive:
             self.opened.clear()
+            self._ran = False
         if kernel not in self.opened:
             with self.clock.running("open"):
                 opened = self.ask(opening, START_S)
@@ -117,9 +124,10 @@ class GpuProcess:
             again = self.ask({"job": "try", "kernel": kernel, "index": job["index"], "text": text.to_json()})
             if not again["ok"]:
                 return again
-        reply = self.ask({**job, "kernel": kernel})
+        reply = self.ask({**job, "kernel": kernel}, self._hangs_s if self._ran else None)
         if reply["ok"]:
             tried.add(job["index"])
+            self._ran = True
         return reply
 
     def ask(self, job: dict[str, Any], timeout: float | None = None) -> Reply:

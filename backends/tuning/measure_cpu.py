@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -224,10 +226,13 @@ class CpuWorkerProcess:
         self._started()
 
     def close(self) -> None:
-        """Kill the worker."""
+        """Kill the worker, and a compiler that it has started; they are a session of their own."""
         process, self._process = self._process, None
         if process is None:
             return
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):

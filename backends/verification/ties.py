@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -19,7 +20,7 @@ WHOLE = tuple(map(float, range(-3, 4)))
 HALVES = tuple(k + 0.5 for k in range(-4, 4))
 SHORT = 2.0**7  # significands of ties are multiples of one part in this: all float dtypes hold them
 
-Affine = tuple[str, float, float]  # (name of an input, a, b): the value is a * input + b
+Affine = tuple[str, Fraction, Fraction]  # (name of an input, a, b): the value is a * input + b
 
 
 def tied_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: float) -> Mapping[str, set[float]]:
@@ -31,7 +32,7 @@ def tied_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: float) -
     found: dict[str, set[float]] = {}
     for node in nodes:
         if node.op in kinds and dtypes.is_float(node.dtype):
-            known[id(node)] = (str(node.attr("name")), 1.0, 0.0)
+            known[id(node)] = (str(node.attr("name")), Fraction(1), Fraction(0))
             found[str(node.attr("name"))] = set()
             continue
         for at, other in ((0, 1), (1, 0)) if len(node.args) == 2 else ((0, 0),) if node.args else ():
@@ -41,7 +42,7 @@ def tied_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: float) -
             if constant is None:
                 continue
             name, a, b = affine
-            exact = ((t - b) / a for t in _targets(node, at, constant))
+            exact = (_float((Fraction(t) - b) / a) for t in _targets(node, at, constant) if math.isfinite(t))
             found[name] |= {x for x in exact if abs(x) <= largest and _is_short(x)}
             if (made := _through(node, at, constant, affine)) is not None:
                 known[id(node)] = made
@@ -82,11 +83,24 @@ def _through(node: Tensor, at: int, c: float, affine: Affine) -> Affine | None:
         if node.op == "neg":
             return name, -a, -b
         return affine if node.entry.moves or node.op in ("cast", "abs") else None
+    if node.op in ("maximum", "minimum"):
+        return affine
+    if not math.isfinite(c):
+        return None
+    by, zero = Fraction(c), Fraction(0)
     made = {
-        "add": (a, b + c), "sub": (a, b - c) if at == 0 else (-a, c - b), "mul": (a * c, b * c), "maximum": (a, b), "minimum": (a, b),
-        "div": (a / c, b / c) if at == 0 and c else (0.0, 0.0),
-    }.get(node.op, (0.0, 0.0))  # fmt: skip
-    return (name, *made) if made[0] and all(map(math.isfinite, made)) else None
+        "add": (a, b + by), "sub": (a, b - by) if at == 0 else (-a, by - b), "mul": (a * by, b * by),
+        "div": (a / by, b / by) if at == 0 and by else (zero, zero),
+    }.get(node.op, (zero, zero))  # fmt: skip
+    return (name, *made) if made[0] else None
+
+
+def _float(exact: Fraction) -> float:
+    """The nearest float; infinity beyond all."""
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf
 
 
 def _is_short(x: float) -> bool:

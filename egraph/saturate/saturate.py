@@ -236,13 +236,15 @@ def saturate_blocks(
     deadline: float = float("inf"),
     seen: Sequence[list[EGraphView]] = (),
     stop: Stop = never,
+    careful: Sequence[Graph] = (),
 ) -> list[EGraphView]:
     """Run `saturate_block` for every graph, in parallel up to the pool size; returns the saturated e-graphs (views) in
     the order of the graphs.
 
-    `exact`: use only rules that change no bit. `guard`: prune expensive e-nodes (by `slack`, in nanoseconds, and the
-    beam of the limits). `seen`: one list per graph, to which the view of each round is appended. `deadline` bounds the
-    seconds of the whole call; blocks (repeated subgraphs) without time left are returned unchanged. Ctrl-C, or `stop`
+    `exact`: use only rules that change no bit, as for the graphs `careful`. `guard`: prune expensive e-nodes (by
+    `slack`, in nanoseconds, and the beam of the limits). `seen`: one list per graph, to which the view of each round is
+    appended. `deadline` bounds the seconds of the whole call; blocks (repeated subgraphs) without time left are
+    returned unchanged. Ctrl-C, or `stop`
     returning true, ends the workers: blocks keep their last complete view and their reports say "interrupted". Blocks
     with empty values (0 elements), for which no law holds, are returned unchanged and their reports say so. Raises
     UsageError for a negative `slack`.
@@ -251,9 +253,15 @@ def saturate_blocks(
     if slack is not None and slack < 0:
         raise UsageError(f"slack={slack} is negative")
     slack = int(limits.slack * pricing.launch) if slack is None else slack
-    chosen = [r for r in rules if r.exact or not exact]
+    chosen = list(rules)
     limits = limits if limits.beam is not None else replace(limits, beam=BEAM if guard else 0)
-    program = make_program(graphs, chosen, pricing, slack if guard else None, limits.beam or 0, parts=not exact)
+    bitwise = {id(g) for g in (graphs if exact else careful)}
+    programs = {}
+    for keeps_bits in (True, False):
+        if some := [g for g in graphs if (id(g) in bitwise) == keeps_bits]:
+            own = [r for r in chosen if r.exact or not keeps_bits]
+            least = slack if guard else None
+            programs[keeps_bits] = make_program(some, own, pricing, least, limits.beam or 0, parts=not keeps_bits)
     if pool is None:
         from .worker import default_pool
 
@@ -269,7 +277,13 @@ def saturate_blocks(
         with pool.session() as session:
             seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
             view = _Saturation(
-                graph, program, replace(limits, seconds=seconds), pricing, halted, views_of.get(id(graph)), end
+                graph,
+                programs[id(graph) in bitwise],
+                replace(limits, seconds=seconds),
+                pricing,
+                halted,
+                views_of.get(id(graph)),
+                end,
             ).run(session)
         if view.report.stopped == "interrupted":  # Ctrl-C arrived in this thread: stop the other blocks too
             pressed.set()

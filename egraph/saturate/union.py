@@ -57,13 +57,14 @@ MOST_EFFORT = 5
 
 def saturate_in_stages(
     effort: int, graphs: Sequence[Graph], rules: Iterable[Rule], limits: Limits, *, exact: bool = False,
-    deadline: float = float("inf"), stop: Stop = never,
+    deadline: float = float("inf"), stop: Stop = never, careful: Sequence[Graph] = (),
 ) -> list[list[EGraphView]]:  # fmt: skip
     """Saturate graphs by `rules` at increasing effort, up to `limits` and `effort` (0: no rewriting); returns for each
     stage one saturated e-graph per graph.
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
-    that smaller settings would give. `exact`: use only rules that change no bit. After `deadline` seconds, or when
+    that smaller settings would give. `exact`: use only rules that change no bit, as for the graphs `careful`. After
+    `deadline` seconds, or when
     `stop` returns true, the list ends early (never empty). Raises UsageError if `effort` is out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
@@ -77,7 +78,9 @@ def saturate_in_stages(
         if found and (left <= 0 or stop()):
             break
         seen: list[list[EGraphView]] = [[] for _ in graphs] if narrow else []
-        views = saturate_blocks(graphs, chosen, stage, exact=exact, deadline=left, seen=seen, stop=stop)
+        views = saturate_blocks(
+            graphs, chosen, stage, exact=exact, deadline=left, seen=seen, stop=stop, careful=careful
+        )
         before = found[-1] if found else None
         for some in [[kept(v, s, n, Roofline()) for v, s in zip(views, seen)] for n in narrow] or [views]:
             found.append(some if before is None else [union(pair) for pair in zip(before, some)])

@@ -148,10 +148,6 @@ class SaturationWorker:
         """
         if self.process is not None:
             return
-        if not sys.executable:
-            raise WorkerError(
-                "cannot start the saturation worker: sys.executable is empty", hint="use session=InProcess()"
-            )
         with named_errors(Path("a temporary file")):  # no folder for temporary files, or a full one
             self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         root = str(Path(tensor_graphs_file()).parents[1])
@@ -159,6 +155,9 @@ class SaturationWorker:
         try:
             path = {"PYTHONPATH": os.pathsep.join(paths)}
             process = start_worker("tensor_graphs.egraph.saturate.worker", environment=path, stderr=self.stderr)
+        except OSError as error:
+            self.stderr.close()
+            raise WorkerError(f"cannot start the saturation worker: {error}") from None
         except BaseException:
             self.stderr.close()
             raise

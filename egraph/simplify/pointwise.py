@@ -73,7 +73,12 @@ def simplify_add(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
 def _gather_numbers(s: Simplifier, op: str, args: tuple[Tensor, ...]) -> Tensor | None:
     """Merge constants: (x + a) + b and (x * a) * b with numbers a and b."""
     x, b = args
-    if (s.exact and dtypes.is_float(x.dtype)) or x.op != op or number(b) is None or number(x.args[1]) is None:
+    if (
+        ((s.exact or s.at_sharp) and dtypes.is_float(x.dtype))
+        or x.op != op
+        or number(b) is None
+        or number(x.args[1]) is None
+    ):
         return None
     both = s.build(op, (x.args[1], b))
     value = number(both)
@@ -148,7 +153,8 @@ def _mask(s: Simplifier, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """A product with the reciprocal, in place of a division by a number. None if nothing changes."""
+    """A product with the reciprocal, in place of a division by a number: only with one that is exact where the
+    quotient's rounding decides a whole number or a truth value. None if nothing changes."""
     x, y = args
     by = number(y)
     if by is None or not by or not isfinite(by) or not _representable(by, y.dtype):
@@ -156,7 +162,7 @@ def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
     if is_fill_of(y, 1):
         return _whole(s, x, y)
     inverse = 1.0 / by
-    if not _representable(inverse, y.dtype) or (s.exact and abs(frexp(by)[0]) != 0.5):
+    if not _representable(inverse, y.dtype) or ((s.exact or s.at_sharp) and abs(frexp(by)[0]) != 0.5):
         return None
     return s.build("mul", (x, fill(y.shape, inverse, y.dtype)))
 
@@ -168,6 +174,8 @@ def simplify_pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
     if is_fill_of(y, 1) and not (floats and s.exact):  # NumPy's pow(x, 1.0) is off by one bit for some x
         return _whole(s, x, y)
     if power is None or (floats and s.exact) or x.dtype == "bool":
+        return None
+    if floats and s.at_sharp and power in (3, 4):  # each product rounds, the power once
         return None
     if power in (2, 3, 4):
         square = s.build("mul", (x, x))

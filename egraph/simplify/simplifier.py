@@ -22,7 +22,8 @@ class Simplifier:
 
     `rules` gives the rules of an op, tried in order. `exact`: only steps that change no bit of a value are taken.
     `fold_bytes`: size limit of a folded constant. `done`: node -> its simplified form. `spelling`: the operand order
-    first seen of commutative ops.
+    first seen of commutative ops. `sharp`: nodes whose rounding decides a whole number or a truth value (jumps.py);
+    `at_sharp`: whether the node that is visited is one.
     """
 
     rules: Callable[[str], Iterable[Rule]]
@@ -30,12 +31,15 @@ class Simplifier:
     fold_bytes: int = FOLD_BYTES
     done: dict[Tensor, Tensor] = field(default_factory=dict)
     spelling: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    sharp: frozenset[Tensor] = frozenset()
+    at_sharp: bool = False
 
     def visit(self, root: Tensor) -> Tensor:
         """The simplified term that equals `root`."""
         for node in topological([root]):
             if node not in self.done:
                 args = tuple(self.done[a] for a in node.args)
+                self.at_sharp = node in self.sharp
                 new = self.build(node.op, args, dict(node.attrs), node.data)
                 self.done[node] = self.done[new] = new
         return self.done[root]

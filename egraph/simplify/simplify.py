@@ -17,6 +17,7 @@ from ..ir.graph import Graph
 from ..ops.ops import OPS
 from .casts import simplify_cast
 from .folding import canonical_fill, empty_as_fill, fold, uniform_constant
+from .jumps import before_jumps
 from .pointwise import (
     applied_twice,
     equal_operands,
@@ -50,7 +51,7 @@ def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES)
 
     `exact`: only rules that change no bit of a value. Constant folding is limited to `fold_bytes` per value.
     """
-    run = Simplifier(_rules, exact, fold_bytes)
+    run = Simplifier(_rules, exact, fold_bytes, sharp=before_jumps(graph.roots))
     roots = [run.visit(r) for r in graph.roots]
     return graph if all(a is b for a, b in zip(roots, graph.roots, strict=True)) else graph.with_roots(roots)
 

@@ -73,6 +73,7 @@ class PlanSolver:
     pessimistic_s: float = 0.0  # seconds spent on pessimistic solves
     start: float = field(default_factory=lambda: time.monotonic())
     closing: float = CLOSING_S  # seconds of the closing phase
+    last_s: float = MIN_SOLVE_S  # seconds of the solve for the plan to return, even if the time is up
     closing_until: float = -math.inf
     ahead_s: float = 0.0  # seconds before the end of the closing phase in which no other kernel is begun
     over_since: float | None = None  # when the time for measuring was first seen to be over
@@ -125,10 +126,12 @@ class PlanSolver:
         """Whether the closing phase is over, or will be in `ahead_s`."""
         return self.stop() or time.monotonic() + self.ahead_s > self.closing_until
 
-    def solve(self, cost: Sequence[float], limit: float, known: Sequence[int]) -> tuple[list[int], Extraction]:
+    def solve(
+        self, cost: Sequence[float], limit: float, known: Sequence[int], least: float = MIN_SOLVE_S
+    ) -> tuple[list[int], Extraction]:
         """The cheapest plan at given costs in µs, as (candidates in execution order, extraction).
 
-        Warm-started from the plan `known`; found within `limit` seconds.
+        Warm-started from the plan `known`; found within `limit` seconds, or within `least` if less is left.
 
         Raises NoPlanError if none exists or none was found in time.
         """
@@ -137,7 +140,7 @@ class PlanSolver:
         pressed = self.stop()  # if already stopped, this solve must still produce a plan
         if not self.deterministic:
             left = 0.0 if pressed else (1 + SOLVE_OVERTIME) * self.seconds - (time.monotonic() - self.start)
-            limit = max(min(MIN_SOLVE_S, limit), min(limit, left))
+            limit = max(min(least, limit), min(limit, left))
         halted = None if pressed else self.stop
         with self.clock.running("solve"):
             nested = self.nested and limit >= self.limits[-1]
@@ -211,14 +214,15 @@ class PlanSolver:
         return True
 
     def solve_final(
-        self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False
+        self, prices: Sequence[Priced], optimistic: Extraction, limit: float, *, settled: bool = False,
+        least: float = MIN_SOLVE_S,
     ) -> Extraction:  # fmt: skip
         """Set `chosen` to the plan to return, the cheapest at pessimistic costs, and return its extraction.
 
         The solve starts from the cheaper one of `chosen` and `pessimistic`: on a busy machine it may end before it has
         found another. `optimistic`: the last extraction at optimistic costs. The result's lower bound is at most that
-        of `optimistic`, so that it also bounds plans whose unmeasured kernels turn out fast. `limit`: seconds. With
-        `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan.
+        of `optimistic`, so that it also bounds plans whose unmeasured kernels turn out fast. `limit`, `least`: seconds
+        (`solve`). With `settled`, unmeasured kernels outside the last plan are excluded, if that leaves a plan.
         """
         cost, own = self.pessimistic_costs(prices), set(self.chosen)
         sure = [c if p.source == "measured" or i in own else math.inf for i, (c, p) in enumerate(zip(cost, prices))]
@@ -227,11 +231,11 @@ class PlanSolver:
             filter(None, (self.chosen, self.pessimistic)), key=lambda plan: sum(used[i] for i in plan), default=[]
         )
         try:
-            self.chosen, found = self.solve(used, limit, known)
+            self.chosen, found = self.solve(used, limit, known, least)
         except NoPlanError:
             if not settled:
                 raise
-            self.chosen, found = self.solve(cost, limit, known)
+            self.chosen, found = self.solve(cost, limit, known, least)
         bound = min(found.lower_bound, optimistic.lower_bound)
         return replace(found, lower_bound=bound, optimal=found.optimal and bound >= found.cost * (1 - 1e-9))
 

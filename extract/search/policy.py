@@ -48,7 +48,9 @@ from .plan_solver import PlanSolver
 MOST_GROWTH = 4  # multiple of ROUND_KERNELS up to which a round grows if measuring it takes less than solving
 SHORT_SOLVE_S = 0.2  # a solve so short needs no larger rounds
 LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
-ROUND_KERNELS = 16  # kernels per round, if there are as many: a round costs a solve, and at its end compilers idle
+# kernels looked at per round, if there are as many: a round costs a solve, and at its end compilers idle
+ROUND_KERNELS = 16
+TUNED = 8  # kernels tuned per round: each takes as long as five first looks, and the plan may change meanwhile
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
 MAX_RIVALS, RIVAL = 2, 1.25  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
@@ -60,7 +62,7 @@ Stakes = dict[int, float]  # candidate -> stake in µs, largest first
 class AcquisitionPolicy:
     """Chooses measurement requests from the state of a search and its plans.
 
-    `growth`: size of a request as a multiple of ROUND_KERNELS.
+    `growth`: size of a request for first looks as a multiple of ROUND_KERNELS.
     """
 
     state: MeasurementState
@@ -192,6 +194,7 @@ class AcquisitionPolicy:
         for min_stake in (LARGE_STAKE * total, 0.0):
             for stakes, first_look in ((looks, True), (tuning, False)):
                 if now := _batch(stakes, min_stake, self.growth * ROUND_KERNELS):
+                    now = now if first_look else now[:TUNED]
                     later = [(candidates[i], first_look) for i in stakes if i not in now]
                     later += [(candidates[i], False) for i in tuning if first_look]
                     now.sort(key=lambda i: first_look and candidates[i].template.space is not None)
@@ -269,7 +272,7 @@ class AcquisitionPolicy:
         if not due(1, (1 - SHARE_AFTER_TUNING) * total):  # the stakes take longer to compute
             return []
         stakes, own = self.tuning_stakes(plan, prices), set(plan)
-        found = sorted(stakes, key=lambda i: i not in own)[: self.growth * ROUND_KERNELS]
+        found = sorted(stakes, key=lambda i: i not in own)[:TUNED]
         tuning_gain = sum(stakes[i] for i in found if i in own) or max((stakes[i] for i in found), default=0.0)
         return found if tuning_gain >= LARGE_STAKE * total and due(len(found), tuning_gain) else []
 

@@ -92,6 +92,7 @@ def search(
     carried: Collection[int] = (),
     beaten: float = math.inf,
     closing: float | None = None,
+    last_solve: float = MIN_SOLVE_S,
 ) -> Choice:
     """The cheapest known set of kernels within the budgets, measured as far as time allows.
 
@@ -103,7 +104,7 @@ def search(
     measuring ends, and a running solve ends with its incumbent. `doubt`: without a measurer too, unmeasured kernels
     count at the upper ends of their prediction intervals. `clock`: records the seconds per phase. `carried`: candidates
     of a good plan, from which the first solves start. `beaten`: the search ends once its plan costs more than these µs
-    at optimistic times.
+    at optimistic times. `last_solve`: seconds of the solve for the plan to return, even if the time is up.
 
     Raises NoPlanError if the backends' kernels cannot produce some output, or not within the budgets.
     """
@@ -114,6 +115,7 @@ def search(
     limits = (solve_seconds,) if measurer is None or deterministic else (quick, solve_seconds)
     plans = PlanSolver(hypergraph, budgets, seconds, limits, deterministic, stop, clock)
     plans.closing = min(CLOSING_S, seconds) if closing is None else closing
+    plans.last_s = max(MIN_SOLVE_S, last_solve)
     if measurer is not None and least:
         plans.least, plans.starting = least, lambda: not measurer.ready
     run = _SearchRun(
@@ -280,7 +282,8 @@ class _SearchRun:
             plans.start_closing(self.overtime)
         for n, limit in enumerate((MIN_SOLVE_S, seconds)[not self.over :]):
             settled = answered and n > 0 and plans.closing_ended()
-            self.found = plans.solve_final(self.prices, self.found, limit, settled=settled)
+            least = plans.last_s if n else MIN_SOLVE_S
+            self.found = plans.solve_final(self.prices, self.found, limit, settled=settled, least=least)
             self.measure_last()
             if self.over and n == 0 and self.one_by_one:
                 self.measure_rest()

@@ -114,6 +114,13 @@ def _shift(left: bool) -> Build:
     return shifted
 
 
+def _cube_root(x: Tensor) -> Tensor:
+    """Return the cube root of x from 0 on, whole for cubes of whole numbers."""
+    found = t.pow(x, 1 / 3)
+    near = t.round(found)
+    return t.where(t.eq(near * near * near, x), near, found)
+
+
 _FLOATS = {
     "tan": "tan", "sinh": "sinh", "cosh": "cosh", "arcsin": "asin", "arccos": "acos", "arcsinh": "asinh",
     "arccosh": "acosh", "arctanh": "atanh", "exp2": "exp2", "deg2rad": "deg2rad", "rad2deg": "rad2deg",
@@ -126,7 +133,7 @@ UFUNCS: dict[str, Build] = {
     "floor_divide": t.floordiv, "remainder": t.mod, "fmod": _fmod, "divmod": lambda x, y: (t.floordiv(x, y), t.mod(x, y)),
     "power": _power, "float_power": _power, "negative": t.neg, "positive": lambda x: x, "conjugate": lambda x: x,
     "absolute": _of_bools(lambda x: x, t.abs), "fabs": t.abs, "sign": t.sign, "square": t.square, "reciprocal": _reciprocal,
-    "cbrt": lambda x: keep_zero_sign(x, t.pow(t.abs(x), 1 / 3)),
+    "cbrt": lambda x: keep_zero_sign(x, _cube_root(t.abs(x))),
     "log2": pointwise.scaled_log(2.0), "log10": pointwise.scaled_log(10.0), "logaddexp": _logaddexp(np.e),
     "logaddexp2": _logaddexp(2.0),
     "floor": pointwise.whole(t.floor), "ceil": pointwise.whole(t.ceil), "rint": t.round, "trunc": pointwise.trunc, "modf": _modf,

@@ -289,8 +289,13 @@ def round_decimals(x: Tensor, decimals: int = 0) -> Tensor:
 
 # ---------------------------------------------------------------- composed functions
 def scaled_log(base: float) -> Callable[[Tensor], Tensor]:
-    """Return a function that builds the logarithm to the base `base`."""
-    return floating(lambda x: t.log(x) * (1.0 / _log(base)))
+    """Return a function that builds the logarithm to the base `base`, which is whole for whole powers of the base."""
+
+    def build(x: Tensor) -> Tensor:
+        found = t.log(x) * (1.0 / _log(base))
+        return t.where(t.eq(t.pow(base, t.round(found)), x), t.round(found), found)
+
+    return floating(build)
 
 
 def atan2(y: Value, x: Value) -> Tensor:
@@ -324,7 +329,7 @@ def ldexp(x: Value, y: Value) -> Tensor:
 IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "tan": lambda x: t.div(t.sin(x), t.cos(x)),
     "sinh": of.sinh, "cosh": of.cosh, "asin": of.asin, "acos": of.acos, "asinh": of.asinh, "acosh": of.acosh, "atanh": of.atanh,
-    "exp2": lambda x: t.exp(x * _log(2.0)),
+    "exp2": lambda x: t.pow(2.0, x),  # exp(x * log(2)) is off where the result is a whole number
     "erfc": of.erfc,
     "frac": lambda x: x - trunc(x),
     "deg2rad": lambda x: x * (pi / 180),

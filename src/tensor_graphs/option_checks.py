@@ -50,6 +50,13 @@ def is_seed(name: str, value: Any) -> None:
         raise UsageError(f"invalid argument seed={value}", hint="give an integer from 0 on")
 
 
+def is_level(name: str, value: Any) -> None:
+    """Raise UsageError unless the value is an integer from 0 on."""
+    of_kind("an integer", Integral)(name, value)
+    if value < 0:
+        raise UsageError(f"invalid argument {name}={value}", hint=f"{name} is an integer from 0 on")
+
+
 def are_bounds(name: str, value: Any) -> None:
     """Raise UsageError unless the value is None or positive integers in ascending order."""
     of_kind("a sequence of integers", Sequence, NoneType)(name, value)
@@ -143,6 +150,7 @@ __all__ = [
     "is_bound",
     "is_budget",
     "is_flag",
+    "is_level",
     "is_limits",
     "is_named",
     "is_progress",

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from .option_checks import (
     is_budget,
     is_count,
     is_flag,
+    is_level,
     is_limits,
     is_named,
     is_progress,
@@ -99,7 +99,7 @@ class CommonOptions:
         1,
         "0: no rewriting; 1: rewriting within `limits`; each further level adds a run with doubled limits and keeps what"
         " lower levels found.",
-        of_kind("an integer", Integral),
+        is_level,
     )
     quantize: str | None = option(
         None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing.spawn
 import os
 import shlex
 import subprocess
@@ -320,13 +321,18 @@ def test_a_worker_that_answers_nonsense(
     worker: SaturationWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     talks = "import sys; print('hello there', flush=True); sys.stdin.read()"
-    monkeypatch.setattr(sys, "executable", _script(talks, tmp_path))
+    # as multiprocessing.set_executable does, which programs that embed Python call
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(_script(talks, tmp_path)))
     with pytest.raises(WorkerError, match="nonsense"):
         worker.prepare()
     fails = "import sys; print('no such module', file=sys.stderr); sys.exit(3)"
-    monkeypatch.setattr(sys, "executable", _script(fails, tmp_path))
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(_script(fails, tmp_path)))
     with pytest.raises(WorkerError, match="no such module"):
         worker.prepare()
+    for none in (None, b"/no/python"):
+        monkeypatch.setattr(multiprocessing.spawn, "_python_exe", none)
+        with pytest.raises(WorkerError, match="is no Python interpreter"):
+            worker.prepare()
 
 
 PYTHON = sys.executable

@@ -15,6 +15,7 @@ from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, constant, make
 from tensor_graphs.egraph.simplify.casts import lossless
+from tensor_graphs.egraph.simplify.jumps import rounding_decides
 from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.egraph.types.dtypes import category, numpy_dtype
@@ -229,6 +230,30 @@ ONLY_ROUNDED: dict[str, tuple[Tensor, Tensor]] = {
     "two factors": (X * 0.5 * 3.0, X * 1.5),
     "sum over one": (t.sum(X[:1], 0, True), X[:1]),
 }
+
+
+def test_a_division_stays_where_its_rounding_decides_a_whole_number() -> None:
+    """49 * (1 / 49) is less than 1."""
+    for sharp in (t.floor(X / 49.0 + 2.0), t.cast(-(X / 49.0), "int32"), t.where(t.eq(X / 49.0, 1.0), X, 0.0)):
+        assert "div" in {n.op for n in Graph.of([only(sharp)]).nodes()}
+    for smooth in (
+        t.floor(X / 8.0),
+        t.exp(X / 49.0),
+        t.floor(t.matmul(X / 49.0, t.swapaxes(X, 1, 2))),
+        t.where(t.eq(X / 49.0, -float("inf")), 0.0, X),
+    ):
+        assert "div" not in {n.op for n in Graph.of([only(smooth)]).nodes()}
+
+
+@pytest.mark.parametrize(
+    ("decided", "root"),
+    [
+        (True, t.floor(X / 49.0)), (True, t.cast(t.maximum(X * 0.1, 0.0), "int32")), (True, t.mod(X, 0.1)), (True, t.lt(X / 255.0, 0.5)),
+        (False, t.floor(X)), (False, t.cast(t.round(X / 49.0), "int8")), (False, t.lt(t.matmul(X, t.swapaxes(X, 1, 2)) + 1.0, 0.0)), (False, t.exp(X / 49.0)),
+    ],
+)  # fmt: skip
+def test_where_rounding_decides(decided: bool, root: Tensor) -> None:
+    assert rounding_decides(Graph.of([root])) == decided
 
 
 @pytest.mark.parametrize("name", SAME)

@@ -32,6 +32,7 @@ from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search import plan_solver, policy
 from tensor_graphs.extract.search.alternatives import alternatives
+from tensor_graphs.extract.search.measurement_state import MeasurementState
 from tensor_graphs.extract.search.plan_solver import PlanSolver
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import measure_ahead, search
@@ -901,7 +902,7 @@ def test_the_last_solve_starts_from_the_plan_that_is_cheaper_at_worst(monkeypatc
     plans = PlanSolver(graph, (), 10.0, (1.0, 1.0), False, lambda: False, Clock())
     found = Extraction(np.zeros(1, np.int32), 1.0, 0.0, False, 0.0, "")
 
-    def solve(cost: Any, limit: float, known: list[int]) -> Any:
+    def solve(cost: Any, limit: float, known: list[int], least: float) -> Any:
         started.append(list(known))
         return list(known), found
 
@@ -942,3 +943,14 @@ def test_rounds_grow_while_processes_wait_for_solves() -> None:
     stakes = {i: 1.0 / (i + 1) for i in range(90)}
     assert len(policy._batch(stakes, 0.5, made.growth * policy.ROUND_KERNELS)) == policy.ROUND_KERNELS
     assert len(policy._batch(stakes, 0.5, 40)) == 40 and not policy._batch(stakes, 2.0, 40)
+
+
+def test_a_round_tunes_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with the largest possible gains, whatever the size of rounds of first looks."""
+    graph, prices = variants(40), Prices({})
+    made = policy.AcquisitionPolicy(MeasurementState(graph, prices), None, growth=4)  # type: ignore[arg-type]
+    stakes = {i: 1.0 / (i + 1) for i in range(30)}
+    monkeypatch.setattr(made, "first_look_stakes", lambda *given: {})
+    monkeypatch.setattr(made, "tuning_stakes", lambda *given: stakes)
+    request = made.optimistic_request([0], prices.price(graph.candidates))
+    assert request.now == list(range(policy.TUNED)) and not request.first_look

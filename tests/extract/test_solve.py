@@ -227,6 +227,26 @@ def test_hint_stop_and_time_limit() -> None:
         evaluate(problem, early.choice)
 
 
+def test_a_solution_found_in_a_hurry_computes_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels with two results, one of which has a cheap kernel of its own: greedy solutions take both."""
+    monkeypatch.setattr("tensor_graphs.extract.solve.solve.LAST_POLISH_S", 60.0)  # the machine may be busy
+    layers, nodes, roots = 40, list[tuple[int, tuple[int, ...], float]](), list[int]()
+    for n in range(layers):
+        both, first, second = 3 * n, 3 * n + 1, 3 * n + 2
+        nodes += [(both, (first - 3,) if n else (), 5.0), (first, (both,), 0.0), (first, (), 999.0)]
+        nodes += [(second, (both,), 0.0), (second, (), 1.0)]
+        roots.append(second)
+    problem = Problem.build(nodes, [*roots, 3 * layers - 2], n_classes=3 * layers)
+    own = [*range(len(nodes))]
+    twice = [
+        next(i for i in own if nodes[i][0] == c and nodes[i][2] != 999.0 and (c % 3 != 2 or nodes[i][2]))
+        for c in range(3 * layers)
+    ]
+    assert evaluate(problem, twice) == 6.0 * layers
+    for found in (solve(problem, time_limit=0.0, hint=twice), solve(problem, time_limit=0.0, hint=twice, hasty=True)):
+        assert found.cost == 5.0 * layers
+
+
 def test_deterministic_repeats() -> None:
     problem = chain(4, cyclic=True)
     first, second = (solve(problem, deterministic=True) for _ in range(2))

@@ -96,11 +96,16 @@ def test_inputs_at_new_addresses(case: Case, way: str) -> None:
 
 
 def test_library_kernels_use_the_callers_memory() -> None:
-    """Their addresses are found among the parameters; nothing is copied then."""
-    case = Case("library")
-    run = case.bound(way="graph")
-    for i, xs in enumerate(case.given):
-        case.check(run(*xs), i)
+    """Addresses of float32 operands and results are found among the parameters; nothing is copied then."""
+    x, y = t.input("x", (ROWS, WIDTH)), t.input("y", (WIDTH, ROWS))
+    graph = Graph.of([t.matmul(t.tanh(t.matmul(x, y)), x), t.tanh(x)], inputs=[x, y], name="wide")
+    source = emit_for(direct_plan(graph, [backend("torch_cuda")])).source
+    run, plain = (executed(source, "case")["bind"]({}, None, "cuda", *how) for how in ((True, "graph"), (False,)))
+    made = torch.Generator("cuda").manual_seed(2)
+    for _ in range(4):
+        given = [torch.randn(s, generator=made, device="cuda") for s in ((ROWS, WIDTH), (WIDTH, ROWS))]
+        for found, wanted in zip(run(*given), plain(*given), strict=True):
+            assert torch.equal(found, wanted)
     assert run.found and run.copied < run.library, (run.why_copied, run.copied)
 
 

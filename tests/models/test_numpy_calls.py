@@ -473,3 +473,23 @@ def test_products_of_integers_wrap_in_numpys_order_and_dtype(function):
 def test_what_numpy_orders_otherwise_is_refused(function):
     with pytest.raises(TraceError):
         trace(function, [X[:, :3]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_whole_powers_have_whole_logarithms(dtype: str) -> None:
+    """`floor(log10(x))`, the number of digits, was 0 for 10.0, and `exp2(x).astype(int)` 7 for 3.0."""
+    k = np.arange(16.0, dtype=dtype)
+    cases = (
+        (np.log2, 2**k, k),
+        (np.log10, 10 ** (k % 8), k % 8),
+        (np.exp2, k - 8, 2 ** (k - 8)),
+        (np.cbrt, (k - 8) ** 3, k - 8),
+    )
+    for call, x, whole in cases:
+        (found,) = evaluate(trace(lambda x, call=call: call(x), [x]), {"x": x})
+        np.testing.assert_array_equal(found, whole, str(call))
+    edge = np.array([0.0, -0.0, np.inf, np.nan, 5e-40], dtype)
+    for call in (np.log2, np.log10, np.exp2, np.cbrt):
+        (found,) = evaluate(trace(lambda x, call=call: call(x), [edge]), {"x": edge})
+        with np.errstate(all="ignore"):
+            np.testing.assert_allclose(found, call(edge), rtol=1e-5)

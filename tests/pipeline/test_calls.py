@@ -327,3 +327,15 @@ def test_tensors_that_no_array_holds_are_named() -> None:
             program(wrong)
     negated = torch.complex(ones, ones).conj().imag  # its values are negated when they are read
     assert negated.is_neg() and torch.allclose(program(negated), torch.exp(-ones))
+
+
+def test_whole_numbers_that_rounding_decides_are_those_of_the_function() -> None:
+    """49.0 * (1 / 49) is less than 1, whether a simplification or a rule makes the product."""
+
+    def bins(x: Any) -> Any:
+        return np.floor(x / 49 * 2), ((x - 3) / 49).astype("i4"), x / 49 >= 1
+
+    program = tg.optimize(bins, (np.linspace(1.0, 90.0, 200),), **QUICK, allow_caller=False)
+    x = np.arange(200.0)
+    for found, wanted in zip(program(x), bins(x), strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -74,7 +74,7 @@ def test_every_option_is_documented_and_validated() -> None:
     [({"backend": 3}, "a name"), ({"budget": "60"}, "a number of seconds"), ({"budget": -1}, "from 0 on"),
      ({"budget": math.nan}, "from 0 on"), ({"seed": -1}, "from 0 on"), ({"seed": 1.0}, "an integer"),
      ({"limits": {"nodes": 3}}, "tg.Limits"), ({"costdb": 3}, "a folder"), ({"memory_limit": "1 GB"}, "a number from 0 on"),
-     ({"error_budget": "small"}, "a number"), ({"effort": 1.5}, "an integer"), ({"tolerance": "rough"}, "eager"),
+     ({"error_budget": "small"}, "a number"), ({"effort": 1.5}, "an integer"), ({"effort": -1}, "from 0 on"), ({"tolerance": "rough"}, "eager"),
      ({"verify": "no"}, "True or False"), ({"params": [1.0]}, "a dict by name"), ({"dims": 3}, "a dict by name"),
      ({"fixed": "T"}, "a dict by name")],
 )  # fmt: skip

@@ -164,9 +164,13 @@ def test_unknown_options_have_a_named_error() -> None:
         tg.compile(model(), budget="long")
     for options, error in (
         ({"budget": -1}, "budget=-1"), ({"tolerance": "lax"}, "tolerance 'lax'"), ({"backend": "none"}, "no backend"),
+        ({"least": -1}, "least is"),
     ):  # fmt: skip
         with pytest.raises(UsageError, match=error):
             tg.compile(torch.nn.Linear(2, 2), **options)  # type: ignore[arg-type]
+    for callee, error in ((torch.nn.Linear, "a class"), (3, "not callable"), (None, "not callable")):
+        with pytest.raises(UsageError, match=error):
+            tg.compile(callee)
     for given in ({"options": {"no_such_option": 1}}, {"mode": "max-autotune"}):
         compiled = torch.compile(model(), backend=tg.torch_compile.backend, **given)
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="UsageError") as caught:

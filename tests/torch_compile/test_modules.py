@@ -125,6 +125,11 @@ CASES: dict[str, Case] = {
     "keyword": Case(lambda: Call(lambda m, a, *, b: torch.tanh(a) * b + 1), [lambda: (x(3, 4),)] * 2, named={"b": torch.ones(4)}),
     "batch norm, eval": Case(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval(), [lambda: (x(2, 3, 8, 8),)] * 2),
     "batch norm, training": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()), [lambda: (x(6, 4),)] * 3),
+    "a result of another memory layout than traced": Case(
+        lambda: Call(lambda m, a: m.norm(a.transpose(1, 2)).transpose(1, 2).reshape(-1, 4).tanh() * 2, norm=nn.BatchNorm1d(4)).eval(), [lambda: (x(3, 5, 4),)] * 2,
+    ),
+    "an operator that only raises errors": Case(lambda: Call(lambda m, a: torch.linalg.inv(a).tanh() * 2 + 1), [lambda: (x(3, 3),)] * 2),
+    "numbers that change": Case(lambda: Call(lambda m, a, n: torch.tanh(a * n) + n), [lambda n=n: (x(3, 4), n) for n in (1.5, 2.5, 3.5)], -1),
     "dropout, eval": Case(lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.ReLU()).eval(), [lambda: (x(6, 4),)] * 2),
     "attention": Case(lambda: nn.MultiheadAttention(8, 2, batch_first=True).eval(), [lambda: (x(2, 5, 8),) * 3] * 2),
     "encoder layer": Case(lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), [lambda: (x(2, 5, 8),)] * 2),
@@ -437,6 +442,11 @@ TRAINED: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         ),
         lambda: x(3, 8),
     ),
+    "complex numbers": (
+        lambda: Call(lambda m, a: (torch.view_as_real(torch.view_as_complex(a.view(3, 4, 2)).conj() * m.w) * 2).tanh(),
+                     w=nn.Parameter(torch.randn(4, dtype=torch.complex64))),
+        lambda: x(3, 8),
+    ),
     "group norm": (lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.SiLU()), lambda: x(2, 3, 4, 4)),
 }  # fmt: skip
 
@@ -550,6 +560,18 @@ def test_operators_with_effects_are_called_once() -> None:
     graph = torch.fx.Graph()
     graph.output(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (graph.placeholder("a"),)))
     assert "wait_tensor" in effects(torch.fx.GraphModule(nn.Module(), graph))
+
+
+def test_parameters_of_fully_sharded_data_parallel_stay_eager() -> None:
+    """Their memory is resized between calls, which a NumPy array of it forbids: the next pass raised an error."""
+    flat, a = nn.Parameter(x(8)), x(3, 4)
+    flat._is_flat_param = True
+    compiled = tg.compile(lambda a, w: torch.tanh(a @ w) * 2, **QUICK)
+    for _ in range(2):
+        w = flat.view(4, 2)
+        alike([compiled(a, w)], [torch.tanh(a @ w) * 2])
+    report = tg.torch_compile.last_report()
+    assert report.runs == "eager" and "FullyShardedDataParallel" in report.why and flat.untyped_storage().resizable()
 
 
 def test_forward_mode_differentiation_stays_eager() -> None:

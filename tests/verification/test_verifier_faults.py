@@ -155,6 +155,8 @@ FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]
         replaced(lambda v: np.clip(away(v["x"] * -32), -128, 127))),
     "a whole number behind a factor has the floor of the next lower one": (
         Graph.of(tg.floor(X * 0.0625 + 0.25)), replaced(lambda v: np.ceil(v["x"] * 0.0625 + 0.25) - 1)),
+    "a multiple of a divisor has the floor of a product with its reciprocal": (
+        Graph.of(tg.floor(tg.input("x", (60, 70), "float64") / 49.0)), replaced(lambda v: np.floor(v["x"] * (1 / 49)))),
     "the threshold behind a factor counts as below": (
         Graph.of(tg.where(X.T * 4.0 < 3.0, 1.0, X.T)), replaced(lambda v: np.where(v["x"].T * 4 <= 3, 1, v["x"].T))),
     "a multiple of a divisor behind a factor has the quotient of the next lower one": (

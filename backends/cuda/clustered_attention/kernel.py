@@ -29,7 +29,7 @@ from ..emit.nest import ThreadNest
 from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
 from ..emit.thread_layout import DimensionThreads, ThreadLayout
 from .decode_attention import attention_of
-from .new_rows import first_loads, place_lines, row_bytes, row_layout, row_lines
+from .new_rows import compute_early, first_loads, place_lines, row_bytes, row_layout, row_lines
 from .parameters import ClusteredAttentionSchedule
 from .positions import BlockPositions, indented, trimmed
 
@@ -95,7 +95,10 @@ class ClusteredAttentionEmitter(BlockPositions):
         loads, slice_ = self._loads("first"), self._slice()
         early = loads if self._known([found.keys, found.values, *self._ends()]) else []
         ahead, queries = self._queries([] if early else loads)
-        places, fresh = self._new_rows()
+        known = early and self._known([*self.places, *self._beside_scores()])
+        waiting = self.s.threads - 32 * len(found.rows)  # threads before the warps of new rows
+        apart = known and s.early and bool(found.rows) and waiting >= 32 * self.query_warps
+        places, fresh = self._new_rows(self.constant if apart else frozenset())
         before, loop = self._chunks()
         results = self._results()
         whole = self.slice == s.chunk and found.positions.size == self.slice * s.parts and not s.seen
@@ -113,8 +116,9 @@ class ClusteredAttentionEmitter(BlockPositions):
                 for r, at in zip(found.rows, starts)
             ),
         ]
-        waits = [*ahead, *(["await_previous();"] if s.early else [])]
-        if early and self._known([*self.places, *self._beside_scores()]):
+        wait = f"if (thread < {waiting}) await_previous();" if apart else "await_previous();"
+        waits = [*ahead, *([wait] if s.early else [])]
+        if known:
             waits = [*slice_, *early, *places, *before, *waits]
         else:
             waits = [*slice_, *early, *waits, *places, *before] if early else [*waits, *places, *slice_, *before]
@@ -159,7 +163,7 @@ class ClusteredAttentionEmitter(BlockPositions):
         inner = [found.head, *(a for a in self.shape.inner if a in summed and a != found.head)]
         dims = {a.name: DimensionThreads(lanes, 8, -(-a.size // (8 * lanes))) for a in inner}
         rows = self._row_threads(lanes)
-        warps = -(-lanes * rows.threads // 32)
+        warps = self.query_warps = -(-lanes * rows.threads // 32)
         shared = {a.name: dim for a in inner[1:]}
         layout = ThreadLayout({**dims, "m": rows}, self.s.early, least=32 * warps, shared=shared)
         own = OutputStore(self.kernel.stores[0].buffer, Index(), found.query) if found.rows else None
@@ -172,6 +176,7 @@ class ClusteredAttentionEmitter(BlockPositions):
                     frame.line(f"const int {d}_0 = {text};")
         for e in first_loads(query):
             emitter.loads.need(e)
+        compute_early(emitter, query)
         first = len(frame.top.lines)
         emitter.loads.need(query)
         names = ("m", dim) if self.rows > 1 else (dim,)
@@ -196,18 +201,19 @@ class ClusteredAttentionEmitter(BlockPositions):
         return ahead, [f"if (thread < {32 * warps}) {{", *indented(lines), *others, "}"]
 
     # ------------------------------------------------------------ rows written into keys and values
-    def _new_rows(self) -> tuple[list[str], list[str]]:
+    def _new_rows(self, constant: frozenset[str]) -> tuple[list[str], list[str]]:
         """(lines that define the places of the rows that the kernel writes, lines that compute each row in a warp, from
-        the last one on)."""
+        the last one on). `constant`: operands that these warps read before they wait for the previous kernel, which
+        they do themselves; empty if they have waited."""
         s, places, lines = self.s, list[str](), list[str]()
         for place, name in self.places.items():
             emitter = self.frame(ThreadLayout({}, s.early))
             places += place_lines(place, name, emitter)
             self.counter = emitter.frame.counter
         for n, new in enumerate(self.found.rows):
-            emitter = self.frame(row_layout(new, self.shape, s.early), store=new.own)
+            emitter = self.frame(row_layout(new, self.shape, s.early), constant, new.own)
             first = max(0, s.threads - 32 * (n + 1))
-            lines += row_lines(new, emitter, first, s.parts, self.places[new.update.place])
+            lines += row_lines(new, emitter, first, s.parts, self.places[new.update.place], waits=bool(constant))
             self.counter = emitter.frame.counter
         return places, lines
 

@@ -13,6 +13,7 @@ from ....egraph.types.dtypes import itemsize
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel, OutputStore
+from ...ir.op_texts import costly
 from ...ir.row_update import RowUpdate, row_update
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
@@ -114,12 +115,38 @@ def _dimension(new: NewRow, shape: Shape) -> str:
     return "n" if new.axis in shape.cols else new.axis.name
 
 
-def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str) -> list[str]:
+def compute_early(emitter: SimtEmitter, e: Expr) -> None:
+    """Emit the values in the expression `e` that take long and need only operands which are read before the wait for
+    the previous kernel, such as sines and cosines of the token's position, before that wait, too.
+
+    The loads must have been emitted.
+    """
+    frame = emitter.frame
+
+    def early(x: Expr) -> bool:
+        below = list(walk([x]))
+        loads = [y for y in below if y.op == "load"]
+        plain = x.kind == "float" and not any(y.op == "reduce" for y in below)
+        known = bool(loads) and all(y in frame.top.known and frame.before_wait(y) for y in loads)
+        return costly(x.op) and plain and known
+
+    found = [x for x in walk([e]) if early(x)]
+    inner = {y for x in found for a in x.args for y in walk([a])}
+    for x in (x for x in found if x not in inner):
+        frame.ahead.known |= {y: frame.top.known[y] for y in walk([x]) if y.op == "load"}
+        with frame.inside(frame.ahead):
+            frame.top.known[x] = emitter.loads.kept(x)
+
+
+def row_lines(
+    new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: str, *, waits: bool = False
+) -> list[str]:
     """Lines of CUDA code by which the warp that begins at thread `first` computes the row `new` into the shared-memory
     array `new_keys` or `new_values`, and the first of the `parts` blocks of a cluster writes it to global memory.
 
     `emitter`: emitter of the row's store alone (`NewRow.own`) in the layout `row_layout`; `place`: variable with the
-    row's position. Raises Unfusable if the row needs several warps.
+    row's position. `waits`: whether the warp has not waited for the previous kernel yet. Raises Unfusable if the row
+    needs several warps.
     """
     dim, store = _dimension(new, emitter.frame.shape), new.own
     frame, dtype, head = emitter.frame, str(new.update.load.value[3]), CudaScope(1, set())
@@ -127,7 +154,10 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
         for d in frame.layout.dims:
             if text := frame.thread(d):
                 frame.line(f"const int {d}_0 = {text};")
-    for e in (*first_loads(store.value), store.value, *store.guards):
+    for e in first_loads(store.value):
+        emitter.loads.need(e)
+    compute_early(emitter, store.value)
+    for e in (store.value, *store.guards):
         emitter.loads.need(e)
     nest, name = ThreadNest(frame, (dim,), dim, inner=dim), frame.fresh("y")
     nest.known[new.update.place] = place
@@ -145,7 +175,8 @@ def row_lines(new: NewRow, emitter: SimtEmitter, first: int, parts: int, place: 
     nest.close()
     if frame.shared or frame.layout.threads > 32:
         raise Unfusable("a new row that needs several warps")
-    body = [*head.lines, *frame.top.lines]
+    wait = ["    await_previous();"] if waits else []
+    body = [*head.lines, *frame.ahead.lines, *wait, *frame.top.lines]
     return [
         f"if (attention.thread / 32 == {first // 32}) {{",
         f"    const int thread = attention.thread - {first};",

@@ -38,6 +38,7 @@ class BlockPositions:
         self.own = self.columns // s.parts
         self.slice = s.slice(found.positions.size)
         self.counter = 0
+        self.query_warps = 0  # warps that compute queries: the first ones
         self.places = {p: f"place{n or ''}" for n, p in enumerate(dict.fromkeys(r.update.place for r in found.rows))}
 
     # ------------------------------------------------------------ frames

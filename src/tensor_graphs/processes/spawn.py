@@ -11,6 +11,19 @@ from typing import IO, Any
 from .forks import adopted
 
 
+def interpreter() -> str:
+    """Path of the Python interpreter that worker processes run: the one that `multiprocessing.set_executable` names, as
+    programs that embed Python do, else `sys.executable`. Raises FileNotFoundError if there is none."""
+    from multiprocessing.spawn import get_executable
+
+    found = os.fsdecode(get_executable() or "")
+    if not os.path.exists(found):
+        raise FileNotFoundError(
+            f"{found!r} is no Python interpreter (sys.executable); multiprocessing.set_executable names one"
+        )
+    return found
+
+
 def start_worker(
     module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None,
     stderr: int | IO[Any] = subprocess.DEVNULL,
@@ -22,7 +35,7 @@ def start_worker(
     beside, or in place of, those of this process. `stderr`: where its standard error goes, as for Popen. Raises OSError
     if it cannot be started.
     """
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = [interpreter(), "-P", "-m", module, *arguments]
     return adopted(subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(environment), start_new_session=True,
     ))  # fmt: skip
@@ -32,7 +45,7 @@ def start_line_worker(
     module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """A worker process (`start_worker`) whose pipes carry lines of UTF-8 text and whose standard error is discarded."""
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = [interpreter(), "-P", "-m", module, *arguments]
     return adopted(subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         env=_environment(environment), start_new_session=True,
@@ -44,4 +57,4 @@ def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **(more or {})}
 
 
-__all__ = ["start_line_worker", "start_worker"]
+__all__ = ["interpreter", "start_line_worker", "start_worker"]

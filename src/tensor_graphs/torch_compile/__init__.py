@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from ..errors import UsageError
 from .options import CompileOptions
 from .report import GraphReport, last_report, reports
 
@@ -47,10 +48,16 @@ def compile(
 ) -> Callable[P, R]:
     """`torch.compile(model)` with this backend: a callable in place of a module or function.
 
-    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones.
+    `fullgraph`, `dynamic`: as for torch.compile. `options`: see `CompileOptions`. Raises UsageError for unknown ones,
+    and for a `model` that is a class or cannot be called.
     Calls go to `model` itself where that is faster than the compiled callable with its guards (see `whole_calls`).
     """
     CompileOptions.of(options)
+    if isinstance(model, type) or not callable(model):
+        raise UsageError(
+            f"{str(model)[:80]} cannot be compiled: it is {'a class' if isinstance(model, type) else 'not callable'}",
+            hint="give a module (an object, not its class) or a function",
+        )
     from .whole_calls import compiled
 
     made: Callable[P, R] = compiled(model, fullgraph=fullgraph, dynamic=dynamic, options=options)

@@ -15,9 +15,9 @@ from . import judge
 from .create_graph import on_create_graph
 from .decompositions import decompositions
 from .eager_form import eager_form
-from .effects import effects
+from .effects import effects, flat_parameter
 from .exact import bitwise_difference
-from .memory_layout import sharing
+from .memory_layout import copy_where_views_fail, sharing
 from .options import CompileOptions
 from .random_operators import partition
 from .recurrent_operators import keep_layers_whole
@@ -96,6 +96,7 @@ class CompiledGraph:
         """The callable of a graph that AOTAutograd traced."""
         import torch
 
+        copy_where_views_fail(module)
         context = torch._guards.TracingContext.try_get()
         facts = context.fw_metadata if context is not None else None
         names = [node.name for node in module.graph.find_nodes(op="placeholder")]
@@ -138,6 +139,11 @@ class CompiledGraph:
         if self.report.runs == EAGER or self._compiled is None or self._modes._current_level >= 0:
             return self.module(*args)  # also in forward-mode differentiation: programs would drop tangents
         if self._written != set() and self._share_otherwise(args):
+            return self.module(*args)
+        if self.report.runs == SEARCHING and not self.traced[0].variants and flat_parameter(args):
+            self._give_up(
+                "its parameters are those of FullyShardedDataParallel, which frees their memory between calls"
+            )
             return self.module(*args)
         if self.report.runs == SEARCHING and self._searching():
             return self._eager(args)

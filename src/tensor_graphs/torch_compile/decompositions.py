@@ -22,8 +22,12 @@ def decompositions() -> dict[Any, Any]:
         core = getattr(_decomp, "_core_aten_decompositions_post_autograd", _decomp.core_aten_decompositions)()
         backward = {op: f for op, f in _decomp.decomposition_table.items() if "backward" in str(op)}
         random = torch.Tag.nondeterministic_seeded
+        prims = {
+            torch.ops.prims.convert_element_type.default: lambda x, dtype: x.to(dtype),
+            torch.ops.prims.fma.default: lambda x, y, z: x * y + z,
+        }
         _tables.append({
-            op: f for op, f in {**backward, **core}.items()
+            op: f for op, f in {**backward, **core, **prims}.items()
             if str(op).removeprefix("aten.") not in TABLE and random not in getattr(op, "tags", ())
         })  # fmt: skip
     return _tables[0]

@@ -51,6 +51,19 @@ class TracedLayouts:
         return found
 
 
+def copy_where_views_fail(module: Any) -> None:
+    """Make reshapes of the views of a traced graph module: an eager operator may give a result another memory layout
+    than it had when it was traced, as PyTorch's batch norm of transposed tensors does, in which the view does not
+    exist."""
+    import torch
+
+    aten = torch.ops.aten
+    for node in (found := module.graph.find_nodes(op="call_function", target=aten.view.default)):
+        node.target = aten.reshape.default
+    if found:
+        module.recompile()
+
+
 def sharing(values: Sequence[Any]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """How strided tensors share memory: for each storage that more than one of the `values` has, the positions of these
     values and their offsets in bytes, relative to the first one."""
@@ -64,4 +77,4 @@ def sharing(values: Sequence[Any]) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(tuple((i, at - group[0][1]) for i, at in group) for group in shared)
 
 
-__all__ = ["TracedLayouts", "arranged", "axis_order", "sharing"]
+__all__ = ["TracedLayouts", "arranged", "axis_order", "copy_where_views_fail", "sharing"]

@@ -68,7 +68,8 @@ class CompileOptions:
             if not _fits(value, str(known[name].type)):
                 raise UsageError(f"the option {name} is {value!r}", hint=f"it takes a value of type {known[name].type}")
         made = cls(**given)
-        is_bound("timeout", made.timeout)
+        for name in ("timeout", "least"):
+            is_bound(name, getattr(made, name))
         Options(**made.search)
         if made.backend is not None:
             select(made.backend)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..models.torch_export.traced import unsupported
+from .complex_borders import split_between, with_real_borders
 from .random_operators import draw_first, may_draw
 from .report import IslandReport, PartReport, TracedReport
 
@@ -54,9 +55,10 @@ def split(
     _order_equal_keys(copied)
     draw_first(copied)
     views = _views_of_results(copied.graph, seen)
+    refused = with_real_borders(copied, unsupported)  # changes the graph
     reasons = {
         **_misplaced(copied),
-        **unsupported(copied),
+        **refused,
         **dict.fromkeys(views, "it shares memory with another result or an input"),
     }
     reasons |= _undefined(copied.graph, reasons)
@@ -71,6 +73,7 @@ def split(
     found = [list(p.nodes) for p in partitioner.propose_partitions()]
     whole = sum(map(_computes, copied.graph.nodes))  # a part that is all of the graph may be one composite operator
     kept = [nodes for nodes in found if sum(map(_computes, nodes)) >= max(1, min(least, whole))]
+    split_between(kept)
     small = {n: f"a part of fewer than {least} operators" for nodes in found if nodes not in kept for n in nodes}
     report = TracedReport(kind, sum(map(_counts, copied.graph.nodes)))
     report.islands = _islands(copied.graph, {n for nodes in kept for n in nodes}, {**small, **reasons})

@@ -32,6 +32,7 @@ from ..pipeline.optimize import optimize
 from ..private import temporary_place
 from ..processes.ending import at_end
 from ..processes.forks import adopted, in_forked_child
+from ..processes.spawn import interpreter
 from .options import CompileOptions
 from .worker import PREFIX
 
@@ -118,7 +119,7 @@ class Search:
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         with open(folder / "log", "wb") as log:
             process = adopted(subprocess.Popen(
-                [sys.executable, "-P", "-m", WORKER, str(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                [interpreter(), "-P", "-m", WORKER, str(folder)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env=_environment(), start_new_session=True,
             ))  # fmt: skip
         _running.add(process)

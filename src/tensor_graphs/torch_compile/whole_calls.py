@@ -173,7 +173,7 @@ class WholeCalls:
         """Results of a call by the chosen callable: the compiled one, or the caller's own."""
         if is_compiling():  # inside of another compiled function, which captures the module's operators
             return self.own(*args, **named)
-        if self.unseen and not named:
+        if self.unseen > 0 and not named:  # threads may count below 0
             self.unseen -= 1
             return self.direct(*args)
         if self._last is not None and not named:
@@ -291,7 +291,7 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The module's results."""
         calls = self._calls
-        if not is_compiling() and calls.unseen and not named:  # as in `WholeCalls.__call__`, without its frame
+        if not is_compiling() and calls.unseen > 0 and not named:  # as in `WholeCalls.__call__`, without its frame
             calls.unseen -= 1
             return calls.direct(*args)
         return calls(*args, **named)

@@ -3,6 +3,7 @@ on the CPU, fusion groups, memory plan."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,17 +51,19 @@ from .test_fused_qkv import Cheap
 
 
 def writing(
-    room: int, head: int, heads: int = 4, groups: int = 1, *, batch: int = 1, norm: bool = False, window: int = 0
-) -> list[Tensor]:
+    room: int, head: int, heads: int = 4, groups: int = 1, *, batch: int = 1, norm: bool = False, window: int = 0,
+    angles: bool = False,
+) -> list[Tensor]:  # fmt: skip
     """A decode step's attention, and the caches with the token's rows, all from one product's result; `window`: the
-    caches are rings."""
+    caches are rings; `angles`: sines and cosines of the position are part of it."""
     widths = (groups * heads * head, groups * head, groups * head)
     q, k, v = (t.reshape(p, (batch, groups, -1, head)) for p in t.split(x("x", batch, 1, sum(widths)), widths, -1))
-    q, k = (
-        c.rope(c.rms_norm(p, x(gain, head), eps=1e-6) if norm else p, x("cos", 1, 1, 1, head), x("sin", 1, 1, 1, head))
-        for p, gain in ((q, "gq"), (k, "gk"))
-    )
     at = t.reshape(t.input("at", (batch,), "int64"), (batch, 1, 1, 1))
+    turns = [x("cos", 1, 1, 1, head), x("sin", 1, 1, 1, head)]
+    if angles:
+        turn = t.cast(at, "float32") * x("waves", 1, 1, 1, head)
+        turns = [t.cos(turn), t.sin(turn)]
+    q, k = (c.rope(c.rms_norm(p, x(gain, head), eps=1e-6) if norm else p, *turns) for p, gain in ((q, "gq"), (k, "gk")))
     place = t.broadcast_to(t.mod(at, room) if window else at, k.shape)
     keys, values = (
         t.scatter_elements(x(n, batch, groups, room, head), place, row, 2) for n, row in (("k", k), ("v", v))
@@ -193,6 +196,28 @@ def test_a_cache_as_it_was_before_the_program_is_under_way_before_the_wait(seen:
         kernel_([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
         results.append([where[o].array.tobytes() for o in ("out", "out1", "out2")])
     assert results[1:] == results[:-1]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_angles_of_the_position_are_computed_before_the_wait(apart: bool, tmp_path: Path) -> None:
+    """Warps that compute rows and no queries wait for the previous kernel themselves; results are the same."""
+    template = generated(writing(64, 64, groups=2, angles=True))
+    call = replace(call_of(template, "bfloat16"), schedule=schedule(1, 4 if apart else 2, 1, 1, early=1))
+    where = memory(template, call)
+    where["at"].array[:] = 33
+    results = []
+    for n, constant in enumerate(((), ("k", "v", "at", "waves"))):
+        (launch,) = launches(template, replace(call, constant=frozenset(constant)))
+        assert isinstance(launch, CudaLaunch)
+        assert launch.text.count("await_previous();") == (3 if apart and constant else 1)
+        angles = [at.start() for at in re.finditer(r"op::(cos|sin)\(", launch.text)]
+        early = [at < launch.text.rindex("await_previous();") for at in angles]
+        assert early == ([True] * (4 if apart else 2) + [False] * (0 if apart else 2) if constant else [False] * 4)
+        (tmp_path / str(n)).mkdir()
+        kernel_ = compiled(source_of([launch]), tmp_path / str(n))[launch.name]
+        kernel_([where[a].array.ctypes.data for a in launch.args], launch.grid, launch.block)
+        results.append([where[o].array.tobytes() for o in ("out", "out1", "out2")])
+    assert results[0] == results[1]
 
 
 def test_elements_that_may_be_overwritten_are_not_used() -> None:

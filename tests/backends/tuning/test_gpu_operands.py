@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -95,6 +95,32 @@ def test_only_the_device_needs_the_gpu_lock(monkeypatch: pytest.MonkeyPatch) -> 
     reply = bench.attempt(0, stand_in(bench))
     assert recorded and not any(recorded) and set(reply["cold"]) == {1.0}
     assert {"draw", "check", "copy", "record", "sample"} == bench.clock.seconds.keys()
+
+
+def test_a_slow_kernel_runs_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls are not repeated until their operands exceed the cache: other processes wait for the device."""
+
+    def runs_of(us: float) -> tuple[int, int]:
+        """Runs of a kernel that takes `us` µs: of an attempt, and of a full measurement."""
+        bench, runs = bench_of("int8"), list[float]()
+        tried, run = stand_in(bench), stand_in(bench).run
+        tried.run = lambda *arguments: runs.append(us) or run(*arguments)
+
+        def elapsed(work: Callable[[], object]) -> float:
+            before = len(runs)
+            work()
+            return us * (len(runs) - before) or 1.0
+
+        monkeypatch.setattr(bench.device, "cache_bytes", 20 * bench.nbytes)
+        monkeypatch.setattr(bench.device, "elapsed", elapsed)
+        bench.attempt(0, tried)
+        tries = len(runs)
+        bench.measure(0)
+        return tries, len(runs) - tries
+
+    tries, full = runs_of(30_000.0)
+    assert tries <= 4 and full <= 11
+    assert min(runs_of(50.0)) > 100, "a fast kernel's operands exceed the cache"
 
 
 def test_copies_of_operands_and_outputs_lie_apart() -> None:

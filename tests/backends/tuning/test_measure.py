@@ -6,6 +6,7 @@ import os
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,24 @@ def test_kernels_are_compiled_before_the_first_measurement_without_waiting(fault
     assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Failure)
     assert isinstance(measurer.time(template("numpy", "np.add"), ADD), Timing)
     assert answer({**encode(template("numpy", "np.add"), ADD), "compile": True})["samples"] == []
+
+
+def test_a_compiler_ends_with_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the compiler of the program, or for the next call, it would take a core."""
+    (tmp_path / "compiling_worker.py").write_text(
+        "import subprocess\nfrom tensor_graphs.backends.tuning import cpu_worker\n"
+        "start = lambda job: {'pid': subprocess.Popen(['sleep', '600']).pid}\ncpu_worker.main(start, lambda: None)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = CpuWorkerProcess("compiling_worker", timeout=120.0)
+    state = Path("/proc", str(worker.ask({})["pid"]), "stat")
+    assert state.exists()
+    worker.close()
+    until = time.monotonic() + 60.0
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while state.read_text().split()[2] != "Z":  # a zombie, if the parent of orphans does not wait for them
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def test_c_kernels_wait_for_the_compiler_and_others_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

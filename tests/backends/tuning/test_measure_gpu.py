@@ -27,7 +27,7 @@ from tensor_graphs.backends.generate.schedule import Move
 from tensor_graphs.backends.tuning import gpu_worker
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
 from tensor_graphs.backends.tuning.compile_server import NICE
-from tensor_graphs.backends.tuning.gpu_process import GpuProcess, own_lock
+from tensor_graphs.backends.tuning.gpu_process import HANGS_S, START_S, GpuProcess, own_lock
 from tensor_graphs.backends.tuning.kernel_searches import AGAIN, ALIKE
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
@@ -268,6 +268,31 @@ def test_a_crash_or_a_hang_costs_one_schedule(measurer: GpuMeasurer, monkeypatch
     made = rows(measurer, candidate(found))
     kinds = {dict(r.key.schedule)["BLOCK"]: getattr(r, "status", r.kind) for r in made}
     assert kinds == {64: "crash", 128: "timeout", 256: "accuracy", 32: "accuracy"}
+
+
+def test_a_kernel_that_hangs_on_a_gpu_is_ended_soon_by_a_process_that_has_run_others() -> None:
+    """The first kernel waits for libraries and compilers; a new process has its time again."""
+    found: list[float] = []
+
+    class Noting(Quick):
+        def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+            found.append(timeout)
+            self.alive = True
+            return {"ok": True}
+
+    worker = Noting()
+    process, kernel = (
+        GpuProcess("cuda", 15.0, worker),
+        Measured(LibraryKernel("torch.add", "torch", "x + y", "x + y"), CALL),
+    )  # type: ignore[arg-type]
+    text = kernel_text(kernel.template, CALL)
+    try:
+        for alive in (True, True, False, True):
+            worker.alive = alive
+            process.attempt(kernel.opening, 0, text)
+    finally:
+        process.close()
+    assert [t for t in found if t < START_S] == [15.0, HANGS_S, 15.0, HANGS_S]
 
 
 def test_whoever_waits_for_a_hanging_kernel_is_not_to_blame() -> None:

@@ -22,6 +22,9 @@ Carried = Callable[[Hypergraph], Sequence[int]]  # candidates from which the fir
 # minimum fraction of its time share that a search gets, whatever the stages after it are expected to take: on a GPU,
 # where most of what is kept for them is for optional work, and on a CPU
 SEARCH_GPU, SEARCH_CPU = 0.5, 0.25
+# share of the budget, and seconds, that the solve for the plan to return has on a GPU even if the time is up: with a
+# quarter of a second, plans of decode steps were a tenth dearer than the cheapest ones
+LAST_SOLVE, LAST_SOLVE_S = 0.02, 0.8
 
 
 def nothing_carried(graph: Hypergraph) -> Sequence[int]:
@@ -104,6 +107,7 @@ def choose(
             progress=lambda m: session.progress.say("extract", m), stop=lambda: session.progress.stopped,
             budgets=[*_budgets(session.options, pricer, graph), *limits], carried=start, solve_seconds=solve_seconds,
             beaten=beaten, closing=closing_left_s(session, ahead, seconds + kept),
+            last_solve=min(LAST_SOLVE_S, LAST_SOLVE * session.options.budget) if ahead else 0.0,
         )  # fmt: skip
 
     with session.stage("extract", counted(len(graph.candidates), "candidate kernel")):

@@ -10,6 +10,7 @@ from ...egraph.blocks.blocks import Blocks, find_blocks
 from ...egraph.ir.graph import Graph
 from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.union import saturate_in_stages
+from ...egraph.simplify.jumps import rounding_decides
 from ...egraph.view.joined_view import join_blocks
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
@@ -65,9 +66,10 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         rules = [r for r in session.rules if r.exact or not options.exact]
+        graphs = [b.graph for b in blocks.unique]
         *less, views = saturate_in_stages(
-            options.effort, [b.graph for b in blocks.unique], rules, limits, exact=options.exact,
-            deadline=deadline, stop=lambda: session.progress.stopped,
+            options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
+            stop=lambda: session.progress.stopped, careful=[g for g in graphs if rounding_decides(g)],
         )  # fmt: skip
     ended = [v.report.stopped for v in views]
     if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
