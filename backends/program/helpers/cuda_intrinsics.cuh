@@ -56,10 +56,11 @@ template <class P, class T> DEVICE void read_past(P& to, const T* from) {
                  : "=r"(y[0]), "=r"(y[1]), "=r"(y[2]), "=r"(y[3]) : "l"(from));
 }
 
-// mma.m16n8k16 in a warp: 16 rows, 8 columns, 16 elements along K.
+// mma.m16n8k16 in a warp: 16 rows, 8 columns, 16 elements along K. Volatile, since the compiler may copy other assembly into both
+// branches of a condition that divides the warp: the lanes then wait for each other for ever.
 #define MATRIX_STEP(T, NAME) \
     DEVICE void matrix_step(float (&c)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1, T) { \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
             "{%0, %1, %2, %3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
             : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1)); \
     }

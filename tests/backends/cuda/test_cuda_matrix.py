@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tensor_graphs
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
@@ -285,3 +286,13 @@ def test_every_ranked_schedule_can_be_emitted(make: Callable[[], Tensor]) -> Non
     assert lowered is not None and lowered.space
     for schedule in lowered.space:
         assert launches(template, replace(call, schedule=schedule)), schedule
+
+
+def test_instructions_of_whole_warps_are_volatile() -> None:
+    """The compiler may copy other assembly into both branches of a condition that divides a warp, where instructions
+    that all lanes execute together wait for ever."""
+    folder = Path(tensor_graphs.__file__).parent / "backends"
+    texts = [p.read_text(encoding="utf-8") for p in folder.resolve().rglob("*.cuh")]
+    found = [line for text in texts for line in re.findall(r"asm\b(.*?\".*?)\"", text)]
+    assert len(found) > 50 and any("mma.sync" in line for line in found)
+    assert not [line for line in found if re.search(r"\.(sync|aligned)\b", line) and "volatile" not in line]
