@@ -72,7 +72,9 @@ def gelu_of(e: Expr) -> Expr | None:
 
 
 def _parted(e: Expr) -> tuple[float, list[Expr]]:
-    """(constant factor of a product, other factors). The constant is 0 if the expression has a divisor."""
+    """(constant factor of a product or quotient, other factors). The constant is 0 if a divisor is not constant or
+    zero."""
     over, under = factors(e)
     numbers = [f.value for f in over if f.op == "const"]
-    return 0.0 if under else prod(numbers), [f for f in over if f.op != "const"]
+    divisor = prod(f.value if f.op == "const" else 0.0 for f in under)
+    return prod(numbers) / divisor if divisor else 0.0, [f for f in over if f.op != "const"]

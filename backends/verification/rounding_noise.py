@@ -25,6 +25,7 @@ from .compare import module_of, wide
 NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # maximum relative noise per dtype
 RUNS = 10  # runs besides the first, which the others are compared with
 TIMES = 8.0  # an element may be off by this multiple of the largest observed movement
+WIDER = 3.0  # multiple of the noise in further runs for integers and bools, which have no such margin
 MOVES = ("view", "layout", "index", "leaf")  # kinds of ops that do not round
 LOW_BITS = (1 << 46) - 1  # of a float64: all but the sign, the exponent and the first seven significand bits
 Compute = Callable[[Sequence[Any]], Any]
@@ -47,6 +48,7 @@ class RoundingSensitivity:
     runs: int = 0
     first: list[Any] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)
+    wider: int = 0  # number of runs with `WIDER` times the noise
 
     def further(self) -> bool:
         """Make one more run with rounding noise; returns False, and does nothing, after `RUNS` runs."""
@@ -69,6 +71,20 @@ class RoundingSensitivity:
         while self.further():
             yield self.moved
 
+    def refined_wider(self) -> Iterator[list[Any]]:
+        """Yields `moved` after each of `RUNS` further runs with `WIDER` times the noise, which count for integers and
+        bools only: they show the elements that the noise of a few runs happens to leave as they are."""
+        if self.wider:
+            yield self.moved
+        while self.wider < RUNS:
+            self.wider += 1
+            with np.errstate(all="ignore"):
+                found = self._run(RUNS + self.wider, WIDER)
+            for k, (root, a, b) in enumerate(zip(self.graph.roots, self.first, found)):
+                if not dtypes.is_float(root.dtype):
+                    self.moved[k] = self._more(k, a, b)
+            yield self.moved
+
     def relative(self, k: int) -> float:
         """How far rounding may move output `k`, relative to its norm, after all runs. Elements without a finite value
         or movement do not count."""
@@ -88,8 +104,8 @@ class RoundingSensitivity:
         gap = xp.where((a == b) | (xp.isnan(a) & xp.isnan(b)), xp.zeros_like(gap), gap)
         return xp.maximum(self.moved[k], gap)
 
-    def _run(self, number: int) -> list[Any]:
-        """Outputs of run `number`.
+    def _run(self, number: int, times: float = 1.0) -> list[Any]:
+        """Outputs of run `number`, with `times` the noise.
 
         Odd runs use the previous run's noise with opposite sign, which separates values that are equal up to
         rounding.
@@ -97,12 +113,12 @@ class RoundingSensitivity:
         if self.device:
             from .torch_reference import evaluate_tensors
 
-            around = _Around(of_tensors(number // 2, self.device), mirrored=bool(number % 2))
+            around = _Around(of_tensors(number // 2, self.device), bool(number % 2), times)
             return evaluate_tensors(
                 self.graph, self.values, self.device, float64=True, poll=self.poll, kept=self.kept, around=around
             )
         with np.errstate(all="ignore"):
-            around = _Around(of_arrays(number // 2), mirrored=bool(number % 2))
+            around = _Around(of_arrays(number // 2), bool(number % 2), times)
             return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
 
 
@@ -160,10 +176,12 @@ class _Around:
     """Evaluator of a node that adds rounding noise.
 
     `random`: function from a shape to uniform numbers in [0, 1). `mirrored`: whether the noise has opposite sign.
+    `times`: multiple of the noise.
     """
 
     random: Callable[[Any], Any]
     mirrored: bool = False
+    times: float = 1.0
 
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
         """The node's value as `compute` gives it, with random relative noise of the size of its rounding."""
@@ -184,7 +202,7 @@ class _Around:
         """Floats with relative noise except where they are `exact`; other dtypes unchanged."""
         if not dtypes.is_float(dtype):
             return x
-        size = -NOISE[dtype] if self.mirrored else NOISE[dtype]
+        size = self.times * (-NOISE[dtype] if self.mirrored else NOISE[dtype])
         factor = self.random(x.shape)  # in place: large weights are bound by memory
         factor *= 2 * size
         factor += 1.0 - size

@@ -47,8 +47,9 @@ def _never(template: Template, dtype: str) -> bool:
 
 
 def _cases() -> list:
-    # Winograd's and depthwise convolutions need channels that are not drawn here: test_c_convolutions.py
-    elsewhere = ("c.winograd", "c.depthwise")
+    # Winograd's and depthwise convolutions need channels, and attention rows, that are not drawn here:
+    # test_c_convolutions.py, test_c_attention.py
+    elsewhere = ("c.winograd", "c.depthwise", "c.attention")
     named = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
     kernels = [t for t in named if not t.name.startswith(elsewhere)]
     return [pytest.param(t, d, id=f"{t.name}-{d}") for t in kernels for d in TOLERANCE]

@@ -626,7 +626,9 @@ def test_a_norm_over_its_limit_is_not_run_again_with_rounding_noise(monkeypatch:
 def test_runs_with_rounding_noise_are_shared_by_outputs_and_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Output a has one wrong element; b compares sums that are equal over the reals, so that rounding decides it."""
     runs, run_ = [], rounding_noise.RoundingSensitivity._run
-    monkeypatch.setattr(rounding_noise.RoundingSensitivity, "_run", lambda self, n: runs.append(n) or run_(self, n))
+    monkeypatch.setattr(
+        rounding_noise.RoundingSensitivity, "_run", lambda self, *n: runs.append(n[0]) or run_(self, *n)
+    )
     x, z = tg.input("x", (10_000,)), tg.input("z", (4,))
     graph, known, noise = Graph.of({"a": tg.exp(x), "b": tg.lt(z * 3.0, z + z + z)}), {}, {}  # type: ignore[var-annotated]
 
@@ -663,3 +665,25 @@ def test_one_number_may_be_off_by_what_rounding_of_16_bit_values_moves_it() -> N
         exact = evaluate(graph, values, float64=True)
         found = Judge(graph, values, exact, exact, "eager").judged(0, "loss", np.float32(exact[0] * (1 + off)))
         assert found.passed is passes
+
+
+def test_rare_places_of_a_mask_are_run_with_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs with the noise of rounding may leave an element as it is that rounding decides."""
+    monkeypatch.setattr(rounding_noise, "NOISE", {**rounding_noise.NOISE, "float16": 1e-9})
+    monkeypatch.setattr(rounding_noise, "WIDER", 1e7)
+    x = normal(64, 64)
+    x[0, 0], x[1, 1] = 1 + 2e-3, 2.0
+    graph = Graph.of([t.le(t.input("x", (64, 64), "float16") * 0.7, 0.7)])
+    values = {"x": x.astype(np.float16)}
+    exact = evaluate(graph, values, float64=True)
+    for wrong, passes, runs in (
+        ([(0, 0)], True, True),
+        ([(1, 1)], False, True),
+        ([(0, i) for i in range(64)], False, False),
+    ):
+        y = exact[0].copy()
+        for place in wrong:
+            y[place] ^= True
+        judge = Judge(graph, values, exact, exact, "eager")
+        assert judge.judged(0, "mask", y).passed is passes
+        assert bool(judge._disturbed.wider) is runs

@@ -20,6 +20,7 @@ from ..egraph.types import dtypes
 from .comparison import FACTORS, FAR, INNER, MISCOMPILE, WRONG, OutputError, Tolerance, compare_output, in_form_of
 
 FEW = 16  # elements of an output up to which the error of one run says little about its rounding
+RARE = 1e-3  # share of wrong integers or bools up to which runs with more noise are made
 #: Magnitude of the noise of `RoundingSensitivity` in units of the largest rounding error of 16-bit floats.
 HALF_ULPS = 4.0
 
@@ -135,15 +136,24 @@ class Judge:
         y = in_form_of(y, exact)
         for moved in self._disturbed.refined():
             if discrete:
-                place = compare.differing(y, own, exact, moved[k])
-                judged = replace(judged, plan=place.ratio, worst=place)
+                judged = _places(judged, compare.differing(y, own, exact, moved[k]))
             else:
                 found = compare.MeasuredErrors(y, exact, own, moved[k])
                 plan = found.errors[0] if self.adversarial else judged.plan
                 judged = replace(judged, plan=plan, worst=found.worst(dtype, judged.allowed))
             if judged.passed:
-                break
+                return judged
+        if discrete and judged.plan <= RARE:
+            for moved in self._disturbed.refined_wider():
+                judged = _places(judged, compare.differing(y, own, exact, moved[k]))
+                if judged.passed:
+                    break
         return judged
+
+
+def _places(judged: OutputError, place: compare.WorstError) -> OutputError:
+    """The error of an output of integers or bools whose wrong elements are `place`."""
+    return replace(judged, plan=place.ratio, worst=place)
 
 
 def _norm(error: OutputError) -> float:
