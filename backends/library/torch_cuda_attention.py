@@ -17,6 +17,8 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 #: LibraryKernel suffix -> Torch's fused attention kernel; "" means Torch's own choice.
 KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
+#: What Torch may choose from where sizes are free. cuDNN makes a plan for each size, which takes 0.1 s and more.
+ANY_SIZE = "FLASH_ATTENTION EFFICIENT_ATTENTION MATH"
 SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
@@ -59,20 +61,21 @@ def heads_inside(call: Call) -> Strides:
     return (rows * step, *inner, step, 1)
 
 
+def _fixed(call: Call) -> bool:
+    """Whether all sizes of queries, keys and values are known."""
+    return all(type(d) is int for n in "qkv" for d in extents(call.operands[n]))
+
+
 def _chosen(call: Call, kernel: str) -> str:
-    """Text of a fused kernel's name for a call. cuDNN has no kernel for a single position: where the number is free,
-    Torch chooses for a single one."""
-    free = [call.names[n] for n in "qk" if type(extents(call.operands[n])[-2]) is not int]
-    if kernel != "CUDNN_ATTENTION" or not free:
-        return repr(kernel)
-    return f"'' if 1 in ({', '.join(f'{name}.shape[-2]' for name in free)},) else {kernel!r}"
+    """Names of the fused kernels for a call, which Torch chooses from; "" for all."""
+    return kernel or ("" if _fixed(call) else ANY_SIZE)
 
 
 def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
         return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, "
-                f"{_chosen(call, kernel)}, {rows})")  # fmt: skip
+                f"{_chosen(call, kernel)!r}, {rows})")  # fmt: skip
 
     identify(code, f"torch_cuda_attention.sdpa[{kernel},{rows}]")
     return code
@@ -89,7 +92,7 @@ def _packable(call: Call) -> bool:
 def _grouped_code(kernel: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_chosen(call, kernel)})"
+        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_chosen(call, kernel)!r})"
 
     identify(code, f"torch_cuda_attention.grouped[{kernel}]")
     return code
@@ -108,7 +111,7 @@ def attentions() -> list[LibraryKernel]:
             if masked and suffix == "_flash":
                 continue  # the kernel supports no masks
             own = _lines if kernel else (lambda call: not halves(call)) if suffix else halves
-            fits = both(FLOAT, _fusable, own)
+            fits = both(FLOAT, _fusable, own, *([_fixed] if suffix == "_cudnn" else []))
             more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0
             shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
             found += [

@@ -9,13 +9,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tensor_graphs.backends.library import torch_training_helpers
-from tensor_graphs.backends.library.torch_cuda_attention import _chosen
+from tensor_graphs.backends.library.torch_cuda_attention import ANY_SIZE, _chosen
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_accuracy import LOST
@@ -217,16 +216,18 @@ def test_cudnn_gradients_do_not_depend_on_layouts_of_earlier_calls(_: int, monke
             assert float((a.double() - b).norm() / b.norm()) < 1e-2
 
 
-def test_cudnn_is_not_asked_for_a_single_position_of_a_free_number() -> None:
-    rows = dim("T", min=1)
-    free, fixed = (Operand(Type((2, 4, n, 64), "float16"), contiguous((2, 4, 8, 64))) for n in (rows, 8))
-    call = SimpleNamespace(names={"q": "x", "k": "y"}, operands={"q": free, "k": fixed})
-    texts = [_chosen(call, kernel) for kernel in ("CUDNN_ATTENTION", "FLASH_ATTENTION", "")]
-    for size, wanted in ((1, ""), (2, "CUDNN_ATTENTION")):
-        found = [eval(text, {"x": torch.zeros(2, 4, size, 64)}) for text in texts]
-        assert found == [wanted, "FLASH_ATTENTION", ""]
-    call.operands["q"] = fixed
-    assert _chosen(call, "CUDNN_ATTENTION") == "'CUDNN_ATTENTION'"
+def test_cudnn_makes_no_plan_for_each_of_many_sizes() -> None:
+    """Attention of a free size is left to kernels that need no plan of a size, also where Torch chooses."""
+    templates = {t.name: t for t in backend("torch_cuda").templates}
+    free, fixed = (Operand(Type((2, 4, n, 64), "float16"), contiguous((2, 4, 8, 64))) for n in (dim("T", min=1), 8))
+    attrs = {"scale": 0.125, "causal": False, "window": 0, "softcap": 0.0}
+    for names in ("qkv", "q", "kv", ""):
+        call = Call({n: free if n in names else fixed for n in "qkv"}, free if "q" in names else fixed, attrs)
+        fits = templates["cuda.sdpa_cudnn"].applies
+        assert fits is not None and fits(call) is not bool(names)
+        assert (
+            _chosen(call, "") == (ANY_SIZE if names else "") and _chosen(call, "FLASH_ATTENTION") == "FLASH_ATTENTION"
+        )
 
 
 def test_cudnn_runs_in_one_thread_on_the_callers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
