@@ -919,8 +919,8 @@ class StoredLaunch:
 
 def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
     """Attention of [batch, heads, T, D] by those of Torch's fused kernels that `kernel` names, of which Torch chooses
-    one ("": of all); rank 3 has one batch, rank 5 a group axis that k and v share. With `rows`, the heads of a position are contiguous in the result (layout
-    [batch, T, heads, D]), as output projections read them."""
+    one ("": of all); rank 3 has one batch, rank 5 a group axis that k and v share. With `rows`, the heads of a position
+    are contiguous in the result (layout [batch, T, heads, D]), as output projections read them."""
     shape = (*q.shape[:-1], v.shape[-1])
     q, k, v, mask = four_axes(q, k, v, mask)
     gqa = q.shape[1] != k.shape[1]
