@@ -94,7 +94,7 @@ def test_one_program_serves_several_sizes(_: int) -> None:
         for rows in (8, 12, 8, 12):
             x = torch.randn(rows, 64, device="cuda")
             torch.testing.assert_close(compiled(x), module(x), rtol=2e-3, atol=2e-3)
-    assert runs() == "program"
+    assert runs() == "program", tg.torch_compile.last_report()
 
 
 #: Modules in training, the shape of their input, and whether autocast is on.
@@ -123,7 +123,7 @@ def test_gradients(name: str, _: int) -> None:
     limit = 0.1 if half else 1e-2
     for found, expected in zip(module.parameters(), reference.parameters()):
         assert float((found.grad - expected.grad).norm()) <= limit * float(expected.grad.norm()) + 1e-3
-    assert runs() == "program"
+    assert runs() == "program", tg.torch_compile.last_report()
 
 
 @gpu_only
