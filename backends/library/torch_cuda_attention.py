@@ -18,7 +18,7 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 #: LibraryKernel suffix -> Torch's fused attention kernel; "" means Torch's own choice.
 KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
 #: What Torch may choose from where sizes are free. cuDNN makes a plan for each size, which takes 0.1 s and more.
-ANY_SIZE = "FLASH_ATTENTION EFFICIENT_ATTENTION MATH"
+ANY_SIZE = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
@@ -66,16 +66,19 @@ def _fixed(call: Call) -> bool:
     return all(type(d) is int for n in "qkv" for d in extents(call.operands[n]))
 
 
-def _chosen(call: Call, kernel: str) -> str:
-    """Names of the fused kernels for a call, which Torch chooses from; "" for all."""
-    return kernel or ("" if _fixed(call) else ANY_SIZE)
+def _function(call: Call, name: str, kernel: str) -> str:
+    """Text of the helper function `name`: where sizes are free and Torch chooses the kernel, among ANY_SIZE."""
+    if kernel or _fixed(call):
+        return name
+    kinds = ", ".join(f"torch.nn.attention.SDPBackend.{kind}" for kind in ANY_SIZE)
+    return f"torch.nn.attention.sdpa_kernel([{kinds}])({name})"
 
 
 def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, "
-                f"{_chosen(call, kernel)!r}, {rows})")  # fmt: skip
+        return (f"{_function(call, 'attended', kernel)}({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, "
+                f"{_causal(call)}, {kernel!r}, {rows})")  # fmt: skip
 
     identify(code, f"torch_cuda_attention.sdpa[{kernel},{rows}]")
     return code
@@ -92,7 +95,8 @@ def _packable(call: Call) -> bool:
 def _grouped_code(kernel: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_chosen(call, kernel)!r})"
+        attend = _function(call, "grouped", kernel)
+        return f"{attend}({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {kernel!r})"
 
     identify(code, f"torch_cuda_attention.grouped[{kernel}]")
     return code

@@ -161,15 +161,15 @@ def rotated(x: Any, cos: Any, sin: Any) -> Any:
 
 
 def attended(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, kernel: str, rows: bool) -> Any:
-    """Attention of [batch, heads, T, D] by those of Torch's fused kernels that `kernel` names, of which Torch chooses
-    one ("": of all); rank 3 has one batch, rank 5 a group axis that k and v share. With `rows`, the heads of a position
-    are contiguous in the result (layout [batch, T, heads, D]), as output projections read them."""
+    """Attention of [batch, heads, T, D] by one of Torch's fused kernels ("" for its own choice); rank 3 has one batch,
+    rank 5 a group axis that k and v share. With `rows`, the heads of a position are contiguous in the result (layout
+    [batch, T, heads, D]), as output projections read them."""
     shape = (*q.shape[:-1], v.shape[-1])
     q, k, v, mask = four_axes(q, k, v, mask)
     gqa = q.shape[1] != k.shape[1]
     attend = torch.nn.functional.scaled_dot_product_attention
     if kernel:
-        with torch.nn.attention.sdpa_kernel([getattr(torch.nn.attention.SDPBackend, k) for k in kernel.split()]):
+        with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, kernel)):
             made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)
     else:
         made = attend(q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=gqa)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.library import torch_training_helpers
-from tensor_graphs.backends.library.torch_cuda_attention import ANY_SIZE, _chosen
+from tensor_graphs.backends.library.torch_cuda_attention import ANY_SIZE, _function
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_accuracy import LOST
@@ -225,9 +225,13 @@ def test_cudnn_makes_no_plan_for_each_of_many_sizes() -> None:
         call = Call({n: free if n in names else fixed for n in "qkv"}, free if "q" in names else fixed, attrs)
         fits = templates["cuda.sdpa_cudnn"].applies
         assert fits is not None and fits(call) is not bool(names)
-        assert (
-            _chosen(call, "") == (ANY_SIZE if names else "") and _chosen(call, "FLASH_ATTENTION") == "FLASH_ATTENTION"
-        )
+        text = _function(call, "attended", "")
+        assert _function(call, "attended", "FLASH_ATTENTION") == "attended"
+        assert (all(kind in text for kind in ANY_SIZE) and "CUDNN" not in text) if names else text == "attended"
+        x = torch.randn(2, 4, 8, 64)
+        attended = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125)
+        found = eval(text, {"torch": torch, "attended": attended})(x, x, x)
+        torch.testing.assert_close(found, torch.softmax(x @ x.mT * 0.125, -1) @ x)
 
 
 def test_cudnn_runs_in_one_thread_on_the_callers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
