@@ -190,7 +190,7 @@ def test_processes_begin_while_there_are_more_jobs_to_come(pool: LowerPool) -> N
     while not done() and time.monotonic() < until:
         pool.pump(batch, wait=True)
     assert done(), "they go on with what comes next"
-    assert list(pool.clock.seconds)[:2] == ["start", "read"], "they say that they have started"
+    assert {"start", "read"} <= pool.clock.seconds.keys(), "they say that they have started"
     batch.add(job)
     batch.close()
     replies = [batch.take() for _ in range(4 * part)]
