@@ -49,6 +49,7 @@ class RoundingSensitivity:
     first: list[Any] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)
     wider: int = 0  # number of runs with `WIDER` times the noise
+    changed: list[Any] = field(default_factory=list)  # as `moved`, with these runs: for integers and bools only
 
     def further(self) -> bool:
         """Make one more run with rounding noise; returns False, and does nothing, after `RUNS` runs."""
@@ -72,18 +73,19 @@ class RoundingSensitivity:
             yield self.moved
 
     def refined_wider(self) -> Iterator[list[Any]]:
-        """Yields `moved` after each of `RUNS` further runs with `WIDER` times the noise, which count for integers and
-        bools only: they show the elements that the noise of a few runs happens to leave as they are."""
+        """Yields `changed`, which begins as `moved` after all of its runs: first as known from earlier runs, if any,
+        then after each of `RUNS` further runs with `WIDER` times the noise. These show elements that the noise of a few
+        runs happens to leave as they are."""
         if self.wider:
-            yield self.moved
+            yield self.changed
+        else:
+            self.changed = list(self.moved)
         while self.wider < RUNS:
             self.wider += 1
-            with np.errstate(all="ignore"):
-                found = self._run(RUNS + self.wider, WIDER)
-            for k, (root, a, b) in enumerate(zip(self.graph.roots, self.first, found)):
-                if not dtypes.is_float(root.dtype):
-                    self.moved[k] = self._more(k, a, b)
-            yield self.moved
+            for k, (a, b) in enumerate(zip(self.first, self._run(RUNS + self.wider, WIDER))):
+                if not dtypes.is_float(self.graph.roots[k].dtype):
+                    self.changed[k] = self.changed[k] | (a != b)
+            yield self.changed
 
     def relative(self, k: int) -> float:
         """How far rounding may move output `k`, relative to its norm, after all runs. Elements without a finite value

@@ -687,3 +687,6 @@ def test_rare_places_of_a_mask_are_run_with_more_noise(monkeypatch: pytest.Monke
         judge = Judge(graph, values, exact, exact, "eager")
         assert judge.judged(0, "mask", y).passed is passes
         assert bool(judge._disturbed.wider) is runs
+    noise = judge._disturbed
+    list(noise.refined_wider())
+    assert noise.changed[0][0, 0] and not noise.moved[0].any(), "other outputs and plans are judged by rounding's noise"

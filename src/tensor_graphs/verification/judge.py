@@ -143,11 +143,10 @@ class Judge:
                 judged = replace(judged, plan=plan, worst=found.worst(dtype, judged.allowed))
             if judged.passed:
                 return judged
-        if discrete and judged.plan <= RARE:
-            for moved in self._disturbed.refined_wider():
-                judged = _places(judged, compare.differing(y, own, exact, moved[k]))
-                if judged.passed:
-                    break
+        for changed in self._disturbed.refined_wider() if discrete and judged.plan <= RARE else ():
+            judged = _places(judged, compare.differing(y, own, exact, changed[k]))
+            if judged.passed:
+                break
         return judged
 
 
