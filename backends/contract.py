@@ -71,8 +71,8 @@ class Target(Backend, Protocol):
         ...
 
     def stand_ins(self, graph: Graph) -> Sequence[tuple[Template, Call]]:
-        """Kernels, with calls, whose compiled code kernels of the graph share: a measuring process compiles them while
-        the graph is rewritten."""
+        """Kernels, each with a call, that contain the compiled code which kernels of the graph will need: a measuring
+        process compiles them while the graph is rewritten."""
         ...
 
     def template(

@@ -100,14 +100,14 @@ void tiled_depthwise(const float *x, const float *w, const float *b, const float
 
 def by_ring(window: tuple[int, int], strides: tuple[int, int], dilations: tuple[int, int], columns: int) -> bool:
     """Whether `tiled_depthwise` computes a convolution with lines of `columns` results, and faster than
-    `tiled_windows`: there is no dilation, strips of columns fit into the ring, and the copy pays.
-
-    With nine taps and less it pays for long lines without a stride; with one each pixel is read about twice.
+    `tiled_windows`: there is no dilation, strips of columns fit into the ring, and copying takes less time than it
+    saves. With nine taps and less it does for long lines without a stride only; with a stride each pixel is read about
+    twice.
     """
     height, width = window
     fits = height <= MOST_LINES and RING // height - width >= LEAST_COLUMNS * strides[1] and height * width <= MAX_TAPS
-    pays = height * width > 9 or (max(strides) == 1 and columns >= 2 * LEAST_COLUMNS - 2)
-    return fits and dilations == (1, 1) and pays
+    faster = height * width > 9 or (max(strides) == 1 and columns >= 2 * LEAST_COLUMNS - 2)
+    return fits and dilations == (1, 1) and faster
 
 
 __all__ = ["DEPTHWISE", "by_ring"]

@@ -1,4 +1,4 @@
-"""Chooses kernels that stand for the C library kernels of a model: compiling them compiles the code of all.
+"""Chooses a few kernels that contain the C functions which a model's library kernels call, to be compiled early.
 
 All products with constant matrices and all direct convolutions call one C function, Winograd's and depthwise
 convolutions one each, and a function takes the compiler half a second to two seconds. A measuring process compiles them

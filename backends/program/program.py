@@ -280,8 +280,8 @@ class Program(ProgramCalls):
             self._binaries = collected(self._run, self._programs.present(self.device), self._space)
 
     def _compile_for_saving(self) -> None:
-        """Remember the compiled C kernels of a program for CPUs that is not bound yet, if none are known: none without
-        a C compiler."""
+        """Compile the C kernels of a program for CPUs that has not been called yet, so that they are saved with it.
+        Without a C compiler none are saved."""
         if self._run is None and self._binaries is None and "C_SOURCE" in self.source:
             try:
                 space = executed(self.source, self.manifest.name)

@@ -55,8 +55,8 @@ def refuse_other_kinds(attr: Attr, tensors: Collection[str]) -> None:
             wanted, found = kinds[min(n, len(kinds) - 1)], _kind(operand, tensors)
             unknown = TENSOR not in (wanted, found) and (ANY in (wanted, found) or found == VARIABLE)
             if wanted != found and not unknown:
-                said = f"{call.function} takes {wanted} in place of {found}: {show_attr(operand)[:60]}"
-                raise RuleError(said, where=show_attr(attr)[:80])
+                message = f"{call.function} takes {wanted} in place of {found}: {show_attr(operand)[:60]}"
+                raise RuleError(message, where=show_attr(attr)[:80])
 
 
 def _calls(attr: Attr) -> Iterator[Apply]:

@@ -244,10 +244,9 @@ def saturate_blocks(
     `exact`: use only rules that change no bit, as for the graphs `careful`. `guard`: prune expensive e-nodes (by
     `slack`, in nanoseconds, and the beam of the limits). `seen`: one list per graph, to which the view of each round is
     appended. `deadline` bounds the seconds of the whole call; blocks (repeated subgraphs) without time left are
-    returned unchanged. Ctrl-C, or `stop`
-    returning true, ends the workers: blocks keep their last complete view and their reports say "interrupted". Blocks
-    with empty values (0 elements), for which no law holds, are returned unchanged and their reports say so. Raises
-    UsageError for a negative `slack`.
+    returned unchanged. Ctrl-C, or `stop` returning true, ends the workers: blocks keep their last complete view and
+    their reports say "interrupted". Blocks with empty values (0 elements), for which no law holds, are returned
+    unchanged and their reports say so. Raises UsageError for a negative `slack`.
     """
     limits, pricing = limits or Limits(), pricing or Roofline()
     if slack is not None and slack < 0:

@@ -64,8 +64,8 @@ def saturate_in_stages(
 
     Each stage is the union of everything found so far. The last stage is the result; earlier stages are the results
     that smaller settings would give. `exact`: use only rules that change no bit, as for the graphs `careful`. After
-    `deadline` seconds, or when
-    `stop` returns true, the list ends early (never empty). Raises UsageError if `effort` is out of range.
+    `deadline` seconds, or when `stop` returns true, the list ends early (never empty). Raises UsageError if `effort` is
+    out of range.
     """
     if not 0 <= effort <= MOST_EFFORT:
         raise UsageError(

@@ -12,7 +12,15 @@ from ..ir.graph import Graph
 from ..ir.tensor import Tensor, topological
 from ..types import dtypes
 
-JUMPS = frozenset({"round", "floor", "ceil", "sign", "mod", "floordiv", "lt", "le", "eq"})
+#: Ops whose result jumps from one whole number to the next. (`round` jumps at halves, where quantization may differ.)
+STEPS = frozenset({"floor", "ceil"})
+REMAINDERS = frozenset({"mod", "floordiv"})
+COMPARISONS = frozenset({"lt", "le", "eq"})
+JUMPS = STEPS | REMAINDERS | COMPARISONS | {"round", "sign"}
+#: Elementwise ops that round nothing, or whose result is a whole number.
+PASSING = frozenset({"neg", "abs", "maximum", "minimum", "where"})
+UNROUNDED = PASSING | STEPS | {"sign", "cast", "round"}
+ORDERING = frozenset({"max", "min"})  # reductions that round nothing
 
 
 def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
@@ -23,15 +31,6 @@ def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
         if _jumps(node) or (node in found and (node.entry.pointwise or node.entry.kind == "view")):
             found.update(a for a in node.args if dtypes.is_float(a.dtype))
     return frozenset(found)
-
-
-#: Ops whose result jumps from one whole number to the next. (`round` jumps at halves, where quantization may differ.)
-STEPS = frozenset({"floor", "ceil"})
-#: Elementwise ops that round nothing, or whose result is a whole number.
-PASSING = frozenset({"neg", "abs", "maximum", "minimum", "where"})
-UNROUNDED = PASSING | {"sign", "cast", "round", "floor", "ceil"}
-COMPARISONS = frozenset({"lt", "le", "eq"})
-ORDERING = frozenset({"max", "min"})  # reductions that round nothing
 
 
 def rounding_decides(graph: Graph) -> bool:
@@ -51,7 +50,7 @@ def rounding_decides(graph: Graph) -> bool:
     found: set[Tensor] = set()
     for node in reversed(nodes):
         floats = [a for a in node.args if dtypes.is_float(a.dtype)]
-        if floats and node.op in ("floordiv", "mod"):
+        if floats and node.op in REMAINDERS:
             return True
         if node.op in STEPS or (node.op == "cast" and dtypes.category(node.dtype) == "int"):
             found.update(floats)

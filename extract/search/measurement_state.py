@@ -144,8 +144,8 @@ class MeasurementState:
     def _until_deadline(
         self, wanted: Iterable[Candidate], cutoff: CostCutoff, hoped: Mapping[CallToken, float]
     ) -> Iterator[Candidate]:
-        """Yield candidates until the deadline, marking each as requested; after the first one, those in no best
-        plan any more are left out."""
+        """Yield candidates until the deadline, marking each as requested. After the first one, those are left out whose
+        optimistic times `hoped` are above their cutoff by then: no best plan can contain them."""
         for n, candidate in enumerate(wanted):
             if cutoff.ended():
                 return

@@ -257,11 +257,8 @@ class _SearchRun:
             limited = bool(self.plans.budgets)
             cutoff = CostCutoff(self.hypergraph, self.pricer, self.prices, ended, limited, self.state.index)
             useful = [i for i in request.now if optimistic_us[i] <= cutoff(candidates[i])]
-            now, known, began = (
-                [candidates[i] for i in useful or request.now],
-                len(self.state.requested),
-                time.monotonic(),
-            )
+            now = [candidates[i] for i in useful or request.now]
+            known, began = len(self.state.requested), time.monotonic()
             hoped = {call_token(candidates[i]): optimistic_us[i] for i in useful if self.one_by_one}
             self.state.measure(now, cutoff, request.first_look, request.later, leave=not last, hoped=hoped)
             if count := len(self.state.requested) - known:

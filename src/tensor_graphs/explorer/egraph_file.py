@@ -305,11 +305,11 @@ def extract(
         raise UsageError(f"invalid argument roots={roots!r}", hint="roots is a list of ids")
     of_kind("a number of seconds", Real)("time_limit", time_limit)
     is_progress("progress", progress)
-    told = progress or Progress()
+    shown = progress or Progress()
     problem = _problem(source, roots)
-    told.say("extract", size_of(problem))
+    shown.say("extract", size_of(problem))
     found = solve(
-        problem, time_limit=time_limit, method=method, deterministic=deterministic, stop=lambda: told.stopped  # type: ignore[arg-type]
+        problem, time_limit=time_limit, method=method, deterministic=deterministic, stop=lambda: shown.stopped  # type: ignore[arg-type]
     )  # fmt: skip
     return replace(found, choices=to_json(problem, found)["choices"])
 

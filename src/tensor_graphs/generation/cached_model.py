@@ -18,10 +18,8 @@ from ..models.huggingface.step import Caches, ring_slack
 from .programs import Programs
 
 BUCKETS = (16, 64, 256)  # tokens of prefill programs: a prompt takes the smallest that holds it, else several steps
-GPU_BUCKETS = (
-    512,
-    1024,
-)  # further ones on a GPU, where reading the weights takes as long as computing 200 to 300 tokens
+#: Further ones on a GPU, where reading the weights takes as long as computing 200 to 300 tokens.
+GPU_BUCKETS = (512, 1024)
 GPU_TOKENS = 4096  # most tokens of all rows in one of those steps, which bounds the memory of its activations
 Array = np.ndarray[Any, Any]
 

@@ -33,10 +33,8 @@ from .expected import ExpectedTimes
 
 LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
-TESTING, TESTING_S = (
-    0.5,
-    2.0,
-)  # time for tests of the caller's rules: fraction of the budget, and at least these seconds
+# time for tests of the caller's rules: fraction of the budget, and at least these seconds
+TESTING, TESTING_S = 0.5, 2.0
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
 
