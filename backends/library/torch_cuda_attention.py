@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ...errors import UnsupportedError
 from ...extract.model.kernel import Call, Strides
 from ...extract.model.library_kernel import LibraryKernel, identify
 from .numpy_rows import spell
@@ -17,8 +18,6 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 #: LibraryKernel suffix -> Torch's fused attention kernel; "" means Torch's own choice.
 KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
-#: What Torch may choose from where sizes are free. cuDNN makes a plan for each size, which takes 0.1 s and more.
-ANY_SIZE = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
@@ -61,24 +60,20 @@ def heads_inside(call: Call) -> Strides:
     return (rows * step, *inner, step, 1)
 
 
-def _fixed(call: Call) -> bool:
-    """Whether all sizes of queries, keys and values are known."""
-    return all(type(d) is int for n in "qkv" for d in extents(call.operands[n]))
-
-
-def _function(call: Call, name: str, kernel: str) -> str:
-    """Text of the helper function `name`: where sizes are free and Torch chooses the kernel, among ANY_SIZE."""
-    if kernel or _fixed(call):
-        return name
-    kinds = ", ".join(f"torch.nn.attention.SDPBackend.{kind}" for kind in ANY_SIZE)
-    return f"torch.nn.attention.sdpa_kernel([{kinds}])({name})"
+def _named(call: Call, kernel: str) -> str:
+    """Text of a fused kernel's name for a call. Raises UnsupportedError for cuDNN where a size is free: it makes a plan
+    for each size, which takes 0.1 s, and has no kernel for a single position."""
+    free = any(type(d) is not int for n in "qkv" for d in extents(call.operands[n]))
+    if kernel == "CUDNN_ATTENTION" and free:
+        raise UnsupportedError("cuDNN's attention makes a plan for each size")
+    return repr(kernel)
 
 
 def _sdpa_code(kernel: str, rows: bool) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        return (f"{_function(call, 'attended', kernel)}({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, "
-                f"{_causal(call)}, {kernel!r}, {rows})")  # fmt: skip
+        return (f"attended({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_causal(call)}, "
+                f"{_named(call, kernel)}, {rows})")  # fmt: skip
 
     identify(code, f"torch_cuda_attention.sdpa[{kernel},{rows}]")
     return code
@@ -95,8 +90,7 @@ def _packable(call: Call) -> bool:
 def _grouped_code(kernel: str) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         n = call.names
-        attend = _function(call, "grouped", kernel)
-        return f"{attend}({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {kernel!r})"
+        return f"grouped({n['q']}, {n['k']}, {n['v']}, {n.get('m')}, {call.attrs['scale']}, {_named(call, kernel)})"
 
     identify(code, f"torch_cuda_attention.grouped[{kernel}]")
     return code
@@ -115,7 +109,7 @@ def attentions() -> list[LibraryKernel]:
             if masked and suffix == "_flash":
                 continue  # the kernel supports no masks
             own = _lines if kernel else (lambda call: not halves(call)) if suffix else halves
-            fits = both(FLOAT, _fusable, own, *([_fixed] if suffix == "_cudnn" else []))
+            fits = both(FLOAT, _fusable, own)
             more["rate"] = SINGLE_RATE if suffix == "_single" else 1.0
             shaped = both(fits, lambda call: call.output.type.rank in (4, 5))
             found += [

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.library import torch_training_helpers
-from tensor_graphs.backends.library.torch_cuda_attention import ANY_SIZE, _function
+from tensor_graphs.backends.library.torch_cuda_attention import _named
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.marshalling import tensor_of
 from tensor_graphs.backends.tuning.gpu_accuracy import LOST
@@ -24,6 +24,7 @@ from tensor_graphs.egraph.ops.ops import OPS, Type
 from tensor_graphs.egraph.patterns.pattern import PatternCall
 from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.egraph.types.dims import dim
+from tensor_graphs.errors import UnsupportedError
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous, output_names
 
 from .reference import expected
@@ -216,22 +217,15 @@ def test_cudnn_gradients_do_not_depend_on_layouts_of_earlier_calls(_: int, monke
             assert float((a.double() - b).norm() / b.norm()) < 1e-2
 
 
-def test_cudnn_makes_no_plan_for_each_of_many_sizes() -> None:
-    """Attention of a free size is left to kernels that need no plan of a size, also where Torch chooses."""
-    templates = {t.name: t for t in backend("torch_cuda").templates}
+def test_cudnn_is_not_asked_for_attention_of_free_sizes() -> None:
     free, fixed = (Operand(Type((2, 4, n, 64), "float16"), contiguous((2, 4, 8, 64))) for n in (dim("T", min=1), 8))
     attrs = {"scale": 0.125, "causal": False, "window": 0, "softcap": 0.0}
-    for names in ("qkv", "q", "kv", ""):
+    for names in ("qkv", "q", "kv"):
         call = Call({n: free if n in names else fixed for n in "qkv"}, free if "q" in names else fixed, attrs)
-        fits = templates["cuda.sdpa_cudnn"].applies
-        assert fits is not None and fits(call) is not bool(names)
-        text = _function(call, "attended", "")
-        assert _function(call, "attended", "FLASH_ATTENTION") == "attended"
-        assert (all(kind in text for kind in ANY_SIZE) and "CUDNN" not in text) if names else text == "attended"
-        x = torch.randn(2, 4, 8, 64)
-        attended = lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.125)
-        found = eval(text, {"torch": torch, "attended": attended})(x, x, x)
-        torch.testing.assert_close(found, torch.softmax(x @ x.mT * 0.125, -1) @ x)
+        with pytest.raises(UnsupportedError, match="a plan for each size"):
+            _named(call, "CUDNN_ATTENTION")
+        assert _named(call, "FLASH_ATTENTION") == "'FLASH_ATTENTION'" and _named(call, "") == "''"
+    assert _named(Call(dict.fromkeys("qkv", fixed), fixed, attrs), "CUDNN_ATTENTION") == "'CUDNN_ATTENTION'"
 
 
 def test_cudnn_runs_in_one_thread_on_the_callers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
