@@ -92,8 +92,8 @@ def scaled_early(kernel: Kernel) -> Kernel:
 
     Queries are multiplied by their norm and the softmax scale once, not the scores of every tile. A constant factor is
     not moved to an operand that is a plain load, since that would round the operand to save one multiplication. Powers
-    of a product (the cube in the tanh form of GELU) stay as they are: with a factor moved into one of its occurrences it
-    would be computed twice.
+    of a product (the cube in the tanh form of GELU) stay as they are: it would be computed twice, with and without the
+    factor.
     """
     b, held = kernel.builder, set(kernel.axes)
 

@@ -88,5 +88,5 @@ def native_dropout(x: Tensor, p: float, train: bool | None = False) -> list[Tens
 
 
 def log_sigmoid_forward(x: Tensor) -> list[Tensor]:
-    """Return [log(sigmoid(x)), exp(-|x|): the buffer for the gradient on a CPU, which PyTorch traces empty on others]."""
+    """Return [log(sigmoid(x)), exp(-|x|)]; the second is for the gradient on a CPU, empty in traces of a GPU."""
     return [log_sigmoid(x), t.exp(t.neg(t.abs(x)))]
