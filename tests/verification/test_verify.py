@@ -620,6 +620,16 @@ def test_a_program_that_is_verified_on_one_input_is_called_again(monkeypatch: py
     assert next(calls) > 2, "the first call was right"
 
 
+def test_indices_that_one_op_counts_from_the_start_are_not_negative() -> None:
+    """The experts of a token pick rows of weights (gather) and their share (gather_elements, which wraps)."""
+    experts = tg.input("experts", (64, 1), "int64")
+    share = tg.gather_elements(tg.input("shares", (64, 5)), experts, 1)
+    rows = tg.reshape(tg.gather(tg.input("rows", (5, 3)), tg.reshape(experts, (64,))), (64, 3))
+    for graph, negative in ((Graph.of(share), True), (Graph.of([share, rows]), False)):
+        drawn = drawing.inputs(graph, np.random.default_rng(0), 0)["experts"]
+        assert drawn.max() == 4 and bool(drawn.min() < 0) == negative
+
+
 # ---------------------------------------------------------------- cost of a failure
 def test_a_norm_over_its_limit_is_not_run_again_with_rounding_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Graph.of(tg.exp(tg.input("x", (1000,))))
