@@ -146,7 +146,9 @@ class _BlockJoiner:
             [ids.setdefault(self.tensors.get(i, (op, attrs)), len(ids)) for i, (op, attrs) in enumerate(zip(self.ops, self.attrs))],
             np.int64,
         )  # fmt: skip
-        width, own, kids = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (self.width, self.cls, self.kid))
+        width, own, kids = (
+            np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (self.width, self.cls, self.kid)
+        )
         start = np.cumsum(width) - width
         alike = [rows for n in np.unique(width) if len(rows := np.flatnonzero(width == n)) > 1]
         merged_some = True
@@ -164,7 +166,7 @@ class _BlockJoiner:
 
     def _representatives(self) -> Ints:
         """The representative of each e-class."""
-        old = np.arange(self.size)
+        old = np.arange(self.size, dtype=np.int32)
         for c in list(self.up):
             old[c] = self.find(c)
         return old
@@ -255,8 +257,8 @@ def join_blocks(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
 
     Each occurrence of a block gets a copy of the block's view; values that several occurrences share are merged. Linear
     in the size of the result, but for sorting. The roots are those of `blocks.graph`. Values that no block computes
-    (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. E-classes that hold an equal
-    e-node are merged; the e-node stays there several times (`union.congruent` keeps one).
+    (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. E-classes that hold an
+    equal e-node are merged; the e-node stays there several times (`union.congruent` keeps one).
     """
     work = _BlockJoiner(blocks, views)
     for instance in blocks.instances:
