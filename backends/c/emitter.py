@@ -21,6 +21,7 @@ from ..ir.tiling import Shape
 from .emit.attention import few_row_attention
 from .emit.kernel import emit
 from .emit.lane_loops import WORTH
+from .emit.nest import ROW, LoopNest
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
@@ -49,6 +50,11 @@ class NestSchedule(Schedule):
         """(rows, columns) of the tile whose common values are computed once: all rows and columns for attention of few
         rows (emit/attention.py), else (1, 1)."""
         return (shape.m, shape.n) if shape.kind == "attention" else (1, 1)
+
+    def again(self, kernel: Kernel) -> float:
+        """Flops of expensive values of rows that are too long for a row buffer, in the passes after the first."""
+        long = any(e.axis.size > ROW for e in kernel.reductions)
+        return LoopNest(kernel, "").computed_again() if long else 0.0
 
 
 def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:

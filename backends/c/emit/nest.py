@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from ...ir.expr import Builder, Expr, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel
-from ...ir.op_texts import costly
+from ...ir.op_texts import costly, flops
 from ...ir.tiling import shape_of
 from ...ir.unfusable import Unfusable, if_fusable
 from .spelling import DOUBLE, SINGLE, TYPES
@@ -123,12 +124,18 @@ class LoopNest:
         (`_joined`): a key under which loops share values."""
         return moved(self.kernel.builder, e, {r: index(a) for r, a in self._joined.items()}, self.same)
 
+    def _passes(self) -> list[tuple[Axis, tuple[Expr, ...]]]:
+        """The innermost loops, as (axis, what is computed along it): of the reductions, then the one that writes all
+        results."""
+        loops = [(e.axis, e.args) for e in self.kernel.reductions]
+        if self.inner is not None:
+            loops.append((self.inner, tuple(e for s in self.kernel.stores for e in (s.value, *s.guards))))
+        return loops
+
     def _kept(self) -> dict[Expr, Axis]:
         """Row values to buffer, because they are expensive and several loops need them: value, as a key of `_alike` ->
         axis of the row."""
-        loops = [(e.axis, e.args) for e in self.kernel.reductions]
-        if self.inner is not None:  # one loop writes all results
-            loops.append((self.inner, tuple(e for s in self.kernel.stores for e in (s.value, *s.guards))))
+        loops = self._passes()
         costly = self._costly()
         seen: dict[Expr, int] = {}
         over: dict[Expr, Axis] = {}
@@ -150,6 +157,16 @@ class LoopNest:
                 uses[e] += 1
             done |= found
         return {e for e, n in uses.items() if n > 1}
+
+    def computed_again(self) -> float:
+        """Flops of expensive values in the loops after the first that computes them, where no row buffer has them."""
+        known, again, costly = set[Expr](), 0.0, self._costly()
+        for axis, bodies in self._passes():
+            inside = {self._alike(e): e for e in _inside(bodies, axis) if e in costly}
+            repeats = [e for key, e in inside.items() if key in known and key not in self.kept]
+            again += sum(flops(e.op) * prod(a.size for a in e.axes) for e in repeats)
+            known |= inside.keys()
+        return again
 
     def _costly(self) -> set[Expr]:
         """Float values that depend on an expensive operation."""

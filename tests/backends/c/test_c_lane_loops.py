@@ -11,10 +11,12 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.c.emit import kernel as c_source
-from tensor_graphs.backends.c.emitter import EMITTER, EXPONENTIAL, ROWS_KEPT
+from tensor_graphs.backends.c.emitter import EMITTER, EXPONENTIAL, ROWS_KEPT, NestSchedule
+from tensor_graphs.backends.c.emit.nest import ROW
 from tensor_graphs.backends.program.helpers.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ops.ops import OPS
 
 from .. import kernel_interpreter
 from ..test_kernel_ir import kernel as plain_kernel
@@ -78,6 +80,12 @@ def test_expensive_values_of_a_row_are_computed_once() -> None:
     for root in (tg.softmax(value) * x, tg.sum(centred * centred, -1, True) + centred, tg.layer_norm(value, g, g)):
         text = c_source.emit(plain_kernel(root), "kernel")
         assert text.count("lanes_tanh") == text.count("tanh_f") == 1
+
+
+def test_passes_over_rows_too_long_for_a_buffer_are_priced() -> None:
+    inputs = [tg.input("x", (2, width)) for width in (ROW, ROW + 1)]
+    once, again = (NestSchedule().again(plain_kernel(tg.softmax(tg.tanh(x)))) for x in inputs)
+    assert once == 0.0 and again == (OPS["tanh"].flops * 2 + OPS["sub"].flops + OPS["exp"].flops) * 2 * (ROW + 1)
 
 
 def test_functions_are_those_of_scalars_bit_by_bit() -> None:
