@@ -151,11 +151,12 @@ class LoopNest:
         """Those of the values `shared` (keys of `_alike`) that several of the `loops` (axis, bodies) compute or read if
         a loop reads values that an earlier one has computed, in place of their operands."""
         uses, done = dict.fromkeys(shared, 0), set[Expr]()
+        read = lambda e: self._alike(e) in done
         for axis, bodies in loops:
-            found = {self._alike(e) for e in _inside(bodies, axis, lambda e: self._alike(e) in done)} & shared
+            found = {self._alike(e) for e in _inside(bodies, axis, read)} & shared
             for e in found:
                 uses[e] += 1
-            done |= found
+            done.update(found)
         return {e for e, n in uses.items() if n > 1}
 
     def computed_again(self) -> float:

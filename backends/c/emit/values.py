@@ -205,7 +205,9 @@ class CValues(LoopNest):
         loop.items += lanes.lines
         loop.close()
         whole_part = f"lanes_{monoid}({parts})"
-        place.items += _step(monoid, total, whole_part if monoid == "sum" else self._named(place, "float", whole_part), watch)
+        place.items += _step(
+            monoid, total, whole_part if monoid == "sum" else self._named(place, "float", whole_part), watch
+        )
         return whole
 
     def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:

@@ -11,8 +11,8 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.c.emit import kernel as c_source
-from tensor_graphs.backends.c.emitter import EMITTER, EXPONENTIAL, ROWS_KEPT, NestSchedule
 from tensor_graphs.backends.c.emit.nest import ROW
+from tensor_graphs.backends.c.emitter import EMITTER, EXPONENTIAL, ROWS_KEPT, NestSchedule
 from tensor_graphs.backends.program.helpers.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.ir.tensor import Tensor
