@@ -43,6 +43,7 @@ from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
 from .integer_convolutions import HELPERS as INTEGER_PACKING
 from .integer_convolutions import integer_convolution_rows
+from .integer_pools import integer_pool_rows
 from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
@@ -228,6 +229,7 @@ BACKEND = C(
         *convolution_rows(),
         *integer_convolution_rows(),
         *pool_rows(),
+        *integer_pool_rows(),
         *group_norm_rows(),
         *batch_norm_rows(),
         *pool_index_rows(),

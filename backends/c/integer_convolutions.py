@@ -1,9 +1,10 @@
-"""Declares library kernels in C for convolutions of bytes (`integer_conv`) by integer dot products, with what follows
-them: scales, bias, activation, a residual, and rounding to bytes.
+"""Declares library kernels in C for convolutions of bytes by integer dot products, with what follows them: scales,
+bias, activation, a residual, and rounding to bytes.
 
-Direct (integer_tiles.py) and depthwise (integer_depthwise.py) convolutions of channels-last images. Sums are exact. A
-sum is multiplied by the product of the scales once, so that results are nearer to the exact ones than those of a
-convolution of dequantized values, and may round to a neighbouring byte where the latter's error crosses a half.
+Direct (integer_tiles.py) and depthwise (integer_depthwise.py) convolutions of channels-last images. They compute
+`integer_conv` and what is made of it, and convolutions of dequantized bytes. Sums are exact. A sum is multiplied by the
+product of the scales once, so that results are nearer to the exact ones than those of a convolution of dequantized
+values, and may round to a neighbouring byte where the latter's error crosses a half.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 from ...extract.model.kernel import Call, Code
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.definitions import source_of
-from ..library.torch_calls import GEOMETRY, both, channel_bias, channels_last, extents, filled, residual_fits_last
+from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, residual_fits_last
 from .convolutions import channels_last_x, ending, few_elements, image, pads_before, pair, window_of
 from .integer_depthwise import INTEGER_DEPTHWISE
 from .integer_tiles import INTEGER_DIRECT, INTEGER_TILES
@@ -35,25 +36,37 @@ SOURCE: Mapping[str, str] = {
 """C functions and their text. All of them are in every program that uses one: the text is compiled once."""
 
 BYTES = ("uint8", "int8")
-X_SIGNED, W_SIGNED, OUT_SIGNED, R_SIGNED, BY_CHANNEL, W_ZEROS, FLOAT_BIAS, INTEGER_BIAS, MIDDLE_SIGNED, COPIED, CENTRED = (
-    1 << i for i in range(11)
-)  # flags of the C functions
+LONGEST_SUM = (2**31 - 1) // 255**2  # products of two bytes, without zero points, whose sum fits into int32
+(
+    X_SIGNED,
+    W_SIGNED,
+    OUT_SIGNED,
+    R_SIGNED,
+    BY_CHANNEL,
+    W_ZEROS,
+    FLOAT_BIAS,
+    INTEGER_BIAS,
+    MIDDLE_SIGNED,
+    COPIED,
+    CENTRED,
+    X_SCALED,
+) = (1 << i for i in range(12))  # flags of the C functions
 SUMS, FLOATS, ROUNDED, ADDED = range(4)  # kinds of results
 
-#: suffix -> pattern of sums; weights without zero points need no sums of x
-SUMMED = {
-    "": f"integer_conv(x, w, z, full(value=0, shape=e, dtype=d), {GEOMETRY})",
-    "_zeros": f"integer_conv(x, w, z, y, {GEOMETRY})",
-}
-_SCALED = "cast({}, dtype='float32') * m"
-#: suffix -> pattern of a convolution as floats, from that of its sums
+_NONE = "full(value=0, shape=e, dtype=d)"  # zero points of weights: without them no sums of x are needed
+_SUMS = f"integer_conv(x, w, z, {{}}, {GEOMETRY})"
+_CODES = f"cast({_SUMS}, dtype='float32') * m"
+_VALUES = f"conv(dequantize(x, a, z), dequantize(w, m, {{}}), {GEOMETRY})"
+#: suffix -> (pattern of a convolution as floats, in which {} are the zero points of weights; activations behind it)
 SCALED = {
-    "": _SCALED,
-    "_bias": f"{_SCALED} + reshape(b, shape=t)",
-    "_integer_bias": _SCALED.format("({} + reshape(b, shape=t))"),
+    "": (_VALUES, 3),
+    "_bias": (f"{_VALUES} + b", 3),
+    "_codes": (_CODES, 1),
+    "_codes_bias": (f"{_CODES} + b", 1),
+    "_codes_integer_bias": (f"cast({_SUMS} + b, dtype='float32') * m", 1),
 }
 ACTIVATIONS = ("{}", "relu({})", "clip({}, lo=lo, hi=hi)")
-_MIDDLE = "dequantize(quantize({}, p, q), p, q)"
+_MIDDLE = "dequantize(quantize({}, p, q), j, q)"
 _RESIDUAL = "dequantize(r, u, v)"
 
 
@@ -114,15 +127,20 @@ def _known(call: Call) -> bool:
 
 def _scalars(call: Call) -> bool:
     """Condition on calls: zero points and scales of values are one number each, the factor of sums one or one for each
-    channel, and dtypes are those that the C functions read."""
-    one = all(prod(extents(o)) == 1 for n, o in call.operands.items() if n in "zsopquv")
-    m, k = call.operands.get("m"), extents(call.output)[1]
-    if not one or any(call.operands[n].type.dtype != "float32" for n in "mspu" if n in call.operands):
+    channel, the bias one for each channel, and dtypes are those that the C functions read."""
+    one = all(prod(extents(o)) == 1 for n, o in call.operands.items() if n in "azsopqjuv")
+    kinds = {n: o.type.dtype for n, o in call.operands.items()}
+    if not one or any(kinds[n] != "float32" for n in "amspju" if n in kinds):
         return False
-    if m is not None and prod(extents(m)) not in (1, extents(m)[1] if extents(m)[1] == k else 1):
+    if kinds["z"] != kinds["x"] or kinds.get("y", kinds["w"]) != kinds["w"]:
+        return False
+    m, k = call.operands.get("m"), extents(call.output)[1]
+    if m is not None and k not in (prod(extents(m)) * k, *(d for d in extents(m)[:2] if prod(extents(m)) == d)):
+        return False
+    if "a" in kinds and prod(extents(call.operands["w"])[1:]) > LONGEST_SUM:
         return False
     b, r = call.operands.get("b"), call.operands.get("r")
-    fits = b is None or b.type.dtype in ("float32", "int32")
+    fits = b is None or (b.type.dtype in ("float32", "int32") and extents(b) == (1, k, *(1,) * (b.type.rank - 2)))
     fits = fits and ("y" in call.operands or call.operands["w"].type.dtype == "int8")
     return fits and (r is None or (r.type.dtype in BYTES and call.operands["v"].type.dtype == r.type.dtype))
 
@@ -165,15 +183,19 @@ def _flags(call: Call) -> int:
     b, m, channels = kind("b"), kind("m"), kind("y")
     found = X_SIGNED * (kind("x").dtype == "int8") + W_SIGNED * (kind("w").dtype == "int8")  # type: ignore[union-attr]
     found += OUT_SIGNED * (call.output.type.dtype == "int8")
-    found += sum(flag for name, flag in (("r", R_SIGNED), ("q", MIDDLE_SIGNED)) if (t := kind(name)) and t.dtype == "int8")
-    found += BY_CHANNEL * (m is not None and prod(m.shape) > 1) + W_ZEROS * (channels is not None and prod(channels.shape) > 1)
-    found += CENTRED * (channels is None)
+    found += sum(
+        flag for name, flag in (("r", R_SIGNED), ("q", MIDDLE_SIGNED)) if (t := kind(name)) and t.dtype == "int8"
+    )
+    found += BY_CHANNEL * (m is not None and prod(m.shape) > 1) + W_ZEROS * (
+        channels is not None and prod(channels.shape) > 1
+    )
+    found += CENTRED * (channels is None) + X_SCALED * (kind("a") is not None)
     return found + (0 if b is None else FLOAT_BIAS if b.dtype == "float32" else INTEGER_BIAS)
 
 
 def _addresses(call: Call) -> str:
     """The operands of a C function and its scratch memory; absent ones are not read."""
-    found = [call.names.get(o, call.names["x"]) for o in "xwzymbsorpquv"]
+    found = [call.names.get(o, call.names["x"]) for o in "xwzyambsorpqjuv"]
     return ", ".join((*found, call.names["out"], call.names["scratch"]))
 
 
@@ -209,7 +231,18 @@ def _direct_scratch(call: Call) -> int:
 
 def _depthwise_code(call: Call, kind: int, act: int) -> str:
     (n, c, h, w), (_, _, oh, ow) = image(call.operands["x"]), image(call.output)
-    numbers = (n, h, w, c, oh, ow, *window_of(call), *pair(call, "strides"), *pair(call, "dilations"), *pads_before(call))
+    numbers = (
+        n,
+        h,
+        w,
+        c,
+        oh,
+        ow,
+        *window_of(call),
+        *pair(call, "strides"),
+        *pair(call, "dilations"),
+        *pads_before(call),
+    )
     return f"quad_depthwise({_addresses(call)}, {', '.join(map(str, numbers))}, {_ends(call, kind, act, 0)})"
 
 
@@ -248,17 +281,29 @@ KINDS: Mapping[str, IntegerKind] = {
 # ---------------------------------------------------------------- rows
 def _forms() -> Iterator[tuple[str, str, int, int]]:
     """(suffix of the name, pattern, kind of results, activation) of each kernel of an algorithm."""
-    for zeros, sums in SUMMED.items():
-        yield zeros, sums, SUMS, 0
-        for (bias, scaled), (act, spelled) in product(SCALED.items(), enumerate(ACTIVATIONS)):
-            suffix, floats = f"{zeros}{bias}{ending(spelled)}", spelled.format(scaled.format(sums))
-            yield f"_scaled{suffix}", floats, FLOATS, act
-            yield f"_quantized{suffix}", f"quantize({floats}, s, o)", ROUNDED, act
-    for (suffix, scaled), (act, spelled), left in product(SCALED.items(), enumerate(ACTIVATIONS[:2]), (False, True)):
-        middle = _MIDDLE.format(scaled.format(SUMMED[""]))
-        inner = spelled.format(f"{_RESIDUAL} + {middle}" if left else f"{middle} + {_RESIDUAL}")
-        side = "_residual_left" if left else "_residual"
-        yield f"_quantized{suffix}{side}{ending(spelled)}", f"quantize({inner}, s, o)", ADDED, act
+    for zeros, points in (("", _NONE), ("_zeros", "y")):
+        yield zeros, _SUMS.format(points), SUMS, 0
+        for suffix, (scaled, acts) in SCALED.items():
+            floats = scaled.format(points)
+            for act, spelled in enumerate(ACTIVATIONS[: 1 if zeros else 3]):
+                yield f"_scaled{zeros}{suffix}{ending(spelled)}", spelled.format(floats), FLOATS, act
+            for act, spelled in enumerate(ACTIVATIONS[: 1 if zeros else acts]):
+                yield (
+                    f"_quantized{zeros}{suffix}{ending(spelled)}",
+                    f"quantize({spelled.format(floats)}, s, o)",
+                    ROUNDED,
+                    act,
+                )
+    for (suffix, (scaled, acts)), left in product(SCALED.items(), (False, True)):
+        middle = _MIDDLE.format(scaled.format(_NONE))
+        total, side = (f"{_RESIDUAL} + {middle}", "_left") if left else (f"{middle} + {_RESIDUAL}", "")
+        for act, spelled in enumerate(ACTIVATIONS[: min(acts, 2)]):
+            yield (
+                f"_quantized{suffix}_residual{side}{ending(spelled)}",
+                f"quantize({spelled.format(total)}, s, o)",
+                ADDED,
+                act,
+            )
 
 
 def _row(name: str, kind: IntegerKind, form: tuple[str, str, int, int]) -> LibraryKernel:
@@ -269,18 +314,10 @@ def _row(name: str, kind: IntegerKind, form: tuple[str, str, int, int]) -> Libra
     return LibraryKernel(
         full, "c", pattern, code, family="conv", dense=("w", "b", "m"), layout=channels_last, scratch=kind.scratch,
         prep={"w": kind.prep}, setup=("address", "c_function", "c_library", "bytes_at_cache_line", kind.helper),
-        source=lambda call: SOURCE, rate=16.0, version=VERSION, reads_last=("x",), exact=results == SUMS,
-        applies=both(filled, _known, kind.applies, _scalars, channel_bias_of, few_elements, residual_fits_last if added else None),
+        source=lambda call: SOURCE, rate=2.0 if "_zeros" in suffix else 16.0, version=VERSION, reads_last=("x",), exact=results == SUMS,
+        applies=both(filled, _known, kind.applies, _scalars, few_elements, residual_fits_last if added else None),
         inplace=("r",) if added and name == "integer_conv" else (),
     )  # fmt: skip
-
-
-def channel_bias_of(call: Call) -> bool:
-    """Condition on calls: the reshaped bias, if there is one, is a vector along the channels."""
-    if "b" not in call.operands:
-        return True
-    named = {**call.attrs, "s": call.attrs["t"]}
-    return channel_bias(Call(call.operands, call.output, named))
 
 
 VERSION = blake2b("".join(SOURCE.values()).encode(), digest_size=4).hexdigest()

@@ -102,13 +102,13 @@ static void quad_any_line(const quad_row *q, int columns)
 }
 /* Depthwise convolution of bytes with packed weights (sums of each channel's, then chunks); x, y and the residual r are
    channels-last. Flags: as of quad_scales. room: four numbers a channel, then a line of zero points. */
-void quad_depthwise(const void *x, const void *w, const void *x_zero, const void *w_zero, const void *m, const void *b,
-                    const void *scale, const void *zero, const void *r, const void *mid_scale, const void *mid_zero,
-                    const void *r_scale, const void *r_zero, void *y, void *room, int n, int h, int wide, int c, int oh, int ow,
+void quad_depthwise(const void *x, const void *w, const void *x_zero, const void *w_zero, const void *x_scale, const void *m,
+                    const void *b, const void *scale, const void *zero, const void *r, const void *mid_scale, const void *mid_zero,
+                    const void *mid_factor, const void *r_scale, const void *r_zero, void *y, void *room, int n, int h, int wide, int c, int oh, int ow,
                     int kh, int kw, int step_h, int step_w, int dil_h, int dil_w, int top, int left, int kind, int flags,
                     int low, int high, int least, int most)
 {
-    const quad_scales scales = {x_zero, w_zero, zero, r_zero, mid_zero, m, scale, mid_scale, r_scale, b};
+    const quad_scales scales = {x_zero, w_zero, zero, r_zero, mid_zero, x_scale, m, scale, mid_scale, mid_factor, r_scale, b};
     const int chunks = (c + 15) / 16, fours = (kh + 3) / 4;
     const quad_end e = quad_end_of(&scales, kind, flags, 1, c, w, (int64_t)kh * kw, of_bits((uint32_t)low), of_bits((uint32_t)high),
                                    of_bits((uint32_t)least), of_bits((uint32_t)most), room);
@@ -138,4 +138,3 @@ void quad_depthwise(const void *x, const void *w, const void *x_zero, const void
     }
 }
 """.replace("@LINES@", str(MAX_TAPS + 3))
-

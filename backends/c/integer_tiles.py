@@ -237,10 +237,10 @@ static inline quad_kernel *quad_kernel_of(int there, int panels)
 static inline int quad_value(const void *p, int64_t i, int sign) { return sign ? ((const int8_t *)p)[i] : ((const uint8_t *)p)[i]; }
 /* Scales and zero points of a convolution, by address. Flags: 1 x has a sign, 2 weights have a sign, 4 results have one, 8 the
    residual has one; 16 a factor m for each channel; 32 a zero point of weights for each channel, 1024 none; 64 float summands b, 128
-   integer ones. */
+   integer ones; 2048 factors are multiplied by the scale of x. */
 typedef struct {
     const void *x_zero, *w_zero, *zero, *r_zero, *mid_zero;
-    const float *m, *scale, *mid_scale, *r_scale;
+    const float *x_scale, *m, *scale, *mid_scale, *mid_factor, *r_scale;
     const void *b;
 } quad_scales;
 /* Limits of a quotient by `scale`. */
@@ -266,6 +266,7 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
     const int x_zero = quad_value(s->x_zero, 0, flags & 1) + (flags & 1 ? 128 : 0);
     /* the scale that the first rounding has: that of results, or with a residual that of the sum's first operand */
     const float scale = kind == 2 ? s->scale[0] : kind == 3 ? s->mid_scale[0] : 1.0f;
+    const double factor = (flags & 2048 ? (double)s->x_scale[0] : 1.0) / scale;
     int any = 0;
     __builtin_memset(room, 0, 16ul * (unsigned long)all);
     for (int group = 0; group < groups; group++) {
@@ -276,7 +277,7 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
             start[i] = (int32_t)((uint32_t)(flags & 128 ? ((const int32_t *)s->b)[channel] : 0) - (uint32_t)x_zero * (uint32_t)sums[i]
                                  + (uint32_t)(taps * x_zero) * (uint32_t)w_zero);
             if (kind == 0) continue;
-            by[i] = (float)((double)s->m[flags & 16 ? channel : 0] / scale);
+            by[i] = (float)(factor * s->m[flags & 16 ? channel : 0]);
             if (flags & 64) plus[i] = (float)((double)((const float *)s->b)[channel] / scale);
         }
     }
@@ -292,7 +293,7 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
         const int sign = flags & 256, mid = quad_value(s->mid_zero, 0, sign);
         e.low = (float)((sign ? -128 : 0) - mid), e.high = (float)((sign ? 127 : 255) - mid);
         e.r_flip = flags & 8 ? 128 : 0, e.r_zero = quad_value(s->r_zero, 0, flags & 8) + e.r_flip;
-        e.own = s->mid_scale[0] / s->scale[0], e.other = s->r_scale[0] / s->scale[0];
+        e.own = s->mid_factor[0] / s->scale[0], e.other = s->r_scale[0] / s->scale[0];
         quad_limits(&e.least, &e.most, s->scale[0]);
         quad_within(&e.least, &e.most, down, up);
     }
@@ -305,13 +306,14 @@ INTEGER_DIRECT = """/* Convolution of bytes with packed weights (sums of each ch
    x has the strides sn, sc, sh, sw in elements. Flags: as of quad_scales, and 512: x is copied to `room` with its padding, in
    which the pixels of a line of a window are one run. Else bytes have no sign, the channels of x are neighbours, those of a
    group a multiple of four, and padding reads a line of the zero point in room. room begins with four numbers a channel. */
-void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_zero, const void *m, const void *b, const void *scale,
-               const void *zero, const void *r, const void *mid_scale, const void *mid_zero, const void *r_scale, const void *r_zero,
+void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_zero, const void *x_scale, const void *m,
+               const void *b, const void *scale, const void *zero, const void *r, const void *mid_scale, const void *mid_zero,
+               const void *mid_factor, const void *r_scale, const void *r_zero,
                void *y, void *room, int n, int h, int wide, int c, int sn, int sc, int sh, int sw, int oh, int ow, int k, int groups,
                int kh, int kw, int step_h, int step_w, int dil_h, int dil_w, int top, int left, int kind, int flags,
                int low, int high, int least, int most)
 {
-    const quad_scales scales = {x_zero, w_zero, zero, r_zero, mid_zero, m, scale, mid_scale, r_scale, b};
+    const quad_scales scales = {x_zero, w_zero, zero, r_zero, mid_zero, x_scale, m, scale, mid_scale, mid_factor, r_scale, b};
     const int own = c / groups, made = k / groups, panels = (made + 15) / 16, blocks = (panels + QUAD_PANELS - 1) / QUAD_PANELS;
     const int64_t padded = (int64_t)groups * panels * 16;
     const quad_end e = quad_end_of(&scales, kind, flags, groups, made, w, (int64_t)kh * kw * own, of_bits((uint32_t)low),

@@ -6,7 +6,21 @@ from collections.abc import Callable, Sequence
 
 from ...errors import ShapeError
 from ..types.dims import Dim
-from .law_text import BYTES, D0, DTYPE_ID, S0, S1, Cases, LawCase, broadcast, has_rank, same_dtype, vec_get, vec_of, vec_set
+from .law_text import (
+    BYTES,
+    D0,
+    DTYPE_ID,
+    S0,
+    S1,
+    Cases,
+    LawCase,
+    broadcast,
+    has_rank,
+    same_dtype,
+    vec_get,
+    vec_of,
+    vec_set,
+)
 from .ops import Attrs, Op, Type
 
 

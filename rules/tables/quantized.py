@@ -1,5 +1,4 @@
-"""Lists rules about quantized values: views of packed numbers and of their scales, products by groups, convolutions of
-bytes."""
+"""Lists rules about quantized weights: views of packed numbers and of their scales, and products by groups."""
 
 from __future__ import annotations
 
@@ -85,17 +84,4 @@ PRODUCTS = table("quantized weights", "algebra", [
          doc="each group of a sum is scaled once, and zero points need only the sums of x"),
 ])  # fmt: skip
 
-_CONV = "strides=s, pads=p, dilations=d, groups=g"
-#: Products of two bytes, without zero points, of which a sum in int32 does not overflow.
-_LONGEST_SUM = (2**31 - 1) // 255**2
-CONVOLUTIONS = table("quantized weights", "algebra", [
-    Rule(f"integer-conv-{x}-{w}", f"conv(dequantize(x, a, z), dequantize(w, c, y), {_CONV})",
-         f"cast(integer_conv(x, w, z, y, {_CONV}), dtype='float32') * (a * reshape(c, shape=replace(ones(rank(x)), 1, size(c, 0))))",
-         when=("scalar(a)", "scalar(z)", "drop(shape(c), 0) == drop(ones(rank(w)), 0)", f"dtype(x) == '{x}'", f"dtype(z) == '{x}'",
-               f"dtype(w) == '{w}'", f"dtype(y) == '{w}'", "dtype(a) == 'float32'", f"volume(w) <= {_LONGEST_SUM} * size(w, 0)"),
-         growth="collects", doc="sums of products of bytes are exact in int32 and are scaled once; rounding differs from that of products of"
-         " scaled values")
-    for x in ("uint8", "int8") for w in ("uint8", "int8")
-])  # fmt: skip
-
-RULES = (*VIEWS, *PRODUCTS, *CONVOLUTIONS)
+RULES = (*VIEWS, *PRODUCTS)
