@@ -179,18 +179,16 @@ def _limits(call: Call, act: int) -> tuple[float, float]:
 
 def _flags(call: Call) -> int:
     """Flags of a C function that follow from the operands' types."""
-    kind = lambda name: call.operands[name].type if name in call.operands else None
-    b, m, channels = kind("b"), kind("m"), kind("y")
-    found = X_SIGNED * (kind("x").dtype == "int8") + W_SIGNED * (kind("w").dtype == "int8")  # type: ignore[union-attr]
+    given = call.operands
+    signed = {"x": X_SIGNED, "w": W_SIGNED, "r": R_SIGNED, "q": MIDDLE_SIGNED}
+    found = sum(flag for name, flag in signed.items() if name in given and given[name].type.dtype == "int8")
     found += OUT_SIGNED * (call.output.type.dtype == "int8")
-    found += sum(
-        flag for name, flag in (("r", R_SIGNED), ("q", MIDDLE_SIGNED)) if (t := kind(name)) and t.dtype == "int8"
-    )
-    found += BY_CHANNEL * (m is not None and prod(m.shape) > 1) + W_ZEROS * (
-        channels is not None and prod(channels.shape) > 1
-    )
-    found += CENTRED * (channels is None) + X_SCALED * (kind("a") is not None)
-    return found + (0 if b is None else FLOAT_BIAS if b.dtype == "float32" else INTEGER_BIAS)
+    for name, flag in (("m", BY_CHANNEL), ("y", W_ZEROS)):
+        found += flag * (name in given and prod(extents(given[name])) > 1)
+    found += CENTRED * ("y" not in given) + X_SCALED * ("a" in given)
+    if "b" in given:
+        found += FLOAT_BIAS if given["b"].type.dtype == "float32" else INTEGER_BIAS
+    return found
 
 
 def _addresses(call: Call) -> str:

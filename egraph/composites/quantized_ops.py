@@ -7,8 +7,8 @@ therefore keeps neighbouring numbers in one byte; with `block=16` and 4 bits, a 
 numbers in two halves, each of which a single `and` selects.
 
 Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither
-`unpack` nor `dequantize` counts as arithmetic in rooflines: kernels convert numbers in few instructions, or multiply integers without converting
-them.
+`unpack` nor `dequantize` counts as arithmetic in rooflines: kernels convert numbers in few instructions, or multiply
+integers without converting them.
 """
 
 from __future__ import annotations

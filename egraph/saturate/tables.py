@@ -108,7 +108,10 @@ def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]
     """
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
     fixed = weight_only(nodes)
-    whole = lambda n: n.entry.pointwise or (n.entry.law in ("quantize", "dequantize") and n not in fixed)
+
+    def whole(n: Tensor) -> bool:
+        return n.entry.pointwise or (n.entry.law in ("quantize", "dequantize") and n not in fixed)
+
     done, start = set(nodes), 0
     while start < len(nodes):
         fresh = [(n, parts_of(n)) for n in nodes[start:] if not whole(n)]
