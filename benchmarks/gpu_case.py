@@ -25,7 +25,7 @@ from benchmarks.gpu_again import SPELLED
 from benchmarks.run import commit
 
 BACKENDS = {"ours": "gpu", "generated": "generated", "triton": "triton-only"}
-EXPLAIN_S = 30.0  # from here on no further form of a block is explained
+EXPLAIN_S = 30.0  # of explaining: after it no further form of a block is explained
 ROUNDS, REPLAY_US, MOST_SETS = 15, 1500.0, 64
 RESTS, REST_S = 9, 0.1  # replays after a pause, and its seconds: the power limit has forgotten the last one by then
 HELD = 0xEC  # of NVML's reasons for a clock: held by the power cap, slowed for heat or power

@@ -75,7 +75,7 @@ class TrialPipeline:
         self._waiting: deque[tuple[Measured, Trial | None]] = deque()  # ready for the device
         self._handed: dict[Future[None], GpuProcess] = {}  # device jobs in flight
         self._early: dict[tuple[str, Key], Trial] = {}  # trials compiled speculatively
-        self._ahead: Trial | None = None  # the last of these
+        self._ahead: Trial | None = None  # the trial prefetched last
         self._ended: Callable[[], bool] | None = None  # whether the measuring time is up
         self._worked = False  # whether a device job has finished
 

@@ -223,11 +223,11 @@ class _Encoding:
     form: str
     dtype: str
     by_rows: bool
-    keeps_codes: bool = False  # whether it keeps the codes, too
+    keeps_codes: bool = False  # whether the encoding keeps the codes, too
     _scale: Array | None = field(default=None, compare=False)
     _codes: ref[Array] | None = field(default=None, compare=False)
     _near: dict[tuple[str, str], ref[Any]] = field(default_factory=dict, compare=False)  # of (part, device)
-    _kept: list[Any] = field(default_factory=list, compare=False)  # what `keeps_codes` keeps
+    _kept: list[Any] = field(default_factory=list, compare=False)  # codes kept if `keeps_codes`
     _lock: Lock = field(default_factory=Lock, compare=False)  # one encoding at a time
 
     def part(self, name: str, weight: Array) -> Array:

@@ -36,7 +36,7 @@ from typing import Any
 from .hostile import LONGEST, corpus, hostile
 
 SECONDS, WAIT_S, BYTES = 10.0, 60.0, 2 << 30  # of CPU time, on the clock of a busy machine, and of memory, for one file
-#: Modules whose coverage guides: those that read.
+#: Modules whose coverage guides the damage: those that read files.
 COVERED = [
     f"tensor_graphs.{name}"
     for name in (

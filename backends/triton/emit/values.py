@@ -142,7 +142,7 @@ class TileValues(TritonPart):
             text = BY_ANY[e.op]
         if e.op in ("floordiv", "mod") and _signs_differ(tiles):
             raise Unfusable("a quotient of signed and unsigned integers")
-        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
+        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a sum with 0.0, as of a mask that hides nothing
             return tiles[tiles[0].text == "0.0"]
         if e.op == "mul" and "1.0" in (tiles[0].text, tiles[1].text):
             return tiles[tiles[0].text == "1.0"]

@@ -31,8 +31,8 @@ def free_bytes() -> int:
 class BackgroundWeights:
     """Handle of the background computation of derived weights (encoded ones of a quantized model)."""
 
-    started: bool = False  # whether it computes any; known soon after `start_weights`
-    end: Callable[[], None] = lambda: None  # ends it early, and waits for that
+    started: bool = False  # whether weights are encoded in the background; known soon after `start_weights`
+    end: Callable[[], None] = lambda: None  # ends encoding early, and waits until it has ended
 
 
 def start_weights(session: Session, task: Task) -> BackgroundWeights:

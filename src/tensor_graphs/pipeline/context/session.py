@@ -62,7 +62,7 @@ class Session:
     )  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     starting: Callable[[], bool] = lambda: False  # whether the measuring processes are still starting
-    ready_at: float | None = None  # when they were first seen to have started
+    ready_at: float | None = None  # time at which the measuring processes were first seen to have started
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
     background_clocks: list[tuple[str, Clock]] = field(default_factory=list)  # (activity, clock), for the timeline

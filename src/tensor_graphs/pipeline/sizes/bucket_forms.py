@@ -127,7 +127,7 @@ def _works(call: timing.Run) -> bool:
     """Whether a form runs at a size: there may be too little memory for it."""
     try:
         call()
-    except Exception:  # whatever the caller's function raises there
+    except Exception:  # any error that the caller's function raises at these sizes
         return False
     return True
 

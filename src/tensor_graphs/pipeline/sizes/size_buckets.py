@@ -147,7 +147,7 @@ def _lag(forms: Forms, row: tuple[int, int]) -> float:
         return abs(np.log(at / forms.sizes[forms.dimension])).item() or 1.0
     times = forms.timed(at)
     lag = median(times[ALL]) / median(times[CALLER])
-    return lag if 0 < lag < inf else 1.0  # one of them does not run there
+    return lag if 0 < lag < inf else 1.0  # one of the forms does not run at this size
 
 
 def _searched(
