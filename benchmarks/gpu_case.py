@@ -223,7 +223,9 @@ class Case:
                     self.device.synchronize()
                     once = self.device.capture(calls)
                     once()
-                    lap = min(self.device.laps(once, 2))  # one by one, the host's launches would be timed
+                    lap = min(
+                        self.device.laps(once, 2)
+                    )  # by a graph: calls one by one are bound by the host's launches
                     laps = max(1, min(40, round(REPLAY_US / lap)))
                     replays[name] = self.device.capture(calls * laps), laps * len(calls)
             samples, capped = self._in_turn(replays, ROUNDS)

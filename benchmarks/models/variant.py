@@ -127,7 +127,7 @@ VARIANTS: Table = {}
 
 
 TINY: Table = {}
-"""The same at small sizes: does everything run?"""
+"""The variants at small sizes, to see whether everything runs."""
 
 
 def variant(

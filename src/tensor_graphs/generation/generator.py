@@ -46,7 +46,7 @@ def _memory_named() -> Iterator[None]:
 
 
 def _folder(given: Any, trust: bool) -> Folder:
-    """Argument as a folder. UsageError if it is neither a path nor a `Folder`."""
+    """Argument as a folder. Raises UsageError if it is neither a path nor a `Folder`."""
     if not isinstance(given, str | os.PathLike | Folder):
         raise UsageError(
             f"{with_article(type(given).__name__)} is no folder", hint="give the path of a folder with config.json"
