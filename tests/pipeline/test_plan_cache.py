@@ -20,7 +20,7 @@ from tensor_graphs import settings
 from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
-from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.backends.tuning.measurement import Timing as Measured
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store

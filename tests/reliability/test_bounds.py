@@ -329,7 +329,8 @@ def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyP
 def test_a_kernel_that_takes_too_much_memory_fails_alone(tmp_path: Path) -> None:
     """The process answers, and measures the next kernel."""
     from tensor_graphs.backends.registry import template
-    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, Timing
+    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+    from tensor_graphs.backends.tuning.measurement import Failure, Timing
     from tensor_graphs.egraph.ops.ops import Type
     from tensor_graphs.extract.model.kernel import Call, Operand
 

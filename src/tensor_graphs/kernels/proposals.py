@@ -22,8 +22,9 @@ from typing import Any
 
 from ..backends.admission.use import verdicts_of
 from ..backends.registry import backend
-from ..backends.tuning.measure_cpu import CpuMeasurer, SinkBase, Timing
+from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..backends.tuning.measurement import SinkBase, Timing
 from ..backends.user.files import KernelFile, kernel_file
 from ..backends.user.templates import UserKernel
 from ..egraph.ir.graph import Graph

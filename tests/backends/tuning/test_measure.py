@@ -15,8 +15,14 @@ import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning import compiling_queue, cpu_worker, kernel_strips, measured_operands, result_check
-from tensor_graphs.backends.tuning import measure_cpu as measure
+from tensor_graphs.backends.tuning import (
+    compiling_queue,
+    cpu_worker,
+    kernel_strips,
+    measured_operands,
+    result_check,
+    worker_process,
+)
 from tensor_graphs.backends.tuning.compiling_queue import CompilingQueue
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
@@ -30,9 +36,11 @@ from tensor_graphs.backends.tuning.cpu_worker import (
     timed,
 )
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measured_operands import drawn, operand_values, shown
+from tensor_graphs.backends.tuning.measurement import Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.result_check import Wrong, accuracy
+from tensor_graphs.backends.tuning.worker_process import CpuWorkerProcess
 from tensor_graphs.backends.verification.inputs import InputDistribution
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ops.ops import Type
@@ -215,7 +223,7 @@ def test_a_kernel_that_nobody_waits_for_is_given_up_and_leaves_no_row(
 ) -> None:
     rows = Rows()
     for most, grace in ((0.05, 1e3), (1e3, 0.05)):  # in general, and of a search with a small budget
-        monkeypatch.setattr(measure, "GRACE_S", most)
+        monkeypatch.setattr(worker_process, "GRACE_S", most)
         measurer = CpuMeasurer(rows, seconds=0.002, worker=faulty, grace=grace)
         measurer.measure([candidate("np.sub", ADD)], worth=Over())  # it hangs; the worker's own timeout is 120 s
         assert not rows and not faulty.alive
