@@ -43,7 +43,7 @@ def generate(
     trust_model: Annotated[bool, typer.Option("--trust-model", help="allow links that lead out of the folder")] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Generate text with a decoder from a Hugging Face folder or a GGUF file. Programs are optimized at first use and cached."""
+    """Generate text with a decoder from a Hugging Face folder or a GGUF file. Its programs are made once and cached."""
     from ..generation import Generator as made
 
     if (prompt is None) == (prompt_tokens is None):
