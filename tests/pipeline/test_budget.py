@@ -553,7 +553,7 @@ def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatc
     pool = lowering_pool.LowerPool(1)
     with monkeypatch.context() as patch:
         patch.setattr(lowering_pool, "start_worker", interrupted)
-        for _ in range(lowering_pool.MOST):
+        for _ in range(lowering_pool.MAX_WORKERS):
             with pytest.raises(KeyboardInterrupt):
                 pool.begin()
     pool.begin()

@@ -17,7 +17,7 @@ from ..extract.model.clock import Clock
 from .context.session import Session
 from .stages.prepare import Task
 
-SHARE = 0.25  # share of free device memory that the original weights may have
+MAX_ORIGINALS_SHARE = 0.25  # share of free device memory that the original weights may have
 
 
 def free_bytes() -> int:
@@ -51,7 +51,7 @@ def start_weights(session: Session, task: Task) -> BackgroundWeights:
 
     def compute() -> None:
         with suppress(Exception), clock.running("encode"), lock:
-            made.started = copied_bytes(derived) <= SHARE * free_bytes()
+            made.started = copied_bytes(derived) <= MAX_ORIGINALS_SHARE * free_bytes()
             for data in derived if made.started else ():
                 if ended.is_set() or session.progress.stopped:
                     break

@@ -34,10 +34,10 @@ from ..egraph.types.dtypes import HALVES, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-ROOM = 8  # estimated memory of the references, their inputs and copies, as a multiple of the input and output bytes
+REFERENCE_MEMORY_MULTIPLE = 8  # memory of references, inputs and copies, relative to the inputs and outputs
 # share of free device memory that kept weights may have; a program not bound yet needs as much, or twice that
 WEIGHTS_SHARE = 0.25
-SHARE = 0.125  # share of device memory that verification may use; the rest is the program's
+MAX_MEMORY_SHARE = 0.125  # share of device memory that verification may use; the rest is the program's
 
 
 def fits(device: str, nbytes: int) -> bool:
@@ -47,7 +47,9 @@ def fits(device: str, nbytes: int) -> bool:
 
     if not is_gpu(torch.device(device)):
         return True
-    return bool(ROOM * nbytes <= SHARE * torch.cuda.get_device_properties(device).total_memory)
+    return bool(
+        REFERENCE_MEMORY_MULTIPLE * nbytes <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    )
 
 
 def sample_tensors(

@@ -31,7 +31,7 @@ from ...writing.files import named_path
 from ..sources.caller import Caller
 from .expected import ExpectedTimes
 
-LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
+MIN_MEASURING_SHARE, MIN_MEASURING_S = 0.2, 2.0  # of measuring on a GPU: share of the budget, at most these seconds
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
 # time for tests of the caller's rules: fraction of the budget, and at least these seconds
 TESTING, TESTING_S = 0.5, 2.0
@@ -217,7 +217,7 @@ class Session:
 
 def least_measuring(options: Options) -> float:
     """Minimum seconds of measuring on a GPU."""
-    return min(LEAST_S, LEAST * options.budget)
+    return min(MIN_MEASURING_S, MIN_MEASURING_SHARE * options.budget)
 
 
 def store_root(options: Options) -> Path:
