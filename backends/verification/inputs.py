@@ -61,7 +61,7 @@ class InputDistribution:
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
     limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
     ties: set[float] = field(default_factory=set)  # floats for which an operand of rounding or a comparison is a tie
-    counted: int = 0  # compared with positions below this, if not 0
+    counted: int = 0  # bound of the positions that the value is compared with; 0 if it is compared with none
     divisor: bool = False
     exponent: bool = False
     arithmetic: bool = False  # operands of integer arithmetic

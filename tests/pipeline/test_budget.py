@@ -18,7 +18,7 @@ from tensor_graphs.backends.generate import lowering_pool
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
-from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.backends.tuning.measurement import Timing as Measured
 from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -570,7 +570,7 @@ def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatc
     pool = lowering_pool.LowerPool(1)
     with monkeypatch.context() as patch:
         patch.setattr(lowering_pool, "start_worker", interrupted)
-        for _ in range(lowering_pool.MOST):
+        for _ in range(lowering_pool.MAX_WORKERS):
             with pytest.raises(KeyboardInterrupt):
                 pool.begin()
     pool.begin()
