@@ -147,8 +147,12 @@ def _late_generation_limit(
     CPU not before generation has had its least time. Library kernels alone may take ten times as long as fused ones."""
     least = 0.0 if on_gpu(backends) else GENERATING_LEAST * session.options.budget
     until, optional = session.now() + least, not only_generated(backends)
-    over = lambda: session.progress.stopped or (session.over and session.now() >= until)
-    return lambda bound: enough(bound) or (optional and over())
+
+    def limit(bound: bool) -> bool:
+        over = session.progress.stopped or (session.over and session.now() >= until)
+        return enough(bound) or (optional and over)
+
+    return limit
 
 
 def stored_narrow(
