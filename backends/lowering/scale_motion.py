@@ -9,7 +9,7 @@ from ..ir.expr import Builder, Expr, factors, walk
 from ..ir.kernel import Kernel
 
 LOG2E = math.log2(math.e)
-LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
@@ -83,7 +83,7 @@ def _scaled(b: Builder, e: Expr) -> Expr:
 
 
 def _finite(value: float) -> float:
-    return value if math.isinf(value) else max(-LARGEST, min(LARGEST, value))
+    return value if math.isinf(value) else max(-FLOAT32_MAX, min(FLOAT32_MAX, value))
 
 
 def scaled_early(kernel: Kernel) -> Kernel:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
+from ...egraph.ir.places import visible_places
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
@@ -60,7 +61,7 @@ class InputDistribution:
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
     limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
     ties: set[float] = field(default_factory=set)  # floats for which an operand of rounding or a comparison is a tie
-    counted: int = 0  # compared with positions below this, if not 0
+    counted: int = 0  # bound of the positions that the value is compared with; 0 if it is compared with none
     divisor: bool = False
     exponent: bool = False
     arithmetic: bool = False  # operands of integer arithmetic
@@ -84,6 +85,8 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
     for role in found.values():
         role.large, role.exponential = not narrow, exponential
     _spread(graph, nodes, found, kinds)
+    for name, count in visible_places(nodes, kinds).items():
+        found[name].counted = count
     for name, ties in tied_inputs(nodes, kinds, EDGE if narrow else LIMIT).items():
         found[name].ties = ties
     fans = _fan_ins(nodes)

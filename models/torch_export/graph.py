@@ -12,7 +12,7 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data
-from ...egraph.simplify.masks import LARGEST
+from ...egraph.simplify.masks import MAX_MASK_ELEMENTS
 from ...egraph.types import dims as dims_
 from ...egraph.types.dtypes import HALVES, is_float
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
@@ -186,7 +186,7 @@ class ExportReader:
             found = self.program.state_dict if spec.target in self.program.state_dict else self.program.constants
             tensor = found[spec.target]
             saved = spec.persistent is not False or spec.target in self._mutated
-            if not saved and str(tensor.dtype) == "torch.bool" and tensor.numel() <= LARGEST:
+            if not saved and str(tensor.dtype) == "torch.bool" and tensor.numel() <= MAX_MASK_ELEMENTS:
                 return t.as_tensor(
                     to_numpy(tensor)
                 )  # a non-persistent bool mask: as a constant its content is visible to the optimizer

@@ -142,7 +142,7 @@ class Variant:
         except TensorGraphsError:
             if not own - set(fixed):
                 raise
-            fixed = dict(sizes)  # at these sizes only
+            fixed = dict(sizes)  # sizes of an input that is not free: the program is for these sizes only
             graph, symbols = read_traced(part.module, weights=weights, fixed=fixed, name=name)
         used = symbols_of(part.module)
         self.fixed |= {n: s for n, s in fixed.items() if n in used}

@@ -110,7 +110,7 @@ class Acceptance:
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
     over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
     late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
-    patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
+    patience: float = math.inf  # most seconds that the verification of another plan may take after the deadline
     now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
