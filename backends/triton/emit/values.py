@@ -74,11 +74,10 @@ class TileValues(TritonPart):
         if e.op != "load" and not (several and e not in frame.reducing):
             return None
         column = {r: index(self.shape.joined[r]) for r in frame.joined}
-        moved = frame.columns.get(e)
-        if moved is None:
-            exprs = self.kernel.exprs if e in frame.uses else [e]
+        if e not in frame.columns:  # all values at once; later the sides of products, which the kernel does not contain
+            exprs = [e] if frame.columns else [*self.kernel.exprs, e]
             frame.columns |= zip(exprs, self.kernel.builder.substituted(exprs, column), strict=True)
-            moved = frame.columns[e]
+        moved = frame.columns[e]
         return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:

@@ -106,7 +106,7 @@ def verify(
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
-    if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
+    if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, graph, planned * size))):
         device = ""
     if not device and tolerance != "exact":
         from .strips import has_large_values, strips_of, verify_strips
