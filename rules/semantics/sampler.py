@@ -18,8 +18,8 @@ from ...errors import ShapeError
 from .instance import FAILURES
 
 Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any
-SIZES = (1, 2, 3, 4, 6)  # sizes of axes, each drawn with equal probability
-FLOATS = ("float32", "float32", "float32", "float64", "float16")  # dtypes, likewise
+SIZES = (1, 2, 3, 4, 6)  # sizes that the axes of an instance are drawn from
+FLOATS = ("float32", "float32", "float32", "float64", "float16")  # float dtypes that one is drawn from for an instance
 INTS = ("int64", "int32", "int8", "uint8")
 
 
