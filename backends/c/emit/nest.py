@@ -148,8 +148,8 @@ class LoopNest:
         return {e: over[e] for e in needed if _worth(e, over[e], needed - {e})}
 
     def _needed(self, loops: list[tuple[Axis, tuple[Expr, ...]]], shared: set[Expr]) -> set[Expr]:
-        """Those of the values `shared` (keys of `_alike`) that several of the `loops` (axis, bodies) compute or read if
-        a loop reads values that an earlier one has computed, in place of their operands."""
+        """The values among `shared` (keys of `_alike`) that several of the `loops` (axis, bodies) use: a loop uses the
+        values that it computes, but of a value that an earlier loop has computed only the value, not its operands."""
         uses, done = dict.fromkeys(shared, 0), set[Expr]()
         read = lambda e: self._alike(e) in done
         for axis, bodies in loops:
