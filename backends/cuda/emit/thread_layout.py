@@ -63,7 +63,8 @@ class ThreadLayout:
     waits for the previous kernel. `ahead` is the prefetch distance in loop iterations of cp.async copies into shared
     memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
     GEMM, None without one. `shared` maps a dimension to another one whose threads it uses: no value may vary along
-    both. `seen` names a dimension whose loop ends where a mask excludes all further positions; "" without one.
+    both, or along two dimensions that use the threads of one. `seen` names a dimension whose loop ends where a mask
+    excludes all further positions; "" without one.
     """
 
     dims: Mapping[str, DimensionThreads]
