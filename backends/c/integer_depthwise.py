@@ -67,7 +67,7 @@ static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int 
         }
     }
     if (q->e->kind == 2) {
-        quad_rounded_line(R, sum, q->e, q->at, (uint8_t *)q->y + q->to + (int64_t)first * q->c, q->c, q->count);
+        quad_ended(R, sum, q->e, q->at, 0, (uint8_t *)q->y + q->to + (int64_t)first * q->c, q->c, q->count);
         return;
     }
     quad_int found[QUAD_WIDE];

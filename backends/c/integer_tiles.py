@@ -159,17 +159,20 @@ static __attribute__((noinline)) void quad_stored(const quad_int *sums, int ther
     else QUAD_STORED(quad_bytes, quad_added(QUAD_SCALED, quad_widened(r + place, count), &e), QUAD_BYTES)
 }
 """)
-    + contracted("""/* The same for R vectors of bytes, `line` bytes from one to the next, of which `count` are written. */
-static inline __attribute__((always_inline)) void quad_rounded_line(int R, const quad_int *sums, const quad_end *e, int64_t at,
-                                                                    uint8_t *y, int64_t line, int count)
+    + contracted("""/* The bytes of R vectors of sums, `line` bytes from one to the next, of which `count` are written; r: a residual, or 0. */
+static inline __attribute__((always_inline)) void quad_ended(int R, const quad_int *sums, const quad_end *end, int64_t at,
+                                                             const uint8_t *r, uint8_t *y, int64_t line, int count)
 {
-    const quad_vec by = *(const quad_vec *)(e->by + at), plus = *(const quad_vec *)(e->plus + at);
-    const float low = e->low, high = e->high;
-    const int zero = e->zero;
-    QUAD_UNROLLED for (int i = 0; i < R; i++) {
-        const quad_end own = {.zero = zero};
-        const quad_bytes b = quad_whole(quad_clipped(__builtin_convertvector(sums[i], quad_vec) * by + plus, low, high), &own);
-        quad_written(y + i * line, b, count);
+    const quad_vec by = *(const quad_vec *)(end->by + at), plus = *(const quad_vec *)(end->plus + at);
+    const quad_end e = *end;
+    if (r) {
+        QUAD_UNROLLED for (int i = 0; i < R; i++) {
+            const quad_int other = quad_widened(r + i * line, count);
+            quad_written(y + i * line, quad_added(quad_clipped(__builtin_convertvector(sums[i], quad_vec) * by + plus, e.low, e.high), other, &e), count);
+        }
+    } else {
+        QUAD_UNROLLED for (int i = 0; i < R; i++)
+            quad_written(y + i * line, quad_whole(quad_clipped(__builtin_convertvector(sums[i], quad_vec) * by + plus, e.low, e.high), &e), count);
     }
 }
 """)
@@ -203,11 +206,12 @@ static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows,
             for (int t = 0; t < taps; t++) for (int k = 0; k < run; k++) sum += rows[t * QUAD_ROWS + i][k]; \\
             QUAD_UNROLLED for (int j = 0; j < P; j++) c[i][j] -= *(const quad_int *)(e->offset + at + 16 * j) * sum; \\
         } \\
-    if (e->kind == 2 && there >= R) { \\
+    if (e->kind >= 2 && there >= R) { \\
         QUAD_UNROLLED for (int j = 0; j < P; j++) { \\
             quad_int own[R]; \\
             QUAD_UNROLLED for (int i = 0; i < R; i++) own[i] = c[i][j]; \\
-            quad_rounded_line(R, own, e, at + 16 * j, (uint8_t *)y + to + 16 * j, line, j < P - 1 ? 16 : left); \\
+            const int64_t place = to + 16 * j; \\
+            quad_ended(R, own, e, at + 16 * j, e->kind == 3 ? r + place : 0, (uint8_t *)y + place, line, j < P - 1 ? 16 : left); \\
         } \\
         return; \\
     } \\
