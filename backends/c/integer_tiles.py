@@ -82,13 +82,13 @@ static inline __attribute__((always_inline)) quad_vec quad_rounded(quad_vec v)
 }
 /* What follows the sums. `kind` of results: 0 the sums (int32), 1 floats, 2 bytes, 3 bytes of a sum with the residual.
    Per channel (padded to whole panels): start: what sums begin with; by, plus: float factor and summand. low, high:
-   limits of the float, zero: zero point of the result. With a residual r (bytes ^ r_flip, zero point r_zero) the rounded
+   limits of the float, zero: zero point of the result, flip: 128 if it has a sign. With a residual r (bytes ^ r_flip, zero point r_zero) the rounded
    bytes are multiplied by `own`, the residual's by `other`, and the sum's limits are least and most.
    offset: zero points of weights (0: all are 0), by which sums of x over the window are multiplied. */
 typedef struct {
     const int32_t *start, *offset;
     const float *by, *plus;
-    int kind, zero, r_zero, r_flip;
+    int kind, zero, flip, r_zero, r_flip;
     float low, high, own, other, least, most;
 } quad_end;
 """
@@ -285,7 +285,7 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
             if (flags & 64) plus[i] = (float)((double)((const float *)s->b)[channel] / scale);
         }
     }
-    quad_end e = {start, any ? offset : 0, by, plus, kind, 0, 0, 0, low, high, 0, 0, least, most};
+    quad_end e = {start, any ? offset : 0, by, plus, kind, 0, flags & 4 ? 128 : 0, 0, 0, low, high, 0, 0, least, most};
     quad_limits(&e.low, &e.high, scale);
     const int bottom = flags & 4 ? -128 : 0, top = flags & 4 ? 127 : 255;
     if (kind == 2 || kind == 3) e.zero = quad_value(s->zero, 0, flags & 4);
@@ -306,7 +306,18 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
 """
 ).replace("@ROWS@", str(ROWS))
 
-INTEGER_DIRECT = """/* Convolution of bytes with packed weights (sums of each channel's, then panels); y and the residual r are channels-last.
+INTEGER_DIRECT = """/* Three lines of bytes ^ flip side by side, in a loop that compilers vectorize. */
+static void quad_interleaved(const uint8_t *restrict a, const uint8_t *restrict b, const uint8_t *restrict c, int count, int flip,
+                             uint8_t *restrict to)
+{
+    const uint8_t f = (uint8_t)flip;
+    for (int i = 0; i < count; i++) {
+        to[3 * i] = a[i] ^ f;
+        to[3 * i + 1] = b[i] ^ f;
+        to[3 * i + 2] = c[i] ^ f;
+    }
+}
+/* Convolution of bytes with packed weights (sums of each channel's, then panels); y and the residual r are channels-last.
    x has the strides sn, sc, sh, sw in elements. Flags: as of quad_scales, and 512: x is copied to `room` with its padding, in
    which the pixels of a line of a window are one run. Else bytes have no sign, the channels of x are neighbours, those of a
    group a multiple of four, and padding reads a line of the zero point in room. room begins with four numbers a channel. */
@@ -343,6 +354,8 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
             const uint8_t *const from = (const uint8_t *)x + line / ph * sn + (int64_t)at * sh;
             if (sc == 1 && sw == c)
                 for (int64_t j = 0; j < (int64_t)last * c; j++) to[(int64_t)left * c + j] = from[j] ^ flip;
+            else if (sw == 1 && c == 3)
+                quad_interleaved(from, from + sc, from + 2 * (int64_t)sc, last, flip, to + (int64_t)left * c);
             else
                 for (int i = 0; i < c; i++)
                     for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc] ^ flip;
@@ -350,47 +363,54 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
     } else {
         __builtin_memset(more, x_byte, (unsigned long)own);
     }
+    /* several tiles a task: their first pixel is found by division, the others by counting */
+    const int several = tiles < 64 ? 1 : 8;
+    const int64_t lines = (tiles + several - 1) / several;
     #pragma omp parallel for schedule(static)
-    for (int64_t task = 0; task < tiles * groups * outer; task++) {
-        const int64_t tile = task % tiles, pixel = tile * QUAD_ROWS;
-        const int begin = (int)(task / tiles % outer) * inner, group = (int)(task / tiles / outer);
+    for (int64_t task = 0; task < lines * groups * outer; task++) {
+        const int64_t line = task % lines;
+        const int begin = (int)(task / lines % outer) * inner, group = (int)(task / lines / outer);
         const uint8_t *rows[@TAPS@ * QUAD_ROWS];
-        const int there = all - pixel < QUAD_ROWS ? (int)(all - pixel) : QUAD_ROWS;
         int image = 0, row = 0, column = 0;
         if (!flat) {
-            const int at = (int)(pixel % ((int64_t)oh * ow));
-            image = (int)(pixel / ((int64_t)oh * ow)), row = at / ow, column = at % ow;
+            const int64_t first = line * several * QUAD_ROWS;
+            const int at = (int)(first % ((int64_t)oh * ow));
+            image = (int)(first / ((int64_t)oh * ow)), row = at / ow, column = at % ow;
         }
-        for (int i = 0; i < QUAD_ROWS; i++) {
-            if (flat) {
-                rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
-                continue;
-            }
-            if (i >= there) { /* repeats the last pixel; not stored */
-                for (int t = 0; t < taps; t++) rows[t * QUAD_ROWS + i] = rows[t * QUAD_ROWS + i - 1];
-                continue;
-            }
-            if (copied) {
-                const uint8_t *const from = more + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
-                for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
-            } else {
-                const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
-                for (int t = 0; t < kh; t++) {
-                    const int v = row * step_h - top + t * dil_h;
-                    for (int u = 0; u < kw; u++) {
-                        const int s = column * step_w - left + u * dil_w;
-                        const int inside = v >= 0 && v < h && s >= 0 && s < wide;
-                        rows[(t * kw + u) * QUAD_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : more;
+        for (int64_t tile = line * several; tile < tiles && tile < (line + 1) * several; tile++) {
+            const int64_t pixel = tile * QUAD_ROWS;
+            const int there = all - pixel < QUAD_ROWS ? (int)(all - pixel) : QUAD_ROWS;
+            for (int i = 0; i < QUAD_ROWS; i++) {
+                if (flat) {
+                    rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
+                    continue;
+                }
+                if (i >= there) { /* repeats the last pixel; not stored */
+                    for (int t = 0; t < taps; t++) rows[t * QUAD_ROWS + i] = rows[t * QUAD_ROWS + i - 1];
+                    continue;
+                }
+                if (copied) {
+                    const uint8_t *const from = more + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
+                    for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
+                } else {
+                    const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
+                    for (int t = 0; t < kh; t++) {
+                        const int v = row * step_h - top + t * dil_h;
+                        for (int u = 0; u < kw; u++) {
+                            const int s = column * step_w - left + u * dil_w;
+                            const int inside = v >= 0 && v < h && s >= 0 && s < wide;
+                            rows[(t * kw + u) * QUAD_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : more;
+                        }
                     }
                 }
+                if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
             }
-            if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
-        }
-        for (int block = begin; block < blocks && block < begin + inner; block++) { /* of panels, in equal parts */
-            const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
-            const int behind = made - first * 16 - 16 * (count - 1), channel = group * made + first * 16;
-            quad_kernel_of(there, count)(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel, panel, &e, there,
-                                         ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k);
+            for (int block = begin; block < blocks && block < begin + inner; block++) { /* of panels, in equal parts */
+                const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
+                const int behind = made - first * 16 - 16 * (count - 1), channel = group * made + first * 16;
+                quad_kernel_of(there, count)(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel, panel, &e, there,
+                                             ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k);
+            }
         }
     }
 }

@@ -114,6 +114,20 @@ def test_bytes_with_signs_and_one_scale(name: str) -> None:
     check(name, usual_call(name, x_kind="int8", kind="int8"))
 
 
+@pytest.mark.parametrize("window", [(3, 3), (5, 5), (2, 3), (6, 5)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_many_channels_side_by_side(window: tuple[int, int], strides: tuple[int, int]) -> None:
+    """Depthwise convolutions take 64 channels at a time, then 16, and the last few."""
+    pads = (1, 2, 0, 1)
+    for name, x_kind, kind in (
+        ("bias", "uint8", "uint8"),
+        ("bias_clip", "uint8", "int8"),
+        ("bias_relu", "int8", "int8"),
+    ):
+        name = f"c.integer_depthwise_quantized_{name}"
+        check(name, call_of(name, (2, 150, 9, 14), 150, window, 150, x_kind, kind=kind, strides=strides, pads=pads))
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_sums_are_exact(data: st.DataObject) -> None:
