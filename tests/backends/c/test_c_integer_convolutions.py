@@ -283,3 +283,28 @@ def test_dynamic_quantization_matches() -> None:
     y = t.cast(sums, "float32") * t.reshape(scale, ONE) + t.reshape(t.param("b", (16,)), (1, 16, 1, 1))
     found = list(Matcher(view_of(Graph.of(y))).find(ROWS["c.integer_conv_scaled_codes_bias"].terms[0]))
     assert len(found) == 1
+
+
+def test_conv_integer_is_that_of_onnx_runtime(tmp_path: Path) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(1)
+    draw = lambda shape: rng.integers(0, 256, shape).astype(np.uint8)
+    known = {"w": draw((6, 2, 3, 2)), "xz": draw(()), "wz": draw(())}
+    node = onnx.helper.make_node(
+        "ConvInteger", ["x", "w", "xz", "wz"], ["y"], group=2, pads=[1, 0, 1, 1], strides=[2, 1]
+    )
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [2, 4, 7, 6])
+    made = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, None)
+    graph = onnx.helper.make_graph(
+        [node], "sums", [given], [made], [onnx.numpy_helper.from_array(v, n) for n, v in known.items()]
+    )
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "sums.onnx",
+    )
+    x, found = draw((2, 4, 7, 6)), load_onnx(tmp_path / "sums.onnx")
+    session = runtime.InferenceSession(tmp_path / "sums.onnx", providers=["CPUExecutionProvider"])
+    assert {n.op for n in found.nodes()} >= {"integer_conv"}
+    np.testing.assert_array_equal(
+        evaluate(list(found.roots), {"x": x}, params=found.params)[0], session.run(None, {"x": x})[0]
+    )
