@@ -65,7 +65,13 @@ static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int 
         }
     }
     if (q->e->kind == 2) {
-        quad_ended(R, sum, q->e, q->at, 0, (uint8_t *)q->y + q->to + (int64_t)first * q->c, q->c, q->count);
+        const quad_end e = *q->e;
+        const quad_vec by = *(const quad_vec *)(e.by + q->at), plus = *(const quad_vec *)(e.plus + q->at);
+        uint8_t *const y = (uint8_t *)q->y + q->to + (int64_t)first * q->c;
+        QUAD_UNROLLED for (int i = 0; i < R; i++) {
+            const quad_vec v = quad_clipped(__builtin_convertvector(sum[i], quad_vec) * by + plus, e.low, e.high);
+            quad_written(y + (int64_t)i * q->c, quad_whole(v, &e), q->count);
+        }
         return;
     }
     quad_int found[8];

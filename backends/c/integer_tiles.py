@@ -159,26 +159,60 @@ static __attribute__((noinline)) void quad_stored(const quad_int *sums, int ther
     else QUAD_STORED(quad_bytes, quad_added(QUAD_SCALED, quad_widened(r + place, count), &e), QUAD_BYTES)
 }
 """)
-    + contracted("""/* The bytes of R vectors of sums, `line` bytes from one to the next, of which `count` are written; r: a residual, or 0. */
-static inline __attribute__((always_inline)) void quad_ended(int R, const quad_int *sums, const quad_end *end, int64_t at,
-                                                             const uint8_t *r, uint8_t *y, int64_t line, int count)
+    + contracted("""#ifdef QUAD_MASKS
+/* The bytes of a pixel's P vectors of sums, of which the channels `there` are written; by, plus: their factors and summands;
+   r: a residual, or 0. Packing leaves four channels of each vector side by side, which a permutation sorts. */
+static inline __attribute__((always_inline)) void quad_ended(int P, const quad_int *sums, const quad_end *e, const float *by, const float *plus,
+                                                             const uint8_t *r, uint8_t *y, uint64_t there)
 {
-    const quad_vec by = *(const quad_vec *)(end->by + at), plus = *(const quad_vec *)(end->plus + at);
-    const quad_end e = *end;
-    if (r) {
-        QUAD_UNROLLED for (int i = 0; i < R; i++) {
-            const quad_int other = quad_widened(r + i * line, count);
-            quad_written(y + i * line, quad_added(quad_clipped(__builtin_convertvector(sums[i], quad_vec) * by + plus, e.low, e.high), other, &e), count);
+    __m512i v[4];
+    QUAD_UNROLLED for (int j = 0; j < 4; j++) {
+        if (j >= P) { v[j] = _mm512_setzero_si512(); continue; }
+        quad_vec x = __builtin_convertvector(sums[j], quad_vec) * *(const quad_vec *)(by + 16 * j) + *(const quad_vec *)(plus + 16 * j);
+        x = quad_clipped(x, e->low, e->high);
+        if (r) {
+            quad_int other = (quad_int)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((uint16_t)(there >> 16 * j), r + 16 * j));
+            other = (other ^ e->r_flip) - e->r_zero;
+            x = quad_clipped(quad_rounded(x) * e->own + __builtin_convertvector(other, quad_vec) * e->other, e->least, e->most);
         }
-    } else {
-        QUAD_UNROLLED for (int i = 0; i < R; i++)
-            quad_written(y + i * line, quad_whole(quad_clipped(__builtin_convertvector(sums[i], quad_vec) * by + plus, e.low, e.high), &e), count);
+        v[j] = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)x), _mm512_set1_epi32(e->zero + e->flip));
+    }
+    const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
+    const __m512i sorted = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+    _mm512_mask_storeu_epi8(y, there, _mm512_xor_si512(sorted, _mm512_set1_epi8((char)e->flip)));
+}
+#endif
+""")
+    + """/* Subtract the products of weights' zero points with the sums of x over the windows of `pixels` pixels. */
+static __attribute__((noinline)) void quad_centred(quad_int *sums, int pixels, int vectors, const uint8_t *const *rows, int taps, int run,
+                                                   const int32_t *offset)
+{
+    for (int i = 0; i < pixels; i++) {
+        int32_t sum = 0;
+        for (int t = 0; t < taps; t++)
+            for (int k = 0; k < run; k++) sum += rows[t * QUAD_ROWS + i][k];
+        for (int j = 0; j < vectors; j++) sums[i * vectors + j] -= *(const quad_int *)(offset + 16 * j) * sum;
     }
 }
-""")
-    + """/* Sums of products of R pixels and P panels, and what follows them. rows: QUAD_ROWS addresses for each tap. `panel`: bytes from
+/* Sums of products of R pixels and P panels, and what follows them. rows: QUAD_ROWS addresses for each tap. `panel`: bytes from
    one panel of weights to the next. there: pixels that exist; at: number of the first channel among padded ones; left:
    channels of the last panel; to: first element of results; line: elements from one pixel to the next. */
+#ifdef QUAD_MASKS
+#define QUAD_ENDED(R, P) \\
+    if (e->kind >= 2 && there >= R && !e->offset) { \\
+        const quad_end own = *e; \\
+        const uint64_t channels = ~0ull >> (64 - 16 * (P - 1) - left); \\
+        if (own.kind == 2) \\
+            QUAD_UNROLLED for (int i = 0; i < R; i++) \\
+                quad_ended(P, c[i], &own, own.by + at, own.plus + at, 0, (uint8_t *)y + to + i * line, channels); \\
+        else \\
+            QUAD_UNROLLED for (int i = 0; i < R; i++) \\
+                quad_ended(P, c[i], &own, own.by + at, own.plus + at, r + to + i * line, (uint8_t *)y + to + i * line, channels); \\
+        return; \\
+    }
+#else
+#define QUAD_ENDED(R, P)
+#endif
 #define QUAD_KERNEL(R, P) \\
 static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows, int taps, int quads, int run, const int8_t *w, \\
     int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line) \\
@@ -200,23 +234,10 @@ static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows,
             } \\
         } \\
     } \\
-    if (e->offset) \\
-        for (int i = 0; i < R; i++) { \\
-            int32_t sum = 0; \\
-            for (int t = 0; t < taps; t++) for (int k = 0; k < run; k++) sum += rows[t * QUAD_ROWS + i][k]; \\
-            QUAD_UNROLLED for (int j = 0; j < P; j++) c[i][j] -= *(const quad_int *)(e->offset + at + 16 * j) * sum; \\
-        } \\
-    if (e->kind >= 2 && there >= R) { \\
-        QUAD_UNROLLED for (int j = 0; j < P; j++) { \\
-            quad_int own[R]; \\
-            QUAD_UNROLLED for (int i = 0; i < R; i++) own[i] = c[i][j]; \\
-            const int64_t place = to + 16 * j; \\
-            quad_ended(R, own, e, at + 16 * j, e->kind == 3 ? r + place : 0, (uint8_t *)y + place, line, j < P - 1 ? 16 : left); \\
-        } \\
-        return; \\
-    } \\
+    QUAD_ENDED(R, P) \\
     quad_int found[R * P]; \\
     QUAD_UNROLLED for (int i = 0; i < R; i++) QUAD_UNROLLED for (int j = 0; j < P; j++) found[i * P + j] = c[i][j]; \\
+    if (e->offset) quad_centred(found, R, P, rows, taps, run, e->offset + at); \\
     quad_stored(found, there < R ? there : R, P, left, e, at, r, y, to, line); \\
 }
 #define QUAD_KERNELS(P) QUAD_KERNEL(2, P) QUAD_KERNEL(6, P)
