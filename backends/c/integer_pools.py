@@ -1,5 +1,5 @@
-"""Declares a library kernel in C for max pooling of channels-last images of bytes whose scale and zero point stay the
-same: the largest byte of each window, without scaling anything."""
+"""Declares library kernels in C for pooling of channels-last images of bytes: max pooling whose scale and zero point
+stay the same (the largest byte of each window, without scaling anything), and the mean of each channel."""
 
 from __future__ import annotations
 
@@ -42,6 +42,29 @@ void bytes_max_pool(const uint8_t *x, const float *scale, uint8_t *y, int n, int
     }
 }
 """
+MEAN = """/* Means over the pixels of n channels-last images of c bytes a pixel, as floats: sums of bytes are exact. flip: 128 for bytes with
+   a sign; zero: the zero point of bytes ^ flip. */
+void bytes_mean(const uint8_t *x, const float *scale, const uint8_t *point, float *y, int n, int pixels, int c, int flip)
+{
+    const int zero = *point ^ flip;
+    const double by = (double)*scale / pixels;
+    #pragma omp parallel for schedule(static)
+    for (int64_t task = 0; task < (int64_t)n * ((c + 63) / 64); task++) {
+        const int begin = (int)(task % ((c + 63) / 64)) * 64, count = c - begin < 64 ? c - begin : 64;
+        const int64_t image = task / ((c + 63) / 64);
+        const uint8_t *from = x + image * pixels * c + begin;
+        int32_t sums[64] = {0};
+        for (int p = 0; p < pixels; p++, from += c) {
+            if (count == 64)
+                for (int i = 0; i < 64; i++) sums[i] += from[i] ^ flip;
+            else
+                for (int i = 0; i < count; i++) sums[i] += from[i] ^ flip;
+        }
+        for (int i = 0; i < count; i++) y[image * c + begin + i] = (float)((sums[i] - (int64_t)pixels * zero) * by);
+    }
+}
+"""
+MOST_PIXELS = (2**31 - 1) // 255  # whose bytes have a sum in int32
 _ATTRS = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
 
 
@@ -69,9 +92,30 @@ def _code(call: Call) -> str:
     return f"bytes_max_pool({call.names['x']}, {call.names['s']}, {call.names['out']}, {numbers})"
 
 
+def _averages(call: Call) -> bool:
+    """Condition on calls: the mean of each channel of an image with known sizes, one scale and one zero point."""
+    x, s, z = (call.operands[n] for n in "xsz")
+    sizes = all(isinstance(d, int) for o in call.buffers.values() for d in extents(o))
+    single = prod(extents(s)) == prod(extents(z)) == 1 and s.type.dtype == "float32" and z.type.dtype == x.type.dtype
+    last = tuple(call.attrs["axes"]) == tuple(range(2, x.type.rank))
+    return sizes and single and last and x.type.dtype in ("uint8", "int8") and prod(extents(x)[2:]) <= MOST_PIXELS
+
+
+@identified("c.bytes_mean")
+def _mean_code(call: Call) -> str:
+    n, c, h, w = image(call.operands["x"])
+    flip = 128 * (call.operands["x"].type.dtype == "int8")
+    operands = ", ".join(call.names[o] for o in ("x", "s", "z", "out"))
+    return f"bytes_mean({operands}, {n}, {h * w}, {c}, {flip})"
+
+
 def integer_pool_rows() -> list[LibraryKernel]:
-    """Max pooling of bytes, the only library kernel of this module."""
+    """Max pooling of bytes, and means of dequantized bytes."""
     return [
+        LibraryKernel(
+            "c.bytes_mean", "c", "mean(dequantize(x, s, z), axes=axes)", _mean_code, family="reduction", rate=16.0,
+            reads_last=("x",), applies=both(filled, _averages, channels_last_x, few_elements), **c_function("bytes_mean", MEAN),
+        ),
         LibraryKernel(
             "c.bytes_max_pool", "c", f"quantize(max_pool(dequantize(x, s, o), {_ATTRS}), s, o)", _code, family="reduction",
             layout=channels_last, rate=16.0, reads_last=("x",),

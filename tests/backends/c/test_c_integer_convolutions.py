@@ -103,7 +103,7 @@ def usual_call(name: str, **more: Any) -> Call:
     return call_of(name, (2, 20, 7, 9), 20 if alone else 52, groups=20 if alone else 1, **more)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "c.bytes_max_pool"])
+@pytest.mark.parametrize("name", [name for name in ROWS if not name.startswith("c.bytes")])
 def test_every_epilogue(name: str) -> None:
     check(name, usual_call(name))
 
@@ -174,6 +174,15 @@ def test_max_pool_of_bytes(kind: str, scale: float) -> None:
     assert row.applies is not None and row.applies(call)
     got = compiled(row, call)(operands)()[0]
     np.testing.assert_array_equal(got, expected(row, call, operands))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("channels", [3, 64, 150])
+def test_means_of_bytes(kind: str, channels: int) -> None:
+    x, out = (2, channels, 7, 9), (2, channels, 1, 1)
+    point = Operand(Type(ONE, kind), ONE)
+    operands = {"x": Operand(Type(x, kind), last(x)), "s": Operand(Type(ONE, "float32"), ONE), "z": point}
+    check("c.bytes_mean", Call(operands, Operand(Type(out, "float32"), contiguous(out)), {"axes": (2, 3)}))
 
 
 def test_calls_that_kernels_refuse() -> None:
