@@ -155,7 +155,7 @@ def _copied(call: Call) -> bool:
 
 
 def _direct(call: Call) -> bool:
-    """Condition on calls of the direct convolution."""
+    """Condition on calls: the direct convolution supports the operands' sizes and layouts."""
     k, c, *window = extents(call.operands["w"])
     groups = int(call.attrs["groups"])
     if not all(isinstance(d, int) for d in (k, c, *window)) or prod(window) > MAX_TAPS:
@@ -166,7 +166,7 @@ def _direct(call: Call) -> bool:
 
 
 def _winograd(call: Call) -> bool:
-    """Condition on calls of Winograd's convolution."""
+    """Condition on calls: Winograd's convolution supports the filter, its attributes, sizes and layouts."""
     k, c, *window = extents(call.operands["w"])
     a = call.attrs
     return (

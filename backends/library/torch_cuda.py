@@ -34,7 +34,8 @@ from .torch_training import gpu_training, training
 from .torch_training_helpers import HELPERS as TRAINING
 
 # ---------------------------------------------------------------- templates of torch.py
-#: Not taken over, with what has one of these names and a suffix after "_": packed for the CPU, or replaced here.
+#: Names of CPU kernels that the GPU backend leaves out, also with a suffix after "_": they read weights packed for
+#: the CPU, or this module has other kernels for GPUs.
 _CPU_ONLY = (
     "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argmax", "argmin", "last_concat",
     "last_concat3", "linear",
