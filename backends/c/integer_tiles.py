@@ -196,7 +196,8 @@ static __attribute__((noinline)) void quad_centred(quad_int *sums, int pixels, i
 }
 /* Sums of products of R pixels and P panels, and what follows them. rows: QUAD_ROWS addresses for each tap. `panel`: bytes from
    one panel of weights to the next. there: pixels that exist; at: number of the first channel among padded ones; left:
-   channels of the last panel; to: first element of results; line: elements from one pixel to the next. */
+   channels of the last panel; to: first element of results; line: elements from one pixel to the next. tiles: whole tiles of R pixels
+   that follow each other, with `step` bytes from a pixel to the same one of the next tile. */
 #ifdef QUAD_MASKS
 #define QUAD_ENDED(R, P) \\
     if (e->kind >= 2 && there >= R && !e->offset) { \\
@@ -208,23 +209,27 @@ static __attribute__((noinline)) void quad_centred(quad_int *sums, int pixels, i
         else \\
             QUAD_UNROLLED for (int i = 0; i < R; i++) \\
                 quad_ended(P, c[i], &own, own.by + at, own.plus + at, r + to + i * line, (uint8_t *)y + to + i * line, channels); \\
-        return; \\
+        continue; \\
     }
 #else
 #define QUAD_ENDED(R, P)
 #endif
 #define QUAD_KERNEL(R, P) \\
 static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows, int taps, int quads, int run, const int8_t *w, \\
-    int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line) \\
+    int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line, \\
+    int tiles, int64_t step) \\
 { \\
+  const int8_t *const begin = w; \\
+  for (int64_t tile = 0; tile < tiles; tile++, to += R * line) { \\
     quad_int c[R][P]; \\
+    w = begin; \\
     QUAD_UNROLLED for (int j = 0; j < P; j++) { \\
         const quad_int start = *(const quad_int *)(e->start + at + 16 * j); \\
         QUAD_UNROLLED for (int i = 0; i < R; i++) c[i][j] = start; \\
     } \\
     for (int t = 0; t < taps; t++) { \\
         const uint8_t *a[R]; \\
-        QUAD_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[t * QUAD_ROWS + i]; \\
+        QUAD_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[t * QUAD_ROWS + i] + tile * step; \\
         for (int64_t q = 0; q < quads; q++, w += 64) { \\
             QUAD_UNROLLED for (int i = 0; i < R; i++) { \\
                 int32_t four; \\
@@ -239,6 +244,7 @@ static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows,
     QUAD_UNROLLED for (int i = 0; i < R; i++) QUAD_UNROLLED for (int j = 0; j < P; j++) found[i * P + j] = c[i][j]; \\
     if (e->offset) quad_centred(found, R, P, rows, taps, run, e->offset + at); \\
     quad_stored(found, there < R ? there : R, P, left, e, at, r, y, to, line); \\
+  } \\
 }
 #define QUAD_KERNELS(P) QUAD_KERNEL(2, P) QUAD_KERNEL(6, P)
 QUAD_KERNELS(1)
@@ -246,7 +252,7 @@ QUAD_KERNELS(1)
 QUAD_KERNELS(2) QUAD_KERNELS(3) QUAD_KERNELS(4)
 #endif
 typedef void quad_kernel(const uint8_t *const *, int, int, int, const int8_t *, int64_t, const quad_end *, int, int64_t, int,
-                         const uint8_t *, void *, int64_t, int64_t);
+                         const uint8_t *, void *, int64_t, int64_t, int, int64_t);
 static inline quad_kernel *quad_kernel_of(int there, int panels)
 {
 #define QUAD_ROW(P) {quad_2_##P, quad_6_##P}
@@ -398,9 +404,14 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
             const int at = (int)(first % ((int64_t)oh * ow));
             image = (int)(first / ((int64_t)oh * ow)), row = at / ow, column = at % ow;
         }
-        for (int64_t tile = line * several; tile < tiles && tile < (line + 1) * several; tile++) {
+        int at_once = 1; /* tiles of one call */
+        for (int64_t tile = line * several; tile < tiles && tile < (line + 1) * several; tile += at_once) {
             const int64_t pixel = tile * QUAD_ROWS;
             const int there = all - pixel < QUAD_ROWS ? (int)(all - pixel) : QUAD_ROWS;
+            if (flat && !e.offset) {
+                const int64_t whole = all / QUAD_ROWS - tile, rest = (line + 1) * several - tile;
+                at_once = whole < 1 ? 1 : whole < rest ? (int)whole : (int)rest;
+            }
             for (int i = 0; i < QUAD_ROWS; i++) {
                 if (flat) {
                     rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
@@ -430,7 +441,8 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
                 const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
                 const int behind = made - first * 16 - 16 * (count - 1), channel = group * made + first * 16;
                 quad_kernel_of(there, count)(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel, panel, &e, there,
-                                             ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k);
+                                             ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k,
+                                             at_once, (int64_t)QUAD_ROWS * sw);
             }
         }
     }

@@ -114,6 +114,15 @@ def test_bytes_with_signs_and_one_scale(name: str) -> None:
     check(name, usual_call(name, x_kind="int8", kind="int8"))
 
 
+@pytest.mark.parametrize("name", ["", "_scaled_bias", "_quantized_bias", "_quantized_bias_residual"])
+@pytest.mark.parametrize("size", [(5, 7), (23, 17), (24, 16)])
+def test_windows_of_one_pixel(name: str, size: tuple[int, int]) -> None:
+    """Pixels at equal distances: several tiles a call, and a last one that is not whole."""
+    name = f"c.integer_conv{name}"
+    check(name, call_of(name, (2, 24, *size), 70, (1, 1), pads=(0, 0, 0, 0)))
+    check(name, call_of(name, (1, 8, *size), 40, (1, 1), groups=2, pads=(0, 0, 0, 0)))
+
+
 @pytest.mark.parametrize("window", [(3, 3), (5, 5), (2, 3), (6, 5)])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 def test_many_channels_side_by_side(window: tuple[int, int], strides: tuple[int, int]) -> None:
