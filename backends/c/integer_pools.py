@@ -12,12 +12,12 @@ from .convolutions import channels_last_x, few_elements, image, pads_before, pai
 from .functions import c_function
 from .tiled_products import MAX_TAPS
 
-POOL = """/* Max pooling of n channels-last images of c bytes a pixel; each window has a pixel. A scale below 0 makes the smallest
-   byte the largest value. flip: 128 for bytes with a sign. */
-void bytes_max_pool(const uint8_t *x, const float *scale, uint8_t *y, int n, int h, int wide, int c, int oh, int ow, int kh, int kw,
+POOL = """/* Max pooling of n channels-last images of c bytes a pixel; each window has a pixel. With a scale (`scaled`) below 0 the smallest
+   byte is the largest value. flip: 128 for bytes with a sign. */
+void bytes_max_pool(const uint8_t *x, const float *scale, uint8_t *y, int scaled, int n, int h, int wide, int c, int oh, int ow, int kh, int kw,
                     int step_h, int step_w, int dil_h, int dil_w, int top, int left, int flip)
 {
-    const uint8_t turned = (uint8_t)(flip ^ (*scale < 0.0f ? 255 : 0)); /* bytes ^ turned have the order of values */
+    const uint8_t turned = (uint8_t)(flip ^ (scaled && *scale < 0.0f ? 255 : 0)); /* bytes ^ turned have the order of values */
     #pragma omp parallel for schedule(static)
     for (int64_t line = 0; line < (int64_t)n * oh; line++) {
         const int row = (int)(line % oh) * step_h - top;
@@ -67,20 +67,29 @@ void bytes_mean(const uint8_t *x, const float *scale, const uint8_t *point, floa
 MOST_PIXELS = (2**31 - 1) // 255  # whose bytes have a sum in int32
 _ATTRS = "kernel=kernel, strides=strides, pads=pads, dilations=dilations"
 
+#: name -> pattern of max pooling: of values with a scale and a zero point, and of plain bytes
+POOLS = {
+    "c.bytes_max_pool": f"quantize(max_pool(dequantize(x, s, o), {_ATTRS}), s, o)",
+    **{
+        f"c.{kind}_max_pool": f"cast(max_pool(cast(x, dtype='float32'), {_ATTRS}), dtype='{kind}')"
+        for kind in ("uint8", "int8")
+    },
+}
+
 
 def _fits(call: Call) -> bool:
     """Condition on calls: each window has a pixel of the image, scale and zero point are one number each."""
     a = call.attrs
     sizes = all(isinstance(d, int) for o in call.buffers.values() for d in extents(o))
     inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))
-    single = prod(extents(call.operands["s"])) == prod(extents(call.operands["o"])) == 1
-    scale = call.operands["s"].type.dtype == "float32"
-    return sizes and inside and single and scale and len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS
+    points = [call.operands[n] for n in "so" if n in call.operands]
+    single = all(prod(extents(o)) == 1 for o in points) and all(o.type.dtype == "float32" for o in points[:1])
+    return sizes and inside and single and len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS
 
 
 def _bytes(call: Call) -> bool:
-    """Condition on calls: the image and the result are bytes."""
-    return of("uint8", "int8")(Call({"x": call.operands["x"]}, call.output, {}))
+    """Condition on calls: the image and the result are bytes of one dtype."""
+    return call.operands["x"].type.dtype == call.output.type.dtype and of("uint8", "int8")(Call({}, call.output, {}))
 
 
 @identified("c.bytes_max_pool")
@@ -89,7 +98,9 @@ def _code(call: Call) -> str:
     window = (*call.attrs["kernel"], *pair(call, "strides"), *pair(call, "dilations"), *pads_before(call))
     flip = 128 * (call.output.type.dtype == "int8")
     numbers = ", ".join(map(str, (n, h, w, c, oh, ow, *window, flip)))
-    return f"bytes_max_pool({call.names['x']}, {call.names['s']}, {call.names['out']}, {numbers})"
+    scaled = "s" in call.operands
+    scale = call.names["s" if scaled else "x"]
+    return f"bytes_max_pool({call.names['x']}, {scale}, {call.names['out']}, {int(scaled)}, {numbers})"
 
 
 def _averages(call: Call) -> bool:
@@ -116,11 +127,11 @@ def integer_pool_rows() -> list[LibraryKernel]:
             "c.bytes_mean", "c", "mean(dequantize(x, s, z), axes=axes)", _mean_code, family="reduction", rate=16.0,
             reads_last=("x",), applies=both(filled, _averages, channels_last_x, few_elements), **c_function("bytes_mean", MEAN),
         ),
-        LibraryKernel(
-            "c.bytes_max_pool", "c", f"quantize(max_pool(dequantize(x, s, o), {_ATTRS}), s, o)", _code, family="reduction",
+        *(LibraryKernel(
+            name, "c", pattern, _code, family="reduction",
             layout=channels_last, rate=16.0, reads_last=("x",),
             applies=both(filled, planar, _bytes, _fits, channels_last_x, few_elements), **c_function("bytes_max_pool", POOL),
-        )
+        ) for name, pattern in POOLS.items())
     ]  # fmt: skip
 
 

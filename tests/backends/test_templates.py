@@ -51,7 +51,16 @@ def _never(template: Template, dtype: str) -> bool:
 def _cases() -> list:
     # Winograd's and depthwise convolutions need channels, and attention rows, that are not drawn here:
     # test_c_convolutions.py, test_c_attention.py; bytes: test_c_integer_convolutions.py
-    elsewhere = ("c.winograd", "c.depthwise", "c.attention", "c.integer", "c.bytes", "c.to_channels_last_bytes")
+    elsewhere = (
+        "c.winograd",
+        "c.depthwise",
+        "c.attention",
+        "c.integer",
+        "c.bytes",
+        "c.uint8",
+        "c.int8",
+        "c.to_channels_last_bytes",
+    )
     named = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
     kernels = [t for t in named if not t.name.startswith(elsewhere)]
     return [pytest.param(t, d, id=f"{t.name}-{d}") for t in kernels for d in TOLERANCE]
