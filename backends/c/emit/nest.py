@@ -162,11 +162,12 @@ class LoopNest:
     def computed_again(self) -> float:
         """Flops of expensive values in the loops after the first that computes them, where no row buffer has them."""
         known, again, costly = set[Expr](), 0.0, self._costly()
+        read = lambda e: self._alike(e) in self.kept and self._alike(e) in known
         for axis, bodies in self._passes():
-            inside = {self._alike(e): e for e in _inside(bodies, axis) if e in costly}
+            inside = {self._alike(e): e for e in _inside(bodies, axis, read) if e in costly}
             repeats = [e for key, e in inside.items() if key in known and key not in self.kept]
             again += sum(flops(e.op) * prod(a.size for a in e.axes) for e in repeats)
-            known |= inside.keys()
+            known.update(inside)
         return again
 
     def _costly(self) -> set[Expr]:
