@@ -28,8 +28,11 @@ def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
     """The floats that reach an operand of rounding, of a comparison, of sorting or of a cast to integers through
     elementwise ops, reductions and ops that move values. (Products of matrices round in an order of their own.)"""
     found: set[Tensor] = set()
-    for node in reversed(topological(list(roots))):
-        if _jumps(node) or node.op in SORTS or (node in found and (_moves(node) or _is_elementwise(node))):
+    nodes = topological(list(roots))
+    continuous = _of_activations(nodes)
+    for node in reversed(nodes):
+        jumps = node.op in SORTS or (_jumps(node) and node not in continuous)
+        if jumps or (node in found and (_moves(node) or _is_elementwise(node))):
             found.update(a for a in node.args if dtypes.is_float(a.dtype))
     return frozenset(found)
 

@@ -241,6 +241,7 @@ def test_a_division_stays_where_its_rounding_decides_a_whole_number() -> None:
         t.exp(X / 49.0),
         t.floor(t.matmul(X / 49.0, t.swapaxes(X, 1, 2))),
         t.where(t.eq(X / 49.0, -float("inf")), 0.0, X),
+        t.where(t.lt(0.0, X / 49.0), X / 49.0, 0.0),  # an activation
     ):
         assert "div" not in {n.op for n in Graph.of([only(smooth)]).nodes()}
 
