@@ -81,7 +81,8 @@ def decode_graph(config: dict[str, Any], quantize: str = "") -> Any:
     from tensor_graphs.models.random_checkpoints import random_checkpoint
 
     weights: dict[str, Any] = {n: Repeated(w) for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
-    graph = step_graph(Folder.of(config, weights), caches_of(1, LENGTH), 1)
+    folder = Folder.of(config, weights)
+    graph = step_graph(folder, caches_of(folder.config, 1, LENGTH, gpu=True), 1)
     return quantized(graph, quantize)[0] if quantize else graph
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-
 from benchmarks.layer_chain import CHAINS, OWN, made, schedules
 
 

@@ -325,8 +325,8 @@ class ClusteredAttentionEmitter(BlockPositions):
 
     def _beside_scores(self) -> list[Expr]:
         """The loads that scores need besides queries and keys, which are issued first."""
-        found = self.found
-        return [e for e in first_loads(found.maximum.args[0]) if e.axes.isdisjoint({found.positions, found.head})]
+        loads = first_loads(self.found.maximum.args[0], [self.found.scores])
+        return [e for e in loads if e.axes.isdisjoint({self.found.positions, self.found.head})]
 
     def _unscored(self, body: Expr) -> list[Expr]:
         """The largest float expressions in `body` that vary along the positions and do not depend on the scores

@@ -52,7 +52,7 @@ from .tensor_cores import TensorCores
 from .thread_layout import ThreadLayout
 
 SHARED = 48 << 10  # bytes of static shared memory that a block has without opting in
-ROOM = 200 << 10  # limit of dynamic shared memory in bytes
+MAX_DYNAMIC_SHARED_BYTES = 200 << 10  # limit of dynamic shared memory in bytes
 
 
 def emit(
@@ -223,7 +223,7 @@ class SimtEmitter(CudaPart):
         frame = self.frame
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
         asked = max(used, SHARED + 16) if used + 16 > SHARED and self.layout.warps is not None else 0
-        if used > (ROOM if asked else SHARED):
+        if used > (MAX_DYNAMIC_SHARED_BYTES if asked else SHARED):
             raise Unfusable(f"{used} bytes of shared memory")
         return asked
 

@@ -103,7 +103,7 @@ class GpuProgramEmitter(ProgramEmitter):
 
     def _buffer(self, v: Value) -> str:
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "torch")  # written directly to the state's memory
+            return self.state_names[self.layout.pinned[v.id]]  # written directly to the state's memory
         offset = self.layout.offsets[self.layout.buffer[v.id]]
         return self._place(offset, concrete(v.type.shape), v.type.dtype, v.strides)
 

@@ -125,7 +125,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
 
     def _buffer(self, v: Value) -> str:
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "torch")
+            return self.state_names[self.layout.pinned[v.id]]
         return self._space(self.slots[self.layout.buffer[v.id]], v.type.shape, v.strides, v.type.dtype)
 
     def _space(self, span: int, shape: Sequence[Dim], strides: Sequence[Dim], dtype: str) -> str:

@@ -216,7 +216,7 @@ class EmittedValues:
                 else f"{self._use('empty')}({shape}, {dtype}, {literal(v.strides)})"
             )
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "numpy")  # written directly to the state's memory
+            return self.state_names[self.layout.pinned[v.id]]  # written directly to the state's memory
         offset = self._offset(self.layout.buffer[v.id])
         strides = "" if dense else f", {literal(v.strides)}"
         self._use("workspace")
