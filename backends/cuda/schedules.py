@@ -4,7 +4,8 @@ first) and whether one is legal."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import prod
 
 from ...egraph.types import dtypes
@@ -19,6 +20,7 @@ from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
+from .emit.staged_row import staged_row
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, is_vectorizable, stride_in_runs
 from .ranking.gemv import GemvRanking
 from .ranking.model import ranked
@@ -55,6 +57,7 @@ class SimtSchedule(SplitSchedule):
     repeat: tuple[tuple[str, int], ...] = sides("repeats of a thread along a dimension", Domain(), "u")
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
+    staged: bool = flag("products of one row: the threads of a block compute it once, in shared memory")
     early: bool = flag("programmatic dependent launch", common=True)
     warm: bool = flag(PREFETCH, common=True)
 
@@ -244,7 +247,12 @@ def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> li
     `splits`: whether the longest reduction may be split (split-K). Raises Unfusable if there is a product or a long
     reduction inside another reduction.
     """
-    numbers = ranked(_seen(kernel, shape, splits and _splittable(kernel, shape)), count)
+    seen = _seen(kernel, shape, splits and _splittable(kernel, shape))
+    numbers = ranked(seen, count)
+    if isinstance(seen, GemvRanking) and if_fusable(staged_row, kernel, shape) is not None:
+        staged = ranked(replace(seen, staged=True, whole=False, splits=False), count)
+        pairs = zip_longest(({**s, "staged": 1} for s in staged), numbers)
+        numbers = tuple(s for pair in pairs for s in pair if s is not None)[:count]
     found = [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
     if not shape.dots or split_axis(shape) in {e.axis for e in shape.dots}:
         return found

@@ -200,8 +200,9 @@ class GeneratedKernel(KernelBase):
         found = self.lower(call)
         if found is None:
             return self.work
-        rows, columns = self.scheduled(call, found).tile(found.shape)
-        return self.work + repeated(found.kernel, found.shape, rows, columns)
+        schedule = self.scheduled(call, found)
+        rows, columns = schedule.tile(found.shape)
+        return self.work + repeated(found.kernel, found.shape, rows, columns) + schedule.again(found.kernel)
 
     def size(self, call: Call) -> int:
         """Number of expressions in the lowered kernel of `call`; 0 if it cannot be lowered."""

@@ -79,7 +79,7 @@ class PlanSolver:
     over_since: float | None = None  # when the time for measuring was first seen to be over
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
-    started: float | None = None  # when they were first seen to have started
+    started: float | None = None  # time at which the measuring processes were first seen to have started
 
     @property
     def _short(self) -> float:

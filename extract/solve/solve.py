@@ -250,7 +250,10 @@ class _Portfolio:
         return min(found, key=lambda one: (not one.exact, one.cost))
 
     def _cheap_bound(self, rows: ProblemRows) -> float:
-        """A cheap lower bound, which also measures the time per row. ExtractionError if a root has no finite term."""
+        """A cheap lower bound; computing it also measures the time per row.
+
+        Raises ExtractionError if a root has no finite term.
+        """
         began = time.perf_counter()
         bounds = path_bounds(rows)
         if not self.clock.deterministic:

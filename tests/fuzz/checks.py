@@ -213,7 +213,7 @@ def odd_choice(found: Hypergraph, rng: random.Random, done: set[Any]) -> Choice 
         us = rng.random() ** 2 * (1e-4 if free and rng.random() < 0.8 else 1.0) + 1e-6
         us += 1e6 * (
             "tf32" in c.template.name or bool(getattr(c.template, "precision", IEEE).loss)
-        )  # of other tolerances
+        )  # such kernels are allowed at other tolerances only
         schedules = c.template.space(c.call) if c.template.space is not None else ()
         schedule = tuple(sorted(rng.choice(list(schedules)).items())) if schedules else ()
         prices.append(Priced(us, us, us, "predicted", schedule))

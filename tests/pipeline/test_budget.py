@@ -18,7 +18,7 @@ from tensor_graphs.backends.generate import lowering_pool
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
-from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.backends.tuning.measurement import Timing as Measured
 from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -41,7 +41,7 @@ from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages import exclusions, verify_or_retry
 from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.accept import acceptance
-from tensor_graphs.pipeline.stages.match import generation_limit
+from tensor_graphs.pipeline.stages.match import generation_limit, match_all
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.progress import Progress
 from tensor_graphs.report.omissions import Omission, OmittedWork
@@ -511,6 +511,23 @@ def test_generating_kernels_has_a_tenth_of_the_budget_however_late_it_begins() -
     assert ends(29.0) == 30.0 and ends(35.0) == 36.0, "a second at least"
 
 
+@pytest.mark.parametrize(("seconds", "generates"), [(0.0, True), (2.0, False)])
+def test_fused_kernels_are_generated_even_if_loading_used_the_budget_up(seconds: float, generates: bool) -> None:
+    """For a tenth of the budget; on a CPU."""
+    moment = [0.0]
+
+    def now() -> float:
+        moment[0] += seconds  # between two looks at the clock
+        return moment[0]
+
+    session = Session(Options(backend="auto", budget=10.0), now=now)
+    source = graph()
+    task = Task(source, prepare(session, source, None), [backend("numpy"), backend("c")])
+    blocks, moment[0] = rewriting.found_blocks(session, task.work), 20.0
+    (found,) = match_all(session, task, rewriting.Rewritten(rewriting.as_written(blocks), blocks, [], []))
+    assert any(c.template.space is not None for c in found.candidates) == generates
+
+
 def test_kernels_are_generated_until_the_measuring_processes_have_started() -> None:
     """Nothing else could use that time; but not for longer than processes take to start."""
     moment, ready = [0.0], [False]
@@ -553,7 +570,7 @@ def test_an_interrupt_while_lowering_workers_start_keeps_their_places(monkeypatc
     pool = lowering_pool.LowerPool(1)
     with monkeypatch.context() as patch:
         patch.setattr(lowering_pool, "start_worker", interrupted)
-        for _ in range(lowering_pool.MOST):
+        for _ in range(lowering_pool.MAX_WORKERS):
             with pytest.raises(KeyboardInterrupt):
                 pool.begin()
     pool.begin()

@@ -43,7 +43,8 @@ class GemvRanking(RankingModel):
     `matrices` the number of right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors
     lie along N (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`:
     elements of a vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner
-    reductions. `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
+    reductions. `prologue`: operations for each element of the left operand, which every group of `tk` threads computes,
+    or every block once (`staged`).
     """
 
     rows: int
@@ -59,6 +60,7 @@ class GemvRanking(RankingModel):
     own: Fixed
     whole: bool = False
     prologue: int = 0
+    staged: bool = False
 
     def ranked(self) -> Ranked:
         """Yields (schedule, estimated µs) for candidates whose threads are laid out along N and along K."""
@@ -157,7 +159,8 @@ class GemvRanking(RankingModel):
         us = 1.0 + max(memory, latency) * (wasted if wasted > 1.3 else 1.0) + 0.005 * share
         us += (0.06 * sums + 0.1) * (1 + (tk > 32)) + 0.05 * max(0.0, log2(threads / 256))
         us += 0.05 * (vector * self.itemsize < 16) + us * (registers * threads > machine.registers)  # spills
-        beyond = self.rows * max(0, self.prologue - NORM) * threads * vector * depth * rounds  # operations of a block
+        each = max(0, self.prologue - NORM) * threads * vector * depth * rounds
+        beyond = self.rows * (self.prologue * self.length if self.staged else each)  # operations of a block
         us += beyond * share / ISSUED
         return us * (1.15 if ahead else 1.0) + (JOIN + 0.03 * split if split > 1 else 0.0)
 

@@ -25,7 +25,7 @@ from ....plain import decode, read_bytes, strict_json
 from ....private import read_sealed
 
 FOLDER, LAUNCHES, C_LIBRARY = "binaries", "launches.json", "kernels.so"
-LARGEST = 1 << 28  # maximum bytes of one file
+MAX_BINARY_BYTES = 1 << 28  # maximum bytes of one file
 COMPILERS = ("triton",)  # packages that a program with compiled kernels does not import
 
 
@@ -127,7 +127,7 @@ def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | No
     if code is None:
         path = Path(library._name)
         try:
-            code = read_sealed(path, LARGEST, path.name)
+            code = read_sealed(path, MAX_BINARY_BYTES, path.name)
         except (OSError, ValueError):  # compiled in a temporary folder
             return None
     return Binaries(here, {C_LIBRARY: code}, [])
@@ -171,7 +171,7 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
     try:
         texts = {}
         for name, checksum in checksums.items():
-            texts[name] = read_bytes(folder / FOLDER / Path(name).name, LARGEST)
+            texts[name] = read_bytes(folder / FOLDER / Path(name).name, MAX_BINARY_BYTES)
             if sha256(texts[name]).hexdigest() != checksum:
                 raise ValueError(f"{name} is not the file that was saved")
         return binaries_of(texts)

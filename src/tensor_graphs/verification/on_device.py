@@ -34,12 +34,12 @@ from ..egraph.types.dtypes import HALVES, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-ROOM = 8  # estimated memory of the references, their inputs and copies, as a multiple of the input and output bytes
+REFERENCE_MEMORY_MULTIPLE = 8  # memory of references, inputs and copies, relative to the inputs and outputs
 # share of free device memory that kept weights may have; a program not bound yet needs as much, or twice that
 WEIGHTS_SHARE = 0.25
 # shares of device memory that verification may use; the rest is the program's: in any case, and together with the
 # weights, which the program and the references may each hold
-SHARE, SHARE_WITH_WEIGHTS, HOLDERS = 0.125, 0.5, 2
+MAX_MEMORY_SHARE, MAX_SHARE_WITH_WEIGHTS, WEIGHT_COPIES = 0.125, 0.5, 2
 
 
 def fits(device: str, nbytes: int, weights: int) -> bool:
@@ -50,7 +50,8 @@ def fits(device: str, nbytes: int, weights: int) -> bool:
     if not is_gpu(torch.device(device)):
         return True
     total = torch.cuda.get_device_properties(device).total_memory
-    return bool(ROOM * nbytes <= max(SHARE * total, SHARE_WITH_WEIGHTS * total - HOLDERS * weights))
+    room = max(MAX_MEMORY_SHARE * total, MAX_SHARE_WITH_WEIGHTS * total - WEIGHT_COPIES * weights)
+    return bool(REFERENCE_MEMORY_MULTIPLE * nbytes <= room)
 
 
 def sample_tensors(

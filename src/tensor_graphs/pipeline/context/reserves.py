@@ -14,7 +14,7 @@ from .session import Session
 
 FULL_S = 20.0  # budget from which all stages have their full time
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
-CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget that the latter may take; share of that in any case
+CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget for that measuring; share of this time that it gets in any case
 HOST_CLOSING = 0.2  # the first share on a CPU: plans of unmeasured kernels are up to twice as slow
 WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
