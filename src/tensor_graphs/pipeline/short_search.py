@@ -116,7 +116,8 @@ def search_short_form(
     with open_store(session, store), gc_frozen():
         pricer = CostPricer(store)
         try:
-            choice = choose(session, form.graph, pricer, measurer, kept=whole_s(session), solve_seconds=SOLVE_S)
+            kept = whole_s(session, len(form.whole))
+            choice = choose(session, form.graph, pricer, measurer, kept=kept, solve_seconds=SOLVE_S)
         except NoPlanError:
             return None
         if form.unrewritten is not None and choice.stopped == "budget":
