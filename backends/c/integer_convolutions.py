@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ...extract.model.kernel import Call, Code
+from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.definitions import source_of
 from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, residual_fits_last
@@ -125,6 +125,11 @@ def _known(call: Call) -> bool:
     )
 
 
+def _by_channel(operand: Operand, axis: int, channels: int) -> bool:
+    """Whether an operand is one number, or one for each output channel along an axis."""
+    return prod(extents(operand)) == 1 or prod(extents(operand)) == extents(operand)[axis] == channels
+
+
 def _scalars(call: Call) -> bool:
     """Condition on calls: zero points and scales of values are one number each, the factor of sums one or one for each
     channel, the bias one for each channel, and dtypes are those that the C functions read."""
@@ -134,8 +139,9 @@ def _scalars(call: Call) -> bool:
         return False
     if kinds["z"] != kinds["x"] or kinds.get("y", kinds["w"]) != kinds["w"]:
         return False
-    m, k = call.operands.get("m"), extents(call.output)[1]
-    if m is not None and k not in (prod(extents(m)) * k, *(d for d in extents(m)[:2] if prod(extents(m)) == d)):
+    k = extents(call.output)[1]
+    axes = {"y": 0, "m": 0 if "a" in kinds else 1}  # of channels: scales of weights, or factors of sums
+    if not all(_by_channel(call.operands[n], axis, k) for n, axis in axes.items() if n in kinds):
         return False
     if "a" in kinds and prod(extents(call.operands["w"])[1:]) > LONGEST_SUM:
         return False
