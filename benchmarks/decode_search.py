@@ -209,11 +209,11 @@ def recalled(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         graph = decode_graph(config_of(name, options.layers), options.quantize)
     with stage("look up"):
         slot = look_up(session, graph, None, backends)
-    assert slot.data is not None, session.plan_cache_notes
+    assert slot.entry is not None and slot.data is not None, session.plan_cache_notes
     with stage("simplify"):
         task = Task(graph, prepare(session, graph, None, begin=False), backends)
     with stage("rebuild"):
-        _, program, task = _rebuilt(session, task, slot.data)
+        _, program, task = _rebuilt(session, task, slot.entry, slot.data)
     with stage("provenance"):
         attach_provenance(program, task, as_written=False)
     own, workers = cpu_seconds()

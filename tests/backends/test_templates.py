@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 from tensor_graphs.backends.library import numpy_index_helpers, torch_helpers
 from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
@@ -281,3 +284,23 @@ def test_gradients_of_weights_are_told_from_other_convolutions() -> None:
     assert applies(8, 8, 3, pad=1) and applies(8, 4, 4, pad=1, dilation=2)  # of 3x3 kernels with stride 1 and 2
     assert not applies(8, 3, 8, pad=1)  # a convolution
     assert not applies(8, 8, 3, pad=1, groups=3)
+
+
+@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize(
+    ("left", "right", "added"),
+    [((1, 8), (8, 1), (12, 4)), ((12, 8), (8, 4), (3, 12, 4)), ((1, 4, 1, 7), (16, 4, 3, 3), (1, 16, 9, 7)), ((12, 8), (8, 1), (4,))],
+)  # fmt: skip
+def test_a_residual_that_broadcasts_a_product_is_added_apart(
+    backend: str, left: tuple[int, ...], right: tuple[int, ...], added: tuple[int, ...]
+) -> None:
+    """Kernels with a bias or residual compute the product at the size of the result."""
+    if backend == "torch":
+        pytest.importorskip("torch")
+    x, w, r = (tg.input(name, shape) for name, shape in (("x", left), ("w", right), ("r", added)))
+    product = tg.conv(x, w, pads=(1, 1, 1, 1)) if len(left) == 4 else x @ w
+    values = [np.random.default_rng(k).standard_normal(s).astype("f4") for k, s in enumerate((left, right, added))]
+    options: dict[str, Any] = {"measure": False, "budget": 1.0, "seed": 1}
+    found = tg.optimize(tg.relu(product + r), backend=backend, **options)(*values)
+    wanted = tg.optimize(tg.relu(product + r), backend="numpy", effort=0, **options)(*values)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

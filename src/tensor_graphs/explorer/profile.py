@@ -29,6 +29,7 @@ from ..options import Options
 from ..pipeline.cache.plan_file import priced_steps
 from ..pipeline.context.session import Session
 from ..pipeline.costs.measuring import measurer_started
+from ..pipeline.execution.full_states import full_states
 from ..pipeline.execution.run_program import run_flat
 from ..pipeline.execution.timing import clock_of, interleaved
 from ..pipeline.optimize import optimize_graph
@@ -242,6 +243,7 @@ class _Calls:
         )
         self.best: Callable[[], Any] | None = None
         self.programs: dict[bool, Program] = {}  # keys: True for the best one, False for the latest other one
+        self.reset = full_states([])  # of the programs, so that every call is a first one
 
     def of(self, path: RunnablePlan) -> Callable[[], Any]:
         """A call of the plan's program."""
@@ -250,16 +252,12 @@ class _Calls:
         program = path.program()
         run_flat(program, self.inputs)
         self.programs[path.rank == 0] = program
+        self.reset = full_states([*self.programs.values()])
         values = program.near([self.inputs[n] for n in program.input_names])
         call = lambda: program.flat(*values)
         if path.rank == 0:
             self.best = call
         return call
-
-    def reset(self) -> None:
-        """Reset states, so that every call is a first one: advancing states would run past the end of their buffers."""
-        for program in self.programs.values():
-            program.reset()
 
 
 def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
