@@ -25,10 +25,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+from benchmarks.models import zoo
+from benchmarks.models.taso import load_field_json
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import BEAM, SLACK_LAUNCHES, Limits
-from tensor_graphs.models import zoo
-from tensor_graphs.models.files.taso import load_field_json
 from tensor_graphs.models.load import load
 
 from .common import QUICK, ROOT, data, gemma, row

@@ -36,7 +36,7 @@ from tensor_graphs.backends.runtime.threads import one_blas_thread
 from tensor_graphs.backends.tuning.cpu_worker import BUSY, PRELOAD, WALL, encode
 from tensor_graphs.backends.tuning.jobs import read_job, read_jobs, write_jobs
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import CpuWorkerProcess
+from tensor_graphs.backends.tuning.worker_process import CpuWorkerProcess
 from tensor_graphs.costdb.keys.device import cores
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store import calibrate

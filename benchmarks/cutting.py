@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.models import zoo
 from tensor_graphs.egraph.saturate.saturate import Limits
-from tensor_graphs.models import zoo
 
 from .common import QUICK, row
 from .stages import run, stated_prices

@@ -81,7 +81,8 @@ def decode_graph(config: dict[str, Any], quantize: str = "") -> Any:
     from tensor_graphs.models.random_checkpoints import random_checkpoint
 
     weights: dict[str, Any] = {n: Repeated(w) for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
-    graph = step_graph(Folder.of(config, weights), caches_of(1, LENGTH), 1)
+    folder = Folder.of(config, weights)
+    graph = step_graph(folder, caches_of(folder.config, 1, LENGTH, gpu=True), 1)
     return quantized(graph, quantize)[0] if quantize else graph
 
 
@@ -208,11 +209,11 @@ def recalled(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         graph = decode_graph(config_of(name, options.layers), options.quantize)
     with stage("look up"):
         slot = look_up(session, graph, None, backends)
-    assert slot.data is not None, session.plan_cache_notes
+    assert slot.entry is not None and slot.data is not None, session.plan_cache_notes
     with stage("simplify"):
         task = Task(graph, prepare(session, graph, None, begin=False), backends)
     with stage("rebuild"):
-        _, program, task = _rebuilt(session, task, slot.data)
+        _, program, task = _rebuilt(session, task, slot.entry, slot.data)
     with stage("provenance"):
         attach_provenance(program, task, as_written=False)
     own, workers = cpu_seconds()

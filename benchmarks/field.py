@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import tensor_graphs as tg
+from benchmarks.models.taso import load_field_json
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.unfused import direct_plan
-from tensor_graphs.models.files.taso import load_field_json
 
 from .bounds import bound, roofline
 from .common import BUDGET, data, error, in_turn, row, set_threads, short

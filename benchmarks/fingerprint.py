@@ -39,6 +39,7 @@ from typing import Any
 from unittest import mock
 
 import tensor_graphs as tg
+from benchmarks.models import zoo
 from tensor_graphs.backends.generate.generator import KernelGenerator
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.ir.unfusable import Unfusable
@@ -49,7 +50,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ops.ops import OPS
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.generation.programs import step_graph
-from tensor_graphs.models import random_checkpoints, zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.huggingface.step import Caches, Folder
 from tensor_graphs.models.load import load
 from tensor_graphs.models.onnx.ops import OPERATORS

@@ -25,7 +25,7 @@ from benchmarks.gpu_again import SPELLED
 from benchmarks.run import commit
 
 BACKENDS = {"ours": "gpu", "generated": "generated", "triton": "triton-only"}
-EXPLAIN_S = 30.0  # from here on no further form of a block is explained
+EXPLAIN_S = 30.0  # of explaining: after it no further form of a block is explained
 ROUNDS, REPLAY_US, MOST_SETS = 15, 1500.0, 64
 RESTS, REST_S = 9, 0.1  # replays after a pause, and its seconds: the power limit has forgotten the last one by then
 HELD = 0xEC  # of NVML's reasons for a clock: held by the power cap, slowed for heat or power
@@ -223,7 +223,9 @@ class Case:
                     self.device.synchronize()
                     once = self.device.capture(calls)
                     once()
-                    lap = min(self.device.laps(once, 2))  # one by one, the host's launches would be timed
+                    lap = min(
+                        self.device.laps(once, 2)
+                    )  # by a graph: calls one by one are bound by the host's launches
                     laps = max(1, min(40, round(REPLAY_US / lap)))
                     replays[name] = self.device.capture(calls * laps), laps * len(calls)
             samples, capped = self._in_turn(replays, ROUNDS)

@@ -5,7 +5,8 @@ Each model has random weights, drawn in memory. Parts of a row, each in a proces
 
 - `peers`: µs of the same layers in PyTorch with static caches (llm_peers.py): eager, captured in a CUDA graph, compiled
   and captured, and `torch.compile(mode="reduce-overhead")`.
-- `step`: µs of a decode step (wall clock, the caches half full), number of kernels, share of the device's memory
+- `step`: µs of a decode step (wall clock, the caches half full; `full_us`: nearly full), the way of launching and µs of
+  the others (`ways_us`), number of kernels, share of the device's memory
   bandwidth, a table of kernels (calls, µs, share of the step, share of the bandwidth, roofline limit), seconds of the
   search and its stages.
 - `generate`: tokens per second of `generate`, greedy and drawn, and seconds until the first token of a prompt.
@@ -45,6 +46,7 @@ from .llm_time import timed
 
 LENGTH, PROMPT, NEW, PREFILL = 1024, 48, 64, 512
 PARTS = ("peers", "step", "generate", "prefill", "prefill_peers")
+STEPS = 100  # positions that are left for the steps timed with nearly full caches
 LEAST = 10.0  # seconds below which a part is not begun
 STAGES = 80  # lines of a part's progress that are kept
 TERM = 400  # characters of a kernel's term in its row
@@ -182,11 +184,17 @@ def step(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
     loaded = time.perf_counter()
     decode = made._programs.decode()
     searched = time.perf_counter()
-    made._programs.set("length", [LENGTH // 2] * BATCH.get(name, 1), "int64")
-    us = timed(decode.flat_near, lambda: decode.wait("a decode step"))
-    bytes_per_us = memory_bandwidth(decode.tensors)
+    rows = BATCH.get(name, 1)
+
+    def step_us(length: int) -> float:
+        made._programs.set("length", [length] * rows, "int64")
+        return timed(decode.flat_near, lambda: decode.wait("a decode step"))
+
+    us, full_us, bytes_per_us = step_us(LENGTH // 2), step_us(LENGTH - STEPS), memory_bandwidth(decode.tensors)
+    calls = decode._run
     return {
-        "step_us": us, "bandwidth_share": made.bandwidth_share(us), "limit_us": made._programs.read_bytes() / bytes_per_us,
+        "step_us": us, "full_us": full_us, "way": getattr(calls, "way", ""),
+        "ways_us": {k: round(1e6 * v, 1) for k, v in getattr(calls, "times", {}).items()}, "bandwidth_share": made.bandwidth_share(us), "limit_us": made._programs.read_bytes() / bytes_per_us,
         "weights_s": loaded - begun, "search_s": searched - loaded, **program_row(decode, bytes_per_us),
     }  # fmt: skip
 

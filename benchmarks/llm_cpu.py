@@ -1,11 +1,11 @@
 """Decoding of a language model on a CPU beside ONNX Runtime, in turns: `python -m benchmarks.llm_cpu [kernels] [step]
 [--threads N] [--forms ...]`.
 
-The shape is that of Qwen2-0.5B with random weights, output matrix of its own. Parts:
+The model has the sizes of Qwen2-0.5B, random weights, and an output matrix apart from the embedding. Parts:
 
 - `kernels`: products of one row with each matrix, packed (int4, int8) and bfloat16: the generated C kernel, ONNX
   Runtime's MatMulNBits (activations in int8: accuracy level 4; of int4 also in float32: level 1), PyTorch's bfloat16
-  product. µs, GB/s of the weight's bytes, and the share of the speed at which one pass over the same bytes reads them.
+  product. µs, GB/s of the weight's bytes, and GB/s as a share of those of a plain pass over the same bytes.
 - `step`: a whole decode step after half of the caches, for each of `--forms` of weights: this library's program, and
   the same layers in ONNX Runtime (GroupQueryAttention with float32 caches; MatMulNBits for int4 and int8, MatMul of
   float32 for float32 and bfloat16, of which it has no product on a CPU), with `--ggml FOLDER` in ggml (llm_ggml.c; Q4_0

@@ -95,8 +95,8 @@ class GridTimer:
     """Times schedules with the measurer of a search, whose processes stay between cases."""
 
     def __init__(self, device: str = "cuda") -> None:
-        from tensor_graphs.backends.tuning.measure_cpu import SinkBase
         from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+        from tensor_graphs.backends.tuning.measurement import SinkBase
 
         self.rows = list[Any]()
         sink: Any = type("Rows", (SinkBase,), {"add": lambda _, some: self.rows.extend(some)})()

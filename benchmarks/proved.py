@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.models import zoo
+from benchmarks.models.taso import load_field_json
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.egraph.blocks.blocks import find_blocks
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.extract.model.kernel import Backend
 from tensor_graphs.extract.search.search import search
-from tensor_graphs.models import zoo
-from tensor_graphs.models.files.taso import load_field_json
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.stages.match import hypergraph

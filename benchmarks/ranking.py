@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import tensor_graphs as tg
+from benchmarks.models import zoo
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.costdb.store.store import Store
@@ -29,7 +30,6 @@ from tensor_graphs.explorer.export_jobs import unmeasured_candidates
 from tensor_graphs.extract.search.alternatives import alternatives
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice, search
-from tensor_graphs.models import zoo
 from tensor_graphs.pipeline.costs.prices import CostPricer
 
 from .common import QUICK, mad, rounds, row, set_threads

@@ -39,7 +39,7 @@ from benchmarks.rule_terms import (
     variables,
 )
 
-SIZE = 34  # of a term that a step makes
+SIZE = 34  # largest number of nodes of a term that a step makes
 
 
 # ---------------------------------------------------------------- typed terms

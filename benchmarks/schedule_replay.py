@@ -140,8 +140,8 @@ def with_schedules(template: Any, wanted: Sequence[Mapping[str, int]]) -> Any:
 # ---------------------------------------------------------------- the table
 def measure(cases: Sequence[str], path: Path = TABLE, *, device: str = "cuda", count: int = COUNT) -> None:
     """Time the schedules of some cases on this machine's GPU, and write them to the table."""
-    from tensor_graphs.backends.tuning.measure_cpu import SinkBase
     from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+    from tensor_graphs.backends.tuning.measurement import SinkBase
     from tensor_graphs.costdb.store.schema import TimingRow
     from tensor_graphs.extract.model.kernel import Candidate, Vertex
 

@@ -43,7 +43,7 @@ FILLING = ("norm_linear_fp16_b4", "norm_qkv_bias_b64", "gated_mlp_896_b32", "ber
            "gqa_einsum_decode_fp16_b4", "multihead_fp16_b4", "sdpa_causal_fp16_t1000", "convnext_block_fp16_b8", "inverted_residual_b16",
            "lm_head_log_softmax_fp16_b16", "cross_entropy_32000", "gru_cell_b16", "modulated_norm_fp16")  # fmt: skip
 MARGIN_S = 20.0  # seconds beyond its budget that a process may take for imports and saving
-START_S = 7.0  # of these, what is expected
+START_S = 7.0  # expected seconds of these
 TIMING_S = 35.0  # seconds that the last step needs
 Results = dict[str, Any]
 

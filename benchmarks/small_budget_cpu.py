@@ -70,19 +70,19 @@ def slowdown() -> float:
 
 def measure_busy() -> None:
     """Make this process' measuring workers time kernels by CPU time."""
-    from tensor_graphs.backends.tuning import measure_cpu
+    from tensor_graphs.backends.tuning import worker_process
     from tensor_graphs.backends.tuning.cpu_worker import BUSY
 
-    ask = measure_cpu.CpuWorkerProcess.ask
-    measure_cpu.CpuWorkerProcess.ask = lambda self, job, timeout=None: ask(self, {**job, "clock": BUSY}, timeout)  # type: ignore[method-assign]
+    ask = worker_process.CpuWorkerProcess.ask
+    worker_process.CpuWorkerProcess.ask = lambda self, job, timeout=None: ask(self, {**job, "clock": BUSY}, timeout)  # type: ignore[method-assign]
 
 
 def record_jobs(began: float) -> list[tuple[float, float, str, str, float]]:
     """A list that the measurements of this process are added to: seconds since `began`, seconds, backend and name of
     the kernel, its least sample in µs (0 without one)."""
-    from tensor_graphs.backends.tuning import measure_cpu
+    from tensor_graphs.backends.tuning import worker_process
 
-    ask, jobs = measure_cpu.CpuWorkerProcess.ask, list[tuple[float, float, str, str, float]]()
+    ask, jobs = worker_process.CpuWorkerProcess.ask, list[tuple[float, float, str, str, float]]()
 
     def recorded(self: Any, job: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         start = time.monotonic()
@@ -91,7 +91,7 @@ def record_jobs(began: float) -> list[tuple[float, float, str, str, float]]:
         jobs.append((round(start - began, 3), round(time.monotonic() - start, 3), job["backend"], job["template"], us))
         return reply
 
-    measure_cpu.CpuWorkerProcess.ask = recorded  # type: ignore[method-assign]
+    worker_process.CpuWorkerProcess.ask = recorded  # type: ignore[method-assign]
     return jobs
 
 

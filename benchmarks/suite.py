@@ -23,7 +23,7 @@ from benchmarks.gpu_case import Case, Record, share_the_gpu
 from benchmarks.models.variant import Variant
 
 HERE = Path(__file__).parent
-LAST_S = 25.0  # least seconds to begin one with
+LAST_S = 25.0  # least seconds left with which another program is begun
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Suite:
     line: Callable[[Record], str]
     render: Callable[[dict[str, Record]], str]
     budget: float = 20.0
-    seconds: float = 90.0  # of one of them
+    seconds: float = 90.0  # time limit of one program
     records: Path = field(init=False)
     table: Path = field(init=False)
     _writing: threading.Lock = field(default_factory=threading.Lock)

@@ -2,6 +2,5 @@
 
 In: a file, module or function.
 Out: a typed graph with lazy weights.
-Imports: egraph.builders, egraph.composites, egraph.ir, egraph.types, errors, models.common, models.files,
-    models.huggingface, models.onnx, models.torch_export, writing.
+Imports: egraph.ir, errors, models.common, models.files, models.huggingface, models.onnx, models.torch_export, writing.
 """

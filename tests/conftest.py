@@ -113,7 +113,8 @@ def benchmark_module() -> Callable[[str], Any]:
 @pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timings without noise: all samples of a kernel equal its median, so that no measurement is repeated."""
-    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Timing
+    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+    from tensor_graphs.backends.tuning.measurement import Timing
 
     time = CpuMeasurer.time
 

@@ -26,7 +26,7 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 1
          768, 1000, 1024, 1536, 2048, 3072, 4096)  # fmt: skip
 STARRED = ((), (1,), (3,), (2, 5), (1, 4, 3), (2, 1, 3, 2))  # sizes of starred axes
 CASES = 8  # choices of sizes
-DRAWS = 20_000  # attempts to draw them
+DRAWS = 20_000  # attempts to draw sizes
 SMALL = 200  # attempts among which every second case has small sizes
 MOST_ELEMENTS, MOST_WORK = 1 << 19, 1 << 24  # of an operand; product of all sizes
 MOST_INTERPRETED = 1 << 10  # the same two in Triton's interpreter, which takes milliseconds for a program of the grid

@@ -24,7 +24,7 @@ from ...errors import KernelError, TensorGraphsError
 from ...extract.model.kernel import Call, output_names
 from ...extract.model.meaning import output_terms
 from ..generate.kernel_text import call_json
-from ..tuning.measure_cpu import CpuWorkerProcess
+from ..tuning.worker_process import CpuWorkerProcess
 from ..user.declare import Kernel
 from ..user.files import KernelFile
 from ..user.operand_specs import operand_spec

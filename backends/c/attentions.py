@@ -21,7 +21,7 @@ from .emit.attention import ROWS
 from .functions import c_function
 from .linear_products import known_sizes
 
-MOST = 8192  # positions whose scores of six rows fit on a thread's stack
+MAX_POSITIONS = 8192  # positions whose scores of six rows fit on a thread's stack
 WIDEST = 512  # most elements of a head
 
 ATTENTION = """/* Rows i and columns k of a 16 x 16 block change places. */
@@ -143,7 +143,7 @@ void tiled_attention(const float *q, const float *k, const float *v, const float
         const int seen = flags & 2 && row + there + apart < s ? row + there + apart : s; /* positions, by any row */
         const int first = window && row + apart - window + 1 > 0 ? (row + apart - window + 1) / 16 * 16 : 0;
         const int past = (seen + 15) / 16 * 16, panels = (past - first) / 16, groups = (panels + TILE_PANELS - 1) / TILE_PANELS;
-        _Alignas(64) float scores[TILE_ROWS * @MOST@];
+        _Alignas(64) float scores[TILE_ROWS * @MAX_POSITIONS@];
         float sums[TILE_ROWS];
         const float *rows[TILE_ROWS];
         for (int i = 0; i < TILE_ROWS; i++) rows[i] = from + (int64_t)(row + (i < there ? i : there - 1)) * qr;
@@ -172,7 +172,7 @@ void tiled_attention(const float *q, const float *k, const float *v, const float
         }
     }
 }
-""".replace("@MOST@", str(MOST))
+""".replace("@MAX_POSITIONS@", str(MAX_POSITIONS))
 ATTENTION = "#define ATTENTION_LIST(...) __VA_ARGS__\n" + ATTENTION
 
 _OPTIONS = "scale=scale, causal=causal, window=window, softcap=softcap"
@@ -196,7 +196,7 @@ def _fits(call: Call) -> bool:
         plain
         and heads_fit(call)
         and t > ROWS
-        and s <= MOST
+        and s <= MAX_POSITIONS
         and max(d, e) <= WIDEST
         and q.strides[-1] == 1
         and _mask(call)

@@ -41,6 +41,9 @@ from .emitter import EMITTER, ROWS, CEmitter
 from .group_norms import group_norm_rows
 from .helpers import HELPERS, c_library
 from .image_copies import image_copy_rows
+from .integer_convolutions import HELPERS as INTEGER_PACKING
+from .integer_convolutions import integer_convolution_rows
+from .integer_pools import integer_pool_rows
 from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
@@ -221,10 +224,12 @@ def _unavailable() -> str:
 
 BACKEND = C(
     EMITTER,
-    {**HELPERS, **PACKING, **RECURRENT_PACKING},
+    {**HELPERS, **PACKING, **INTEGER_PACKING, **RECURRENT_PACKING},
     (
         *convolution_rows(),
+        *integer_convolution_rows(),
         *pool_rows(),
+        *integer_pool_rows(),
         *group_norm_rows(),
         *batch_norm_rows(),
         *pool_index_rows(),

@@ -106,26 +106,26 @@ HELPERS: dict[str, str] = {
 
 
 # ---------------------------------------------------------------- sizes
-def _image(operand: Operand) -> tuple[int, int, int, int]:
+def image(operand: Operand) -> tuple[int, int, int, int]:
     """(batch, channels, height, width) of an image; a line of values has height 1."""
     n, c, *space = extents(operand)
     h, w = (1, *space)[-2:]
     return n, c, h, w
 
 
-def _pair(call: Call, attr: str) -> tuple[int, int]:
+def pair(call: Call, attr: str) -> tuple[int, int]:
     """(vertical, horizontal) stride or dilation; 1 along the height of a line of values."""
     down, across = (1, *call.attrs[attr])[-2:]
     return down, across
 
 
-def _window(call: Call) -> tuple[int, int]:
+def window_of(call: Call) -> tuple[int, int]:
     """(height, width) of a convolution's window."""
     height, width = (1, *extents(call.operands["w"])[2:])[-2:]
     return height, width
 
 
-def _pads(call: Call) -> tuple[int, int]:
+def pads_before(call: Call) -> tuple[int, int]:
     """(rows above, columns before) the image."""
     pads = call.attrs["pads"]
     return (0, pads[0]) if len(pads) == 2 else (pads[0], pads[1])
@@ -155,18 +155,18 @@ def _copied(call: Call) -> bool:
 
 
 def _direct(call: Call) -> bool:
-    """Condition on calls of the direct convolution."""
+    """Condition on calls: the direct convolution supports the operands' sizes and layouts."""
     k, c, *window = extents(call.operands["w"])
     groups = int(call.attrs["groups"])
     if not all(isinstance(d, int) for d in (k, c, *window)) or prod(window) > MAX_TAPS:
         return False
     if _copied(call):
-        return _pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
+        return pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
     return (channels_last_x(call) or _channels_beside(call)) and (groups == 1 or min(c, k // groups) >= PANEL)
 
 
 def _winograd(call: Call) -> bool:
-    """Condition on calls of Winograd's convolution."""
+    """Condition on calls: Winograd's convolution supports the filter, its attributes, sizes and layouts."""
     k, c, *window = extents(call.operands["w"])
     a = call.attrs
     return (
@@ -218,11 +218,11 @@ def _addresses(call: Call, bias: bool, residual: bool) -> str:
 def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         x = call.operands["x"]
-        (n, c, h, w), (_, k, oh, ow) = _image(x), _image(call.output)
+        (n, c, h, w), (_, k, oh, ow) = image(x), image(call.output)
         strides = (*x.strides[:2], *(0, *x.strides[2:])[-2:])
         numbers = (
-            n, h, w, c, *strides, oh, ow, k, call.attrs["groups"], *_window(call), *_pair(call, "strides"), *_pair(call, "dilations"),
-            *_pads(call),
+            n, h, w, c, *strides, oh, ow, k, call.attrs["groups"], *window_of(call), *pair(call, "strides"), *pair(call, "dilations"),
+            *pads_before(call),
         )  # fmt: skip
         sizes = ", ".join(map(str, numbers))
         ends = _ends(call, bias, residual, act, COPIED * _copied(call))
@@ -234,11 +234,11 @@ def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
 
 def _direct_scratch(call: Call) -> int:
     """Bytes of the padded copy of x, or of a line of zeros."""
-    n, c, _, _ = _image(call.operands["x"])
+    n, c, _, _ = image(call.operands["x"])
     if not _copied(call):
         return 4 * c
-    (_, _, oh, ow), (kh, kw) = _image(call.output), _window(call)
-    (step_h, step_w), (dil_h, _) = _pair(call, "strides"), _pair(call, "dilations")
+    (_, _, oh, ow), (kh, kw) = image(call.output), window_of(call)
+    (step_h, step_w), (dil_h, _) = pair(call, "strides"), pair(call, "dilations")
     found: int = 4 * n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw)
     return found
 
@@ -268,18 +268,18 @@ def _winograd_scratch(call: Call) -> int:
 
 def _windows(call: Call, operands: str, window: tuple[int, ...], kind: int, ends: str) -> str:
     """A call of the C function of windows."""
-    (n, c, h, w), (_, _, oh, ow) = _image(call.operands["x"]), _image(call.output)
-    numbers = (n, h, w, c, oh, ow, *window, *_pair(call, "strides"), *_pair(call, "dilations"), *_pads(call), kind)
+    (n, c, h, w), (_, _, oh, ow) = image(call.operands["x"]), image(call.output)
+    numbers = (n, h, w, c, oh, ow, *window, *pair(call, "strides"), *pair(call, "dilations"), *pads_before(call), kind)
     return f"tiled_windows({operands}, {', '.join(map(str, numbers))}, {ends})"
 
 
 def _depthwise_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
         operands, ends = ", ".join(_operands(call, bias, residual)), _ends(call, bias, residual, act, 0)
-        strides, (n, c, h, w), (_, _, oh, ow) = _pair(call, "strides"), _image(call.operands["x"]), _image(call.output)
-        if not by_ring(_window(call), strides, _pair(call, "dilations"), ow):
-            return _windows(call, operands, _window(call), 0, ends)
-        numbers = (n, h, w, c, oh, ow, *_window(call), *strides, *_pads(call))
+        strides, (n, c, h, w), (_, _, oh, ow) = pair(call, "strides"), image(call.operands["x"]), image(call.output)
+        if not by_ring(window_of(call), strides, pair(call, "dilations"), ow):
+            return _windows(call, operands, window_of(call), 0, ends)
+        numbers = (n, h, w, c, oh, ow, *window_of(call), *strides, *pads_before(call))
         return f"tiled_depthwise({operands}, {', '.join(map(str, numbers))}, {ends})"
 
     identify(code, f"c.depthwise_conv[{bias},{residual},{act}]")
@@ -376,5 +376,5 @@ def ending(spelled: str) -> str:
 
 __all__ = [
     "HELPERS", "SOURCE", "channels_last_x", "conv_packed", "convolution_rows", "depthwise_packed", "few_elements", "from_cache_line",
-    "pool_rows", "winograd_packed",
+    "image", "pads_before", "pair", "pool_rows", "window_of", "winograd_packed",
 ]  # fmt: skip

@@ -10,15 +10,18 @@ from typing import Any
 from ...egraph.composites.composite_ops import expand
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ops.ops import OPS
 from ..generate.emitter import Launch, LaunchBase, Lowered
 from ..generate.schedule import Schedule
 from ..generate.strategy import Strategy, StrategyEmitter
 from ..ir.expr import Expr, walk
 from ..ir.kernel import PROBE, Kernel
+from ..ir.op_texts import costly
 from ..ir.tiling import Shape
 from .emit.attention import few_row_attention
 from .emit.kernel import emit
 from .emit.lane_loops import WORTH
+from .emit.nest import LoopNest
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
@@ -47,6 +50,12 @@ class NestSchedule(Schedule):
         """(rows, columns) of the tile whose common values are computed once: all rows and columns for attention of few
         rows (emit/attention.py), else (1, 1)."""
         return (shape.m, shape.n) if shape.kind == "attention" else (1, 1)
+
+    def again(self, kernel: Kernel) -> float:
+        """Flops of expensive values in the passes after the first, where no row buffer keeps them: rows that are too
+        long, and reductions along columns."""
+        passes = bool(kernel.reductions) and any(costly(e.op) for e in kernel.exprs)
+        return LoopNest(kernel, "").computed_again() if passes else 0.0
 
 
 def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:
@@ -87,15 +96,30 @@ NEST = Strategy(
 
 PACKED = ".dots2"  # of the version of kernels that read bytes: raise it when only their text changes
 EXPONENTIAL = ".lanes1"  # of the version of kernels that compute exponentials (emit/lane_loops.py)
+ROWS_KEPT = ".rows1"  # of the version of kernels with expensive values in several loops (emit/nest.py)
 
 
 @memo(4096)
-def _exponential(t: Tensor) -> bool:
-    """Whether the op of a term computes exponentials, by itself or in its decomposition."""
+def _atomic_ops(t: Tensor) -> frozenset[str]:
+    """Names of the atomic ops that compute a term from its operands: its own, or those of its decomposition."""
     if not t.entry.composite:
-        return t.op in WORTH
+        return frozenset({t.op})
     operands = {id(x) for x in topological(t.args)}
-    return any(_exponential(x) for x in topological([expand(t)]) if id(x) not in operands)
+    return frozenset[str]().union(*(_atomic_ops(x) for x in topological([expand(t)]) if id(x) not in operands))
+
+
+def _keeps_rows(terms: Sequence[Tensor], several: bool) -> bool:
+    """Whether a kernel that computes the `terms`, operands first, may need values that are expensive to compute in
+    several loops: it reduces them, or (older versions) has `several` results. A composite op that reduces counts if any
+    part of it is expensive."""
+    found = set[Tensor]()
+    for t in terms:
+        ops = _atomic_ops(t)
+        if any(map(costly, ops)) or not found.isdisjoint(t.args):
+            found.add(t)
+            if several or any(OPS[op].kind == "reduction" for op in ops):
+                return True
+    return False
 
 
 @dataclass
@@ -115,11 +139,14 @@ class CEmitter(StrategyEmitter):
         stored measurements.
 
         Kernels that read bytes have an additional suffix, because their sums are integer dot products, and so have
-        those that compute exponentials, which are written in vectors.
+        those that compute exponentials, which are written in vectors, and those that need expensive values in several
+        loops, which are kept in arrays.
         """
         terms = topological(roots)
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in terms)
-        return self.version + (PACKED if bytes_ else "") + (EXPONENTIAL if any(map(_exponential, terms)) else "")
+        exponential = any(not WORTH.isdisjoint(_atomic_ops(t)) for t in terms)
+        rows = _keeps_rows(terms, len(roots) > 1)
+        return self.version + PACKED * bytes_ + EXPONENTIAL * exponential + ROWS_KEPT * rows
 
 
 EMITTER = CEmitter()

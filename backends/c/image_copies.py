@@ -1,28 +1,28 @@
-"""Declares a library kernel in C that copies row-major images to channels-last ones, which convolutions in C read."""
+"""Declares library kernels in C that copy row-major images to channels-last ones, which convolutions in C read."""
 
 from __future__ import annotations
 
 from math import prod
 
-from ...extract.model.kernel import Call
-from ...extract.model.library_kernel import LibraryKernel, identified
-from ..library.torch_calls import SINGLE, channels_last, extents, filled, is_channels_last
+from ...extract.model.kernel import Call, Code
+from ...extract.model.library_kernel import LibraryKernel, identify
+from ..library.torch_calls import SINGLE, both, channels_last, extents, filled, is_channels_last, of
 from .convolutions import few_elements
 from .functions import c_function
 
-TO_LAST = """/* n row-major images of c channels and s pixels, copied to channels-last ones in blocks of 16 x 16. */
-void tiled_to_last(const float *restrict x, float *restrict y, int n, int c, int s)
+_TO_LAST = """/* n row-major images of c channels and s pixels, copied to channels-last ones in blocks of 16 x 16. */
+void NAME(const KIND *restrict x, KIND *restrict y, int n, int c, int s)
 {
     #pragma omp parallel for schedule(static)
     for (int64_t part = 0; part < (int64_t)n * ((s + 15) / 16); part++) {
         const int64_t image = part / ((s + 15) / 16);
         const int begin = (int)(part % ((s + 15) / 16)) * 16, end = begin + 16 < s ? begin + 16 : s;
-        const float *const from = x + image * c * s;
-        float *const to = y + image * c * s;
+        const KIND *const from = x + image * c * s;
+        KIND *const to = y + image * c * s;
         int k = 0;
         if (end - begin == 16)
             for (; k + 16 <= c; k += 16) {
-                float block[16][16];
+                KIND block[16][16];
                 for (int j = 0; j < 16; j++)
                     for (int i = 0; i < 16; i++) block[i][j] = from[(int64_t)(k + j) * s + begin + i];
                 for (int i = 0; i < 16; i++) __builtin_memcpy(to + (int64_t)(begin + i) * c + k, block[i], sizeof block[i]);
@@ -34,32 +34,32 @@ void tiled_to_last(const float *restrict x, float *restrict y, int n, int c, int
 """
 
 
+#: suffix of the kernel's name -> (dtypes, C type, C function)
+KINDS = {"": (SINGLE, "float", "tiled_to_last"), "_bytes": (of("uint8", "int8"), "uint8_t", "bytes_to_last")}
+
+
 def _fits(call: Call) -> bool:
-    """Condition on calls: from a row-major to a channels-last image of float32."""
+    """Condition on calls: from a row-major to a channels-last image."""
     x = call.operands["x"]
-    return (
-        x.type.rank in (3, 4)
-        and x.dense
-        and is_channels_last(call.output)
-        and SINGLE(call)
-        and filled(call)
-        and few_elements(call)
-    )
+    return x.type.rank in (3, 4) and x.dense and is_channels_last(call.output) and filled(call) and few_elements(call)
 
 
-@identified("c.tiled_to_last")
-def _code(call: Call) -> str:
-    n, c, *space = extents(call.operands["x"])
-    return f"tiled_to_last({call.names['x']}, {call.names['out']}, {n}, {c}, {prod(space)})"
+def _code(function: str) -> Code:
+    def code(call: Call) -> str:
+        n, c, *space = extents(call.operands["x"])
+        return f"{function}({call.names['x']}, {call.names['out']}, {n}, {c}, {prod(space)})"
+
+    return identify(code, f"c.{function}")
 
 
 def image_copy_rows() -> list[LibraryKernel]:
-    """The copy of row-major images to channels-last ones."""
+    """The copies of row-major images of float32 and of bytes to channels-last ones."""
     return [
         LibraryKernel(
-            "c.to_channels_last", "c", "x", _code, family="copy", layout=channels_last, exact=True, applies=_fits,
-            **c_function("tiled_to_last", TO_LAST),
+            f"c.to_channels_last{suffix}", "c", "x", _code(function), family="copy", layout=channels_last, exact=True,
+            applies=both(kinds, _fits), **c_function(function, _TO_LAST.replace("NAME", function).replace("KIND", kind)),
         )
+        for suffix, (kinds, kind, function) in KINDS.items()
     ]  # fmt: skip
 
 

@@ -26,7 +26,7 @@ CONVOLUTIONS = ("c.tiled_conv", "c.winograd_conv", "c.depthwise_conv")
 def stand_ins(graph: Graph) -> list[tuple[Template, Call]]:
     """A kernel, with a call, for each C function that products or convolutions of the graph with weights may call."""
     found: dict[str, Call] = {}
-    weights = set[Tensor]()  # and what is computed from weights alone
+    weights = set[Tensor]()  # weights, and values computed from weights alone
     for n in graph.nodes():
         if n.op == "param" or (n.args and all(a in weights for a in n.args)):
             weights.add(n)

@@ -21,7 +21,7 @@ from .clustered_attention.kernel import emit_clusters
 from .clustered_attention.parameters import ClusteredAttentionSchedule
 from .clustered_attention.schedules import applies as clusters_apply
 from .clustered_attention.schedules import clustered_fits, clustered_schedules
-from .emit.kernel import emit, emit_joined
+from .emit.kernel import emit, emit_joined, emit_staged
 from .emit.sizes import sized_launch, with_sizes
 from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
 from .few_row_attention import applies as few_rows_apply
@@ -58,6 +58,10 @@ def _emit_threads(found: Lowered, s: ThreadSchedule, name: str) -> Sequence[Laun
     With a split reduction, the last block of each tile combines its partial results.
     """
     layout = s.layout(found.kernel, found.shape)
+    if isinstance(s, SimtSchedule) and s.staged:
+        if s.scratch_parts > 1:
+            raise Unfusable("a staged row of a split reduction")
+        return [emit_staged(found.kernel, layout, name, found.shape, found.constant)]
     if s.scratch_parts == 1:
         return [emit(found.kernel, layout, name, found.shape, found.constant)]
     if found.shape.joined:

@@ -32,8 +32,8 @@ LANES = (8, 16, 32)  # threads along the head size
 THREADS = (128, 256, 512)
 DEEP = (1, 2, 4, 8)
 PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-LEAST = 8  # least positions of a part
-HELD = 200  # limit of 4-byte values per thread: more would risk spills
+MIN_PART_POSITIONS = 8  # least positions of a part
+MAX_HELD_VALUES = 200  # limit of 4-byte values per thread: more would risk spills
 VALUE = 128  # limit of one value's elements in a thread
 SHARED = 12 << 10  # limit of values that the exchanges of a block hold in shared memory
 LAUNCH, ROUND, JOIN = 1.6, 0.8, 1.0  # µs: launch, first loads and results; a dependent round of loads; combining parts
@@ -127,7 +127,7 @@ class FewRowAttentionRanking:
         """Whether the schedule `s` splits the positions into equal parts and leaves no group of threads idle, and its
         values fit into registers and shared memory."""
         part, threads = self.room // s.scratch_parts, s.lanes * s.groups
-        if self.room % s.scratch_parts or part < min(LEAST, self.room) or not 32 <= threads <= 1024:
+        if self.room % s.scratch_parts or part < min(MIN_PART_POSITIONS, self.room) or not 32 <= threads <= 1024:
             return False
         if self.vector % s.vector or s.groups * s.deep >= 2 * max(part, s.groups):
             return False
@@ -135,7 +135,7 @@ class FewRowAttentionRanking:
         inside = min(s.groups, 32 // s.lanes)  # groups of a warp
         exchanged = threads // inside * self.rows * (columns + 2) if s.groups > inside else 0
         whole = self.rows * max(head, columns) <= VALUE and s.deep * max(head, columns) * self.itemsize <= 4 * VALUE
-        return whole and self._registers(s) <= HELD and exchanged <= SHARED
+        return whole and self._registers(s) <= MAX_HELD_VALUES and exchanged <= SHARED
 
     def _own(self, s: FewRowAttentionSchedule) -> tuple[int, int]:
         """Elements of a thread along the head size of keys and of values."""

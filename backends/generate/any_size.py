@@ -20,7 +20,7 @@ from ...extract.model.kernel import Call, Layout, Template
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ..ir.source_text import literal
 from .emitter import Emitter
-from .form_search import LARGEST, FormSearch
+from .form_search import MAX_OPERAND_ELEMENTS, FormSearch
 from .free_terms import SizedCall, free_call, free_terms
 from .size_fit import Sizes
 from .size_text import PLACEHOLDER, SIZE, Bounds, NoForm, SizedForm, python
@@ -159,7 +159,7 @@ class SizedKernel(KernelBase):
         """Python expressions over the sizes that must be true for the kernel to serve `call`, because it computes
         addresses in 32 bits; empty if they always are."""
         elements = [volume(o.type.shape) for o in call.buffers.values()]
-        return [f"{n} <= {LARGEST}" for n in elements if bounds(n)[1] > LARGEST]
+        return [f"{n} <= {MAX_OPERAND_ELEMENTS}" for n in elements if bounds(n)[1] > MAX_OPERAND_ELEMENTS]
 
     def forms_of(self, call: Call) -> tuple[SizedForm, ...] | str:
         """Forms (sources, each with its range of sizes) of a call's schedule, or the reason why there are none.

@@ -39,7 +39,7 @@ LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form
 ALTERNATIVES = 12  # schedules tried for sizes that the chosen one leaves
 BOXES = frozenset(("boxes", "inside"))  # parameters of schedules that load through tensor maps
-LARGEST = (1 << 31) - 1  # elements of an operand: addresses are 32 bits
+MAX_OPERAND_ELEMENTS = (1 << 31) - 1  # elements of an operand: addresses are 32 bits
 PREFIX = "size_"  # of size parameters of kernels
 
 
@@ -210,12 +210,12 @@ class FormSearch:
 
     def _addressable(self, sizes: Sizes) -> bool:
         """Whether 32-bit addresses suffice for all operands."""
-        return all(bind(v, sizes) <= LARGEST for v in self.volumes)  # type: ignore[operator]
+        return all(bind(v, sizes) <= MAX_OPERAND_ELEMENTS for v in self.volumes)  # type: ignore[operator]
 
     @cached_property
     def volumes(self) -> tuple[Dim, ...]:
         """For each operand and result, its number of elements as an expression in free sizes; 32-bit addresses suffice
-        where all are at most `LARGEST`."""
+        where all are at most `MAX_OPERAND_ELEMENTS`."""
         return tuple(volume(o.type.shape) for o in self.free_call.buffers.values())
 
     def _bounds(

@@ -32,11 +32,11 @@ from .lowering_jobs import HEAD, Job, Reply, framed
 
 # Maximum workers of all pools together. Their work takes three to four times the CPU time of the caller's for the same
 # candidates (`python -m benchmarks.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting.
-MOST = 8
+MAX_WORKERS = 8
 LEFT_CORES = 2  # cores that lowering workers and compilers leave to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WIDE = 4  # workers that have started from which the caller does no jobs itself
-WORTH = 100  # jobs of a batch from which starting workers pays off: about one second of work
+MIN_BATCH_JOBS = 100  # jobs of a batch from which starting workers pays off: about one second of work
 # Seconds between services of the pipes while replies are there. Each system call lets another thread run, such as
 # overlapped tuning, for up to Python's switch interval of 5 ms.
 PUMPING_S = 0.01
@@ -112,7 +112,7 @@ class Batch:
     def add(self, job: Callable[[], Job]) -> None:
         """Append a job, given as a function that builds it; workers may start on it at once."""
         self._put(job)
-        if len(self.jobs) == WORTH:
+        if len(self.jobs) == MIN_BATCH_JOBS:
             self.pool.begin()
         if len(self.jobs) % PART == 0:
             self.pool.pump(self)
@@ -178,13 +178,13 @@ class Batch:
 
 class LowerPool:
     """Pool of up to `size` worker processes that lower terms to kernels (default: all cores but `LEFT_CORES`, at most
-    `MOST`).
+    `MAX_WORKERS`).
 
     `begin` starts them, within the limit on the workers of all pools.
     """
 
     def __init__(self, size: int | None = None) -> None:
-        self.size = min(MOST, cores() - (LEFT_CORES if cores() > LEFT_CORES else 1)) if size is None else size
+        self.size = min(MAX_WORKERS, cores() - (LEFT_CORES if cores() > LEFT_CORES else 1)) if size is None else size
         self._count = 0  # jobs numbered so far
         self.clock = Clock()  # time that workers were busy
         self.pumped = 0.0  # when pipes were last served
@@ -231,7 +231,7 @@ class LowerPool:
         found = self.growing()
         for job in jobs:
             found._put(job)
-        if len(jobs) >= WORTH:
+        if len(jobs) >= MIN_BATCH_JOBS:
             self.begin()
         found.close()
         return found
@@ -313,11 +313,11 @@ class LowerPool:
             self._drop(process)
 
 
-_room = threading.BoundedSemaphore(MOST)  # free worker slots of this process
+_room = threading.BoundedSemaphore(MAX_WORKERS)  # free worker slots of this process
 
 
 @in_forked_child
 def _emptied() -> None:
     """Release all worker slots in a forked child, which has no workers."""
     global _room
-    _room = threading.BoundedSemaphore(MOST)
+    _room = threading.BoundedSemaphore(MAX_WORKERS)

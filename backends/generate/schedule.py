@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast
 
+from ..ir.kernel import Kernel
 from ..ir.tiling import Shape
 
 Numbers = Mapping[str, int]  # the stored form of a schedule: parameter name -> integer
@@ -241,6 +242,11 @@ class Schedule:
         By default the fields `m` and `n`, or 1 where the schedule has no such field.
         """
         return self.__dict__.get("m", 1), self.__dict__.get("n", 1)
+
+    def again(self, kernel: Kernel) -> float:
+        """Flops of expensive elementwise values that `kernel` computes once more in a later pass over a row; by default
+        0."""
+        return 0.0
 
     @property
     def forms(self) -> frozenset[str]:

@@ -17,6 +17,7 @@ from math import prod
 from typing import Any
 
 from ...egraph.ir.memo import memo
+from ...egraph.ir.places import has_limited_places
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.types.dims import concrete
 from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
@@ -199,8 +200,9 @@ class GeneratedKernel(KernelBase):
         found = self.lower(call)
         if found is None:
             return self.work
-        rows, columns = self.scheduled(call, found).tile(found.shape)
-        return self.work + repeated(found.kernel, found.shape, rows, columns)
+        schedule = self.scheduled(call, found)
+        rows, columns = schedule.tile(found.shape)
+        return self.work + repeated(found.kernel, found.shape, rows, columns) + schedule.again(found.kernel)
 
     def size(self, call: Call) -> int:
         """Number of expressions in the lowered kernel of `call`; 0 if it cannot be lowered."""
@@ -381,6 +383,12 @@ def _code(template: GeneratedKernel, call: Call) -> str:
     return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 
+def _drawn(roots: Sequence[Tensor]) -> str:
+    """Ending of the version of kernels that were once measured with few visible positions, because a limit on their
+    number hid that a mask compares it with positions; "" for others."""
+    return ".all" if has_limited_places(topological(roots), ("input",)) else ""
+
+
 def template_of(
     emitter: Emitter, root: Tensor | Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False,
     precision: Precision = IEEE,
@@ -398,7 +406,7 @@ def template_of(
     return GeneratedKernel(
         f"{emitter.name}.{family}{suffix}", emitter.name, pattern_text(roots), first, emitter, tuple(others),
         precision, last,
-        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of(roots),
+        family=family, loss=precision.loss, rate=precision.rate, version=emitter.version_of(roots) + _drawn(roots),
         setup=(*emitter.setup, *(["carried"] if any(bases) and not emitter.carries else [])),
         prep={name: (transposed_matrix if emitter.arrays else prepared)(name) for name in transposed},
         inplace=bases[0], beside=tuple(bases[1:]) if any(bases[1:]) else (),

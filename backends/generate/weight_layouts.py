@@ -15,14 +15,14 @@ from ...extract.model.library_kernel import identify
 from ..ir.kernel import Buffer
 from ..ir.tensor_maps import padded_row
 
-WORTH = 4  # maximum padding of rows: this fraction (1/WORTH) of their size
+MAX_PADDING_PART = 4  # maximum padding of rows: this fraction (1/MAX_PADDING_PART) of their size
 
 
 def even(size: int, dtype: str) -> int:
     """Elements of `dtype` from one row of `size` elements to the next so that all rows are aligned to 16 bytes; `size`
     if that would add too much padding."""
     padded = padded_row(size, dtype)
-    return padded if (padded - size) * WORTH <= size else size
+    return padded if (padded - size) * MAX_PADDING_PART <= size else size
 
 
 def is_unaligned(kind: Type) -> bool:

@@ -61,4 +61,17 @@ LANES_TANH = """static inline __attribute__((always_inline)) floats lanes_tanh(f
     return (floats)((ints)lanes_where(size < 0.625f, near, far) | sign);
 }"""
 
-__all__ = ["LANES_EXP", "LANES_POWER", "LANES_TANH"]
+LANES_MAX = """/* The largest of 16 numbers; NaN if one is NaN. */
+static inline float lanes_max(floats x)
+{
+#if defined(__AVX512F__)
+    const __m512 v = (__m512)x;
+    return _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q) ? NAN : _mm512_reduce_max_ps(v);
+#else
+    for (int n = 8; n; n /= 2) for (int i = 0; i < n; i++) x[i] = x[i + n] > x[i] || x[i + n] != x[i + n] ? x[i + n] : x[i];
+    return x[0];
+#endif
+}"""
+LANES_MIN = "static inline float lanes_min(floats x) { return -lanes_max(-x); }"
+
+__all__ = ["LANES_EXP", "LANES_MAX", "LANES_MIN", "LANES_POWER", "LANES_TANH"]

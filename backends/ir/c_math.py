@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from .c_attention import FEW_ROW_SCORES, FEW_ROW_VALUES
 from .c_dots import DOTS
-from .c_lane_math import LANES_EXP, LANES_POWER, LANES_TANH
+from .c_lane_math import LANES_EXP, LANES_MAX, LANES_MIN, LANES_POWER, LANES_TANH
 from .c_lanes import LANES
 
 #: Maximum error in units in the last place of the float32 result.
@@ -75,6 +75,8 @@ static inline float from_float8(uint32_t i)
     "lanes_power": LANES_POWER,
     "lanes_exp": LANES_EXP,
     "lanes_tanh": LANES_TANH,
+    "lanes_max": LANES_MAX,
+    "lanes_min": LANES_MIN,
     "dots_split": DOTS,
     "few_row_scores": FEW_ROW_SCORES,
     "few_row_values": FEW_ROW_VALUES,

@@ -22,4 +22,9 @@ def costly(op: str) -> bool:
     return op in INTERNAL or (op in OPS and OPS[op].costly)
 
 
-__all__ = ["costly", "op_text"]
+def flops(op: str) -> float:
+    """Flops of one element of the operation `op`; an operation of the kernel IR only counts as an exponential."""
+    return OPS[op if op in OPS else "exp"].flops
+
+
+__all__ = ["costly", "flops", "op_text"]

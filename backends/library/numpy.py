@@ -132,6 +132,7 @@ def _pointwise() -> list[LibraryKernel]:
         row("unpack", "unpack(x, bits=bits, form=form, axis=axis, block=block, dtype=dtype)",
             "unpack({x}, {bits}, {form}, {axis}, {block}, {out})", setup=("unpack",), exact=True),
         row("dequantize", "dequantize(q, s, z)", "dequantize({q}, {s}, {z}, {out})", setup=("dequantize",), exact=True),
+        row("quantize", "quantize(x, s, z)", "quantize({x}, {s}, {z}, {out})", setup=("quantize",), exact=True),
         row("erf", "erf(x)", "erf({x}, {out})", inplace=("x",), setup=("erf",)),
         row("defined_erf", "erf(x)", "np.copyto({out}, defined_erf({x}))", setup=("defined_erf",), exact=True),
         row("relu", "relu(x)", "np.maximum({x}, 0, out={out})", inplace=("x",), exact=True),

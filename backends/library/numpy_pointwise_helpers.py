@@ -198,3 +198,10 @@ def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
     zeros = z.reshape(spread if z.shape == s.shape else (1,) * len(spread))
     numbers = q.astype(s.dtype).reshape(units) - zeros.astype(s.dtype)
     np.copyto(out, (numbers * s.reshape(spread)).reshape(q.shape), casting="unsafe")
+
+
+def quantize(x: Array, s: Array, z: Array, out: Array) -> None:
+    """x / s rounded to whole numbers, ties to even, plus z, clipped to the range of z's dtype."""
+    limits = np.iinfo(z.dtype)
+    whole = np.round(x / s) + z.astype(x.dtype)
+    np.copyto(out, np.minimum(np.maximum(whole, limits.min), limits.max), casting="unsafe")

@@ -34,7 +34,8 @@ from .torch_training import gpu_training, training
 from .torch_training_helpers import HELPERS as TRAINING
 
 # ---------------------------------------------------------------- templates of torch.py
-#: Not taken over, with what has one of these names and a suffix after "_": packed for the CPU, or replaced here.
+#: Names of CPU kernels that the GPU backend leaves out, also with a suffix after "_": they read weights packed for
+#: the CPU, or this module has other kernels for GPUs.
 _CPU_ONLY = (
     "mkl", "onednn", "layer_norm_out", "softplus", "conv", "sdpa", "attention", "masked", "embedding", "argmax", "argmin", "last_concat",
     "last_concat3", "linear",
@@ -111,7 +112,7 @@ def _widenable(t: LibraryKernel) -> bool:
 
 #: Templates that accept mixed float dtypes, take no floats, or have another widened variant.
 _NOT_WIDENED = frozenset([
-    "cast", "from_float8", "unpack", "dequantize", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
+    "cast", "from_float8", "unpack", "dequantize", "quantize", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
     "argmax", "argmin", "variance_and_mean", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
     "rope_wide",
 ])  # fmt: skip
@@ -147,6 +148,7 @@ def _pointwise() -> list[LibraryKernel]:
         row("unpack", "unpack(x, bits=bits, form=form, axis=axis, block=block, dtype=dtype)",
             "{out}.copy_(unpacked({x}, {bits}, {form}, {axis}, {block}))", setup=("unpacked",), mixed=True, exact=True),
         row("dequantize", "dequantize(q, s, z)", "{out}.copy_(dequantized({q}, {s}, {z}))", setup=("dequantized",), mixed=True, exact=True),
+        row("quantize", "quantize(x, s, z)", "{out}.copy_(quantized({x}, {s}, {z}))", setup=("quantized",), mixed=True, exact=True),
         row("square", "x * x", "torch.mul({x}, {x}, out={out})", inplace=("x",), applies=NUMBER),
         row("square_wide", "x * x", "{out}.copy_({x}.float() * {x})", applies=lambda c: not uniform(c), mixed=True),
         row("sign", "sign(x)", "torch.where({x} != {x}, {x}, torch.sign({x}), out={out})", inplace=("x",), applies=NUMBER),

@@ -212,5 +212,11 @@ def dequantized(q: Any, s: Any, z: Any) -> Any:
     return ((q.to(s.dtype).reshape(units) - zeros) * s.reshape(spread)).reshape(q.shape)
 
 
+def quantized(x: Any, s: Any, z: Any) -> Any:
+    """x / s rounded to whole numbers, ties to even, plus z, clipped to the range of z's dtype."""
+    limits = torch.iinfo(z.dtype)
+    return (torch.round(x / s) + z.to(x.dtype)).clamp(limits.min, limits.max)
+
+
 #: helper name -> source
 HELPERS: dict[str, str] = dict(sources_of(__name__))

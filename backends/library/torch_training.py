@@ -6,8 +6,7 @@ Kernels with several results return new tensors, so that nothing is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import product
 from math import prod
 from typing import Any
@@ -15,36 +14,25 @@ from typing import Any
 from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
-from ..ir.precision import LIBRARY_TF32, TF32
 from ..ir.source_text import literal
-from . import torch_cuda_rows, torch_rows
 from .numpy_rows import spell
 from .torch_calls import (
     FLOATS,
-    GEOMETRY,
     Applies,
     both,
     channels_last,
-    dtypes_of,
     extents,
     filled,
     half_pads,
     is_channels_last,
     symmetric,
 )
-from .torch_cuda_attention import heads_inside
 from .torch_rows import one_float
+from .torch_training_attention import cpu_attentions, gpu_attentions
+from .torch_training_convolutions import cpu_convolutions, gpu_convolutions
+from .torch_training_rows import Row, all_float, cpu_row, gpu_row
 
 RANKS = (2, 3, 4, 5)  # of operands of norms
-
-Row = Callable[..., LibraryKernel]
-cpu_row: Row = torch_rows.row
-gpu_row: Row = partial(torch_cuda_rows.row, mixed=True)  # the conditions below say which dtypes may differ
-
-
-def all_float(call: Call) -> bool:
-    """Condition on calls: operands and all results have the same float dtype."""
-    return one_float(call) and all(o.type.dtype == call.output.type.dtype for o in call.more)
 
 
 def _kinds(call: Call, names: str) -> set[str]:
@@ -88,82 +76,6 @@ def accumulated(values: str, lines: str, statistics: str, results: str = "") -> 
         return alike and kinds <= narrow and _kinds(call, results) <= narrow and _kinds(call, statistics) <= {"float32"}
 
     return condition
-
-
-# ---------------------------------------------------------------- convolutions
-#: op -> (its two operands, index of its result among those of ATen's function)
-_CONVOLUTIONS: dict[str, tuple[str, int]] = {"conv_input_gradient": ("gw", 0), "conv_weight_gradient": ("xg", 1)}
-
-
-def _conv_gradient(helper: str, operands: str) -> Callable[[Call], str]:
-    def code(call: Call) -> str:
-        names, a = ", ".join(call.names[o] for o in operands), call.attrs
-        return f"{helper}({names}, {a['shape']}, {a['strides']}, {half_pads(call)}, {a['dilations']}, {a['groups']})"
-
-    identify(code, f"torch.{helper}")
-    return code
-
-
-def _cpu_convolutions() -> Iterator[LibraryKernel]:
-    more: dict[str, Any] = {"family": "conv", "dense": ("*",), "applies": both(one_float, symmetric, filled)}
-    for name, (operands, _) in _CONVOLUTIONS.items():
-        pattern = f"{name}({', '.join(operands)}, shape=shape, {GEOMETRY})"
-        yield cpu_row(name, pattern, _conv_gradient(name, operands), setup=(name, "never_read"), **more)
-
-
-def _images(call: Call) -> tuple[str, str]:
-    """Names of the two image tensors of a convolution's gradient; its third tensor is the weight, or the gradient of
-    the weight."""
-    return ("g", "out") if "w" in call.operands else ("x", "g")
-
-
-def _images_alike(call: Call) -> bool:
-    """Condition on calls: images have one float dtype. The weight, or its gradient, may have another one, as that of a
-    1x1 convolution has, whose rows are one element long."""
-    return len({call.buffers[n].type.dtype for n in _images(call)}) == 1 and dtypes_of(call) <= set(FLOATS)
-
-
-def _one_clear_layout(call: Call) -> bool:
-    """Condition on calls: images have two spatial axes, and no axis has size 1, so that channels-last is unambiguous;
-    cuDNN has no float64 in this layout."""
-    shapes = [extents(call.buffers[n]) for n in _images(call)]
-    return all(len(s) == 4 and min(s[1:]) > 1 for s in shapes) and "float64" not in dtypes_of(call)
-
-
-def _gpu_conv_gradient(name: str, last: bool, tuned: bool, tf32: bool) -> Callable[[Call], str]:
-    operands, index = _CONVOLUTIONS[name]
-
-    def code(call: Call) -> str:
-        g, other = call.names["g"], call.names[operands.replace("g", "")]
-        a, kind = call.attrs, call.output.type.dtype
-        geometry = f"{a['shape']}, {a['strides']}, {half_pads(call)}, {a['dilations']}, {a['groups']}"
-        made = f"cudnn_conv_gradient({index}, {g}, {other}, {geometry}, {last}, {tuned}, {tf32})"
-        return made if kind == call.operands["g"].type.dtype else f"{made}.to(torch.{kind})"
-
-    identify(code, f"torch_cuda.conv_gradient[{name},{last},{tuned},{tf32}]")
-    return code
-
-
-def _gpu_convolutions() -> Iterator[LibraryKernel]:
-    for (name, (operands, index)), (last, tuned, tf32) in product(
-        _CONVOLUTIONS.items(), product((False, True), repeat=3)
-    ):
-        style: dict[str, Any] = {"dense": ("*",)}
-        if last:
-            style = {"dense": ("w",), "layout": channels_last} if index == 0 else {}
-        if tf32:
-            style |= {"loss": LIBRARY_TF32, "rate": TF32.rate}
-        fits = both(_images_alike, symmetric, filled, _one_clear_layout if last else None, _single if tf32 else None)
-        yield gpu_row(
-            f"{name}{'_last' * last}{'_tuned' * tuned}{'_tf32' * tf32}",
-            f"{name}({', '.join(operands)}, shape=shape, {GEOMETRY})", _gpu_conv_gradient(name, last, tuned, tf32),
-            setup=("cudnn_conv_gradient",), family="conv", applies=fits, **style,
-        )  # fmt: skip
-
-
-def _single(call: Call) -> bool:
-    """Condition on calls: all values are float32."""
-    return dtypes_of(call) == {"float32"}
 
 
 # ---------------------------------------------------------------- norms
@@ -274,7 +186,21 @@ def _group_norms(row: Row) -> Iterator[LibraryKernel]:
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------- softmax, pooling, embeddings
+# ---------------------------------------------------------------- activations, softmax, pooling, embeddings
+def _alike(call: Call) -> bool:
+    """Condition on calls: operands and result have the same shape and float dtype."""
+    return len({(extents(o), o.type.dtype) for o in call.buffers.values()}) == 1 and one_float(call)
+
+
+def _gpu_relu_gradient() -> LibraryKernel:
+    """Gradient of a ReLU with the result y, in one kernel; as a comparison and a choice it takes several."""
+    return gpu_row(
+        "relu_gradient", "where(le(y, 0.0), 0.0, g)",
+        "torch.ops.aten.threshold_backward.grad_input({g}, {y}, 0.0, grad_input={out})", applies=both(_alike, filled),
+        family="pointwise", inplace=("g",),
+    )  # fmt: skip
+
+
 def _softmaxes(row: Row) -> Iterator[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction", "applies": both(one_float, filled)}
     for name in ("softmax", "log_softmax"):
@@ -334,99 +260,11 @@ def _embeddings(row: Row, index: str) -> Iterator[LibraryKernel]:
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------- attention
-def _heads(call: Call) -> bool:
-    """Condition on calls: query, key and value are [batch, heads, T, D] with equal widths, as fused attention needs;
-    with a causal mask, which it aligns at the first position, also with equal lengths. Last axes are contiguous: fused
-    attention does not look at their strides."""
-    if any(o.strides[-1] != 1 for n, o in call.operands.items() if n != "s"):
-        return False
-    q, k, v = (extents(call.operands[n]) for n in "qkv")
-    aligned = not call.attrs["causal"] or q[-2] == k[-2]
-    return aligned and len(q) == 4 and q[:2] == k[:2] == v[:2] and q[-1] == v[-1]
-
-
-def _wide_statistics(call: Call) -> bool:
-    """Condition on calls: float32 or float64. Fused attention of 16-bit values has float32 statistics, which the CPU's
-    rows do not state."""
-    return call.output.type.dtype in ("float32", "float64")
-
-
-_PLAIN, _ATTRS = "scale=scale, causal=causal", "scale=scale, causal=causal, window=0, softcap=0.0"
-_ORDERS = {"query": "q, k, v", "key": "k, q, v", "value": "v, q, k"}
-
-
-def _attention(
-    row: Row, kernel: str, helpers: tuple[str, str], masks: Sequence[bool], applies: Applies
-) -> Iterator[LibraryKernel]:
-    """Attention with its statistics, and its gradients, by helpers that get the name `kernel`, if any, first.
-
-    Libraries compute results in the layout [batch, T, heads, D]: the result may stay there, and gradients that are
-    permuted to it, as those of projections are, need no copy.
-    """
-    first, ending = (f"{kernel!r}, ", f"_{kernel}") if kernel else ("", "")
-    for masked, inside in product(masks, (False, True)):
-        prefix, m, value = ("masked_", ", a", "{a}") if masked else ("", "", "None")
-        rest = f"{value}, {{scale}}, {{causal}}, {inside})"
-        more: dict[str, Any] = {"family": "attention", "applies": applies, "layout": heads_inside if inside else None}
-        if kernel or not inside:  # on a CPU no other kernel writes this layout
-            yield row(
-                f"{prefix}attention_with_statistics{'_rows' * inside}{ending}",
-                f"{prefix}attention(q, k, v{m}, {_ATTRS}); {prefix}attention_statistics(q, k{m}, {_PLAIN})",
-                f"{helpers[0]}({first}{{q}}, {{k}}, {{v}}, {rest}", setup=(helpers[0], "with_heads", "aligned_mask"), **more,
-            )  # fmt: skip
-        terms = [f"{prefix}attention_gradient({o}, y, g, s{m}, of='{of}', {_PLAIN})" for of, o in _ORDERS.items()]
-        terms = [f"permute({term}, perm=(0, 2, 1, 3))" if inside else term for term in terms]
-        yield row(
-            f"{prefix}attention_gradients{'_rows' * inside}{ending}", "; ".join(terms),
-            f"{helpers[1]}({first}{{g}}, {{q}}, {{k}}, {{v}}, {{y}}, {{s}}, {rest}",
-            setup=(helpers[1], "with_heads", "aligned_mask", *(["in_own_thread"] if kernel else [])), **{**more, "layout": None},
-        )  # fmt: skip
-
-
-def _cpu_attentions() -> Iterator[LibraryKernel]:
-    fits = both(all_float, filled, _heads, _wide_statistics)
-    return _attention(cpu_row, "", ("attention_statistics", "attention_gradients"), (False, True), fits)
-
-
-#: Fused attention of GPUs -> dtypes that it takes, and whether it takes a mask.
-_FUSED: dict[str, tuple[tuple[str, ...], bool]] = {
-    "efficient": (("float32", *dtypes.HALVES), True), "flash": (dtypes.HALVES, False), "cudnn": (dtypes.HALVES, False),
-}  # fmt: skip
-
-
-def _fused(kernel: str) -> Applies:
-    """Make the condition on calls that a fused attention of GPUs, with float32 statistics, takes the operands."""
-    kinds, _ = _FUSED[kernel]
-    widest = 128 if kernel == "cudnn" else 256
-
-    def condition(call: Call) -> bool:
-        values = {
-            o.type.dtype
-            for n, o in call.buffers.items()
-            if n not in "sa" and not (n == "out1" and "s" not in call.operands)
-        }
-        statistics = call.operands["s"] if "s" in call.operands else call.more[0]
-        width = extents(call.operands["q"])[-1]
-        single = kernel == "cudnn" and 1 in (extents(call.operands[n])[-2] for n in "qk")
-        whole = all(s % 8 == 0 for n, o in call.operands.items() if n not in "sa" for s in o.strides[:-1])
-        return (len(values) == 1 and values <= set(kinds) and statistics.type.dtype == "float32" and whole and not single
-                and type(width) is int and width % 8 == 0 and width <= widest)  # fmt: skip
-
-    return condition
-
-
-def _gpu_attentions() -> Iterator[LibraryKernel]:
-    for kernel, (_, masks) in _FUSED.items():
-        helpers, fits = ("fused_attention", "fused_attention_gradients"), both(filled, _heads, _fused(kernel))
-        yield from _attention(gpu_row, kernel, helpers, (False, True) if masks else (False,), fits)
-
-
 def training() -> list[LibraryKernel]:
     """Library kernels of training steps that run Torch code on the CPU."""
     return [
-        *_cpu_convolutions(), *_norms(cpu_row, all_float, all_float), *_batch_norms(cpu_row, all_float), *_group_norms(cpu_row),
-        *_softmaxes(cpu_row), *_embeddings(cpu_row, "{i}"), *_cpu_attentions(),
+        *cpu_convolutions(), *_norms(cpu_row, all_float, all_float), *_batch_norms(cpu_row, all_float), *_group_norms(cpu_row),
+        *_softmaxes(cpu_row), *_embeddings(cpu_row, "{i}"), *cpu_attentions(),
     ]  # fmt: skip
 
 
@@ -435,9 +273,10 @@ def gpu_training() -> list[LibraryKernel]:
     norm = accumulated("x g b", "x", "out1 out2", "out")
     layer, channels = accumulated("x g w", "", "m r", "out out1 out2"), accumulated("x g", "w", "m r", "out out1 out2")
     return [
-        *_gpu_convolutions(), *_norms(gpu_row, norm, layer),
+        *gpu_convolutions(), *_norms(gpu_row, norm, layer),
         *_batch_norms(gpu_row, channels), *_gpu_batch_norms(),
-        *_group_norms(gpu_row), *_softmaxes(gpu_row), *_gpu_pools(), *_embeddings(gpu_row, "{i}.clamp(0, {rows} - 1)"), *_gpu_attentions(),
+        *_group_norms(gpu_row), *_softmaxes(gpu_row), _gpu_relu_gradient(), *_gpu_pools(),
+        *_embeddings(gpu_row, "{i}.clamp(0, {rows} - 1)"), *gpu_attentions(),
     ]  # fmt: skip
 
 

@@ -19,8 +19,8 @@ from ...egraph.ops.ops import OPS
 from ...egraph.types.dims import concrete
 from ...extract.fusion.matrix_vector import vector_product_extent
 
-MOST = 256  # limit of pieces of a result
-WORTH = 3.0  # operations per piece and element beyond which computing all pieces for each element is expensive
+MAX_PIECES = 256  # limit of pieces of a result
+MIN_PIECE_OPERATIONS = 3.0  # operations per piece and element above which computing all pieces everywhere is expensive
 SHORT = 8  # elements of a reduction that is unrolled, of an axis that is cut into single elements
 WRITTEN = 2.0  # limit of the growth in operations by unrolled reductions
 
@@ -51,7 +51,7 @@ def pieces(roots: Sequence[Tensor]) -> list[ResultPiece] | None:
     found = _of_one_size(roots, found)
     work = sum(OPS[t.op].flops for t in nodes if t.entry.kind in ("pointwise", "reduction") and t.op != "cast")
     apart = [p for each in found for p in each]
-    if work < WORTH * len(apart) and _alike(roots):
+    if work < MIN_PIECE_OPERATIONS * len(apart) and _alike(roots):
         return None
     return apart if _alike([p.term for p in apart]) else None
 
@@ -141,7 +141,7 @@ def _cut(root: Tensor, ends: Mapping[int, set[int]]) -> list[ResultPiece]:
     they were too many."""
     shape = concrete(root.shape)
     steps = [gcd(size, *ends.get(axis, ())) for axis, size in enumerate(shape)]
-    if not ends or prod(size // step for size, step in zip(shape, steps)) > MOST:
+    if not ends or prod(size // step for size, step in zip(shape, steps)) > MAX_PIECES:
         return [ResultPiece(root, root, (0,) * root.rank)]
     found = []
     for start in product(*(range(0, size, step) for size, step in zip(shape, steps))):

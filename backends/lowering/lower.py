@@ -129,13 +129,13 @@ def _with_operands(
     return normalized(_small(kernel))
 
 
-LARGEST = 3000  # limit of operations and loads of a kernel: compilation takes at least a second per thousand
+MAX_KERNEL_OPERATIONS = 3000  # and loads: compilation takes at least a second per thousand
 
 
 def _small(kernel: Kernel) -> Kernel:
     """The kernel itself. Raises Unfusable if it is too large to compile."""
-    if kernel.work > LARGEST:
-        raise Unfusable(f"more than {LARGEST} operations")
+    if kernel.work > MAX_KERNEL_OPERATIONS:
+        raise Unfusable(f"more than {MAX_KERNEL_OPERATIONS} operations")
     return kernel
 
 

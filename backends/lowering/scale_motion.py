@@ -9,7 +9,7 @@ from ..ir.expr import Builder, Expr, factors, walk
 from ..ir.kernel import Kernel
 
 LOG2E = math.log2(math.e)
-LARGEST = (2 - 2**-23) * 2.0**127  # of float32
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127  # of float32
 
 
 def beside_softmax(kernel: Kernel) -> Kernel:
@@ -83,7 +83,7 @@ def _scaled(b: Builder, e: Expr) -> Expr:
 
 
 def _finite(value: float) -> float:
-    return value if math.isinf(value) else max(-LARGEST, min(LARGEST, value))
+    return value if math.isinf(value) else max(-FLOAT32_MAX, min(FLOAT32_MAX, value))
 
 
 def scaled_early(kernel: Kernel) -> Kernel:
@@ -91,7 +91,9 @@ def scaled_early(kernel: Kernel) -> Kernel:
     DEFER, which moves factors out of sums).
 
     Queries are multiplied by their norm and the softmax scale once, not the scores of every tile. A constant factor is
-    not moved to an operand that is a plain load, since that would round the operand to save one multiplication.
+    not moved to an operand that is a plain load, since that would round the operand to save one multiplication. Powers
+    of a product (the cube in the tanh form of GELU) stay as they are: it would be computed twice, with and without the
+    factor.
     """
     b, held = kernel.builder, set(kernel.axes)
 
@@ -101,7 +103,7 @@ def scaled_early(kernel: Kernel) -> Kernel:
         over, under = factors(b.make("mul", args))
         for d in over:
             around = d.axes - held
-            if d.op != "reduce" or d.value[0] != "sum" or d.kind != "float" or not around:
+            if d.op != "reduce" or d.value[0] != "sum" or d.kind != "float" or not around or over.count(d) > 1:
                 continue
             sides, below = factors(d.args[0])
             still = [f for f in sides if not f.axes & around]

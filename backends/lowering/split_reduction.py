@@ -21,7 +21,7 @@ from .one_pass_variance import in_one_pass
 
 ALIGNMENT = 256  # byte alignment of partial results
 COUNTERS = 1 << 16  # maximum tiles per split kernel
-HELD = 64  # longest reduction axis around a split one, whose partial results then have that axis as well
+MAX_OUTER_REDUCTION = 64  # longest reduction axis around a split one, whose partial results then have that axis as well
 REPEATED = 256  # longest reduction that every part computes again: a norm of query heads in attention
 
 
@@ -89,7 +89,7 @@ def _split_states(kernel: Kernel, axis: Axis, parts: int) -> tuple[Kernel, dict[
         if waits and (maximum is None or set(waits) != {maximum}):
             raise Unfusable("a reduction that reads a complete reduction over the same axis")
         maxima[e] = maximum
-        if any(a.size > HELD for a in e.axes - set(kernel.axes)):
+        if any(a.size > MAX_OUTER_REDUCTION for a in e.axes - set(kernel.axes)):
             raise Unfusable("a split reduction nested in another long reduction")
         if any(
             x.op == "reduce"

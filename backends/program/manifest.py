@@ -30,7 +30,7 @@ from .launch.emission import device_of, programs_of
 Spec = tuple[str, tuple[int, ...], str]  # name, shape, dtype
 SizedSpec = tuple[str, Shape, str]  # name, shape (may contain expressions in free sizes), dtype
 SCHEMA = 1
-LARGEST = 1 << 40  # maximum bytes of one value
+MAX_VALUE_BYTES = 1 << 40  # maximum bytes of one value
 STATE = "state:"  # key prefix of initial states; weight keys are identifiers, so no clash
 
 
@@ -199,8 +199,8 @@ def _manifest(record: _File) -> Manifest:
         rows = getattr(record, part)
         specs[part] = tuple((n, tuple(_dim(d, names) for d in shape), dtypes.check(t)) for n, shape, t in rows)
         for n, shape, t in specs[part]:
-            if prod(d for d in shape if isinstance(d, int)) * dtypes.itemsize(t) > LARGEST:
-                raise Malformed(f"{part} {n[:80]!r}: it would have more than {LARGEST} bytes")
+            if prod(d for d in shape if isinstance(d, int)) * dtypes.itemsize(t) > MAX_VALUE_BYTES:
+                raise Malformed(f"{part} {n[:80]!r}: it would have more than {MAX_VALUE_BYTES} bytes")
         if len({n for n, _, _ in rows}) != len(rows) and part != "outputs":
             raise Malformed(f"{part}: a name occurs twice")
     if not {n for n, _, _ in record.initial} <= {STATE + n for n, _, _ in record.states}:

@@ -18,7 +18,7 @@ from .manifest import Manifest, read_manifest
 from .program import Program
 from .weights import Array, BorrowedWeights, StoredWeights
 
-LARGEST = 1 << 28  # maximum bytes of program.py and of manifest.json
+MAX_TEXT_BYTES = 1 << 28  # maximum bytes of program.py and of manifest.json
 TRIES = 50  # attempts to read a program that another process replaces
 
 
@@ -102,7 +102,7 @@ def _texts(path: Path) -> tuple[str, str]:
     try:
         for _ in range(TRIES):
             before = path.stat().st_ino
-            manifest, source = (read_bytes(path / part, LARGEST).decode("utf-8") for part in parts)
+            manifest, source = (read_bytes(path / part, MAX_TEXT_BYTES).decode("utf-8") for part in parts)
             if path.stat().st_ino == before:
                 break
     except (OSError, ValueError) as error:

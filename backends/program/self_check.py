@@ -30,7 +30,7 @@ FILE, WEIGHTS = "check.json", "weights.safetensors"
 LONG_US = 1e6  # estimated µs of a call above which no results are recorded
 SAMPLED = 256  # elements of each result that are recorded
 SEED = 20
-LARGEST = 1 << 26  # bytes of the file
+MAX_FILE_BYTES = 1 << 26  # bytes of the file
 #: Allowed error, relative to the element and to the root mean square of the sampled ones.
 ERRORS = {"float64": 1e-8, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 UNEQUAL = 0.02  # fraction of integers and bools that may differ where rounding decides them
@@ -64,7 +64,7 @@ def check_program(folder: Path, program: Program) -> None:
     VerificationError for other results, BadModelError where there is no record or a damaged one."""
     hint = "save the program again"
     try:
-        record: CheckRecord = decode(CheckRecord, strict_json(read_bytes(folder / FILE, LARGEST)))
+        record: CheckRecord = decode(CheckRecord, strict_json(read_bytes(folder / FILE, MAX_FILE_BYTES)))
         wanted = [np.array([float.fromhex(x) for x in r]) for r in record.results or ()]
     except (OSError, ValueError, OverflowError, Malformed) as error:
         raise BadModelError(f"the program cannot be checked: {error}", where=str(folder), hint=hint) from None

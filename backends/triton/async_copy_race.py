@@ -20,7 +20,7 @@ _COPY = re.compile(
 )
 _DOT = re.compile(r"ttng\.warp_group_dot (%[\w.]+)(?:#\d+)?, (%[\w.]+)(?:#\d+)?, .*isAsync = true")
 _WAIT = re.compile(r"ttng\.warp_group_dot_wait .*pendings = (\d+)")
-ROUNDS = 4  # loop iterations that are simulated: more than products stay in flight
+SIMULATED_ITERATIONS = 4  # loop iterations that are simulated: more than products stay in flight
 
 
 @dataclass
@@ -95,7 +95,7 @@ def _in_flight(loop: _Loop, at: int) -> Iterator[tuple[int, frozenset[str]]]:
     current one, at most 0; rings that it reads)."""
     events: list[tuple[int, frozenset[str] | int]] = sorted([*loop.dots, *loop.waits], key=lambda event: event[0])
     flying: list[tuple[int, frozenset[str]]] = []
-    for back in range(1 - ROUNDS, 1):
+    for back in range(1 - SIMULATED_ITERATIONS, 1):
         for line, what in events:
             if back == 0 and line > at:
                 break

@@ -18,7 +18,7 @@ from ...extract.model.kernel import Call
 from ...processes.forks import Lock
 from ..generate.kernel_text import KernelText, call_json
 from .compile_server import READY
-from .measure_cpu import started
+from .worker_process import started
 
 COMPILE_S = 60.0  # deadline in seconds for compiling one schedule
 

@@ -8,7 +8,6 @@ parent starts another worker.
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import signal
@@ -18,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -38,23 +36,23 @@ from ...extract.model.meaning import output_terms
 from ...extract.model.work import call_work
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent, own_output
-from ..program.launch.emission import emit_for, executed
 from ..runtime.threads import one_blas_thread
 from ..user.files import KernelFile
 from ..user.templates import templates_of
 from ..verification import compare
 from ..verification.rounding_noise import RoundingSensitivity
+from .compiling_queue import CompilingQueue
 from .kernel_strips import KernelStrip, strips_of
 from .measured_operands import drawn, operand_values, shown
 from .result_check import Wrong, check, check_layout, check_values, worst
-from .single_kernel import Array, Bound, compiled, in_layout, kernel_plan
+from .single_kernel import Array, Bound, compiled, in_layout
 
 COPIES = 64  # maximum sets of operands
 REFERENCE_FLOPS = 1e9  # above this many flops, the reference uses the kernel's own dtypes instead of float64
 PRELOAD = "TENSOR_GRAPHS_PRELOAD"  # environment variable: the library to import before the first job; only "torch"
 KEPT_BYTES = 1 << 29  # total size of cached references
-COMPILING_S = 0.3  # seconds, at most, that kernels wait for a compiler of others' kernels
-_compiling: list[Thread] = []  # kernels that are being compiled before they are measured
+COMPILING_S = 0.3  # most seconds for which kernels of other backends wait for the compiler of C kernels
+_compiling = CompilingQueue()  # kernels compiled before they are measured
 
 
 # ---------------------------------------------------------------- jobs
@@ -276,30 +274,6 @@ def _checked_strips(
     return worst(found)
 
 
-def begin_compiling(template: Template, call: Call) -> None:
-    """Compile a kernel in a thread, after those that are being compiled; its code is then in the cache. Errors are
-    ignored here: the job that measures the kernel reports them."""
-    source, before = emit_for(kernel_plan(template, call), reuse_outputs=True).source, list(_compiling)
-
-    def compile_kernel() -> None:
-        for thread in before:
-            thread.join()
-        with suppress(Exception):
-            executed(source, template.name)
-
-    _compiling.append(Thread(target=compile_kernel, daemon=True))
-    _compiling[-1].start()
-
-
-def wait_for_compiler(backend: str) -> None:
-    """Wait until kernels are compiled, which would disturb a measurement: kernels of the C backend, which may need
-    them, in any case, others for `COMPILING_S` at most."""
-    until = time.monotonic() + (math.inf if backend == "c" else COMPILING_S)
-    for thread in _compiling:
-        thread.join(None if until == math.inf else max(0.0, until - time.monotonic()))
-    _compiling[:] = [thread for thread in _compiling if thread.is_alive()]
-
-
 def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     """Do one measuring job (request to measure a kernel) and return the reply.
 
@@ -312,9 +286,9 @@ def answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         template, call = decode(job)
         if job.get("compile"):
-            begin_compiling(template, call)
+            _compiling.add(template, call)
             return {"ok": True, "samples": [], "accuracy": {}, "reference": ""}
-        wait_for_compiler(template.backend)
+        _compiling.wait(None if template.backend == "c" else COMPILING_S)  # a compiler disturbs measurements
         flops = call_work(template, call)[0]
         roots = output_terms(template, call)
         given = drawn(roots, call)

@@ -10,7 +10,7 @@ from ...costdb.store.schema import Row
 from ...errors import WorkerError
 from .compile_pool import Reply
 from .gpu_process import START_S, GpuProcess
-from .measure_cpu import CUT, Sink
+from .measurement import CUT, Sink
 
 CALIBRATE_S = 0.7
 

@@ -24,7 +24,7 @@ from ...costdb.store.snapshot import Snapshot
 from ...errors import DeviceUnavailableError, TensorGraphsError
 from .job_measuring import LocalMeasurers, known, on_gpu, wanted
 from .jobs import Job
-from .measure_cpu import SinkBase
+from .measurement import SinkBase
 from .trials import SCHEDULES
 
 TRIES = 2  # actors that may die on a job before it is given up

@@ -35,7 +35,7 @@ QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
 
 FIRST_US = 2000.0  # duration of the calls of the first recording, if the host's launches were as short as they seem
 ROTATION = 2  # minimum total size of rotating operand sets, as a multiple of the cache size
-ROOM = 3  # the same where memory allows
+CACHE_MULTIPLE_ROOMY = 3  # total size of these sets, as a multiple of the cache size, where memory allows
 HIDING = 3  # cache-filling copies that hide the host's launch overhead
 MOST_CALLS = 200
 # most µs of calls that are recorded only so that their operands exceed the cache, a small part of longer times
@@ -320,7 +320,7 @@ class Bench:
     def _arguments(self, calls: int) -> list[Arguments]:
         """Enough operand sets for `calls` consecutive calls to miss the cache, within the memory budget."""
         most = self.device.budget_bytes // self.nbytes
-        wanted = min(calls, -(-ROOM * self.device.cache_bytes // self.nbytes), max(1, most))
+        wanted = min(calls, -(-CACHE_MULTIPLE_ROOMY * self.device.cache_bytes // self.nbytes), max(1, most))
         if len(self.sets) < wanted:
             with self._turn("copy"):
                 self.sets += self._copied(wanted - len(self.sets))

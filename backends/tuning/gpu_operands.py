@@ -19,6 +19,7 @@ import numpy as np
 
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
+from ...egraph.ir.places import visible_places
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.ops.laws_training import operands_of_gradient
 from ...egraph.types import dtypes
@@ -94,15 +95,10 @@ def operand_roles(roots: Sequence[Tensor]) -> dict[str, OperandRole]:
                 found[leaf].bound = 2
         if node.entry.index_operand is not None:
             size = node.entry.indexed_size(concrete(node.args[0].shape), dict(node.attrs))
-            for leaf in _below(node.args[node.entry.index_operand], _views_and("where")):
-                found[leaf].bound, found[leaf].distinct = size, node.entry.fusion_role == "written"
-        if node.op in ("lt", "le"):
-            for counted, other in (node.args, node.args[::-1]):
-                while _is_view(counted) and len(counted.args) == 1:
-                    counted = counted.args[0]
-                if counted.op == "iota":
-                    for leaf in _below(other, lambda n: _is_view(n) or n.op in ("add", "sub")):
-                        found[leaf].bound, found[leaf].last = concrete(counted.shape)[counted.attr("axis")], True
+            for leaf in _below(node.args[node.entry.index_operand], _views_and("where", "minimum", "maximum")):
+                found[leaf].bound, found[leaf].distinct = size, _writes_several(node, node.entry.index_operand)
+    for leaf, count in visible_places(order, ("param",)).items():
+        found[leaf].bound, found[leaf].last = count, True
     _set_codes(roots, found)
     for name, role in drawing.input_distributions(Graph.of(list(roots)), ("param",)).items():
         if found[name] == OperandRole(scale=found[name].scale, positive=found[name].positive, near=found[name].near):
@@ -158,6 +154,14 @@ def _unscaled(order: list[Tensor]) -> Iterator[int]:
             yield from (id(a) for a in node.args)
         if node.op == "matmul" and any(d != 1 for d in concrete(node.args[1].shape)[:-2]):
             yield id(node)
+
+
+def _writes_several(node: Tensor, index: int) -> bool:
+    """Whether a node writes at several indices (operand `index`) along an axis, which must not be equal."""
+    if node.entry.fusion_role != "written":
+        return False
+    axis = dict(node.attrs).get("axis")
+    return axis is None or concrete(node.args[index].shape)[axis] > 1
 
 
 def _own_size(node: Tensor) -> int:

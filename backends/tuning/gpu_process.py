@@ -23,7 +23,7 @@ from ...processes.forks import Lock
 from ...processes.memory_limits import limited_environment
 from ..generate.kernel_text import KernelText
 from .compile_pool import Reply
-from .measure_cpu import CpuWorkerProcess
+from .worker_process import CpuWorkerProcess
 
 LOCK = "TENSOR_GRAPHS_GPU_LOCK"  # environment variable with the path of the GPU lock file
 START_S = 180.0  # deadline in seconds for starting the process or opening a kernel

@@ -23,8 +23,9 @@ from ...errors import DeviceUnavailableError, TensorGraphsError, UsageError
 from ...extract.model.kernel import Call, Candidate, Template, Vertex
 from .jobs import Job, read_job
 from .keys import key_of
-from .measure_cpu import CpuMeasurer, Sink, SinkBase
+from .measure_cpu import CpuMeasurer
 from .measure_gpu import GpuMeasurer
+from .measurement import Sink, SinkBase
 from .trials import SCHEDULES, search_of
 
 FLUSH_S, FLUSH_ROWS = 5.0, 500  # seconds and rows after which rows are written

@@ -14,7 +14,7 @@ from itertools import islice
 
 from ...extract.model.kernel import Call, Candidate, Template
 from .keys import key_of
-from .measure_cpu import Sink
+from .measurement import Sink
 from .schedule_search import Key, Schedule, ScheduleSearch, key_of_schedule
 from .trials import Measured, Trial, not_tried, search_of, similarity_key
 

@@ -30,10 +30,11 @@ from .compile_pool import CompilePool
 from .gpu_process import GpuProcess
 from .kernel_searches import Ahead, Cutoff
 from .keys import key_of
-from .measure_cpu import CpuWorkerProcess, Failure, Sink, Timing, ended_of
+from .measurement import Failure, Sink, Timing, ended_of
 from .schedule_search import key_of_schedule
 from .trial_pipeline import Ended, Event, TrialPipeline
 from .trials import SCHEDULES, Measured, rows_of, similarity_key
+from .worker_process import CpuWorkerProcess
 
 AHEAD = 48  # schedules in flight: some per compiler, so that none waits for the device
 OPEN = 20  # kernels in flight, each with device memory; as many again may wait for a similar kernel
@@ -77,8 +78,8 @@ class GpuMeasurer(TrialPipeline):
         self._kept = 0.0  # time of the last write to the sink
         self._measuring = 0.0  # total seconds of measuring
         self._behind: Thread | None = None  # continues with kernels in flight while the next plan is solved for
-        self._called_back = False  # whether that thread should stop
-        self._fault: BaseException | None = None  # exception that ended that thread
+        self._called_back = False  # whether the callback thread should stop
+        self._fault: BaseException | None = None  # exception that ended the callback thread
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:

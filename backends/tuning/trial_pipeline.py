@@ -28,9 +28,10 @@ from .compile_pool import COMPILE_S, CompilePool
 from .device_calibration import DeviceCalibration
 from .gpu_process import START_S, GpuProcess
 from .kernel_searches import Ahead, Cutoff, KernelSearches
-from .measure_cpu import POLL_S, Failure, Sink
+from .measurement import Failure, Sink
 from .schedule_search import Key, key_of_schedule
 from .trials import Measured, Trial, failed, not_tried
+from .worker_process import POLL_S
 
 HANDED = 2  # jobs queued per device process: the current one and the next
 FREE = 3  # compilers kept idle while only speculative work is available
@@ -75,7 +76,7 @@ class TrialPipeline:
         self._waiting: deque[tuple[Measured, Trial | None]] = deque()  # ready for the device
         self._handed: dict[Future[None], GpuProcess] = {}  # device jobs in flight
         self._early: dict[tuple[str, Key], Trial] = {}  # trials compiled speculatively
-        self._ahead: Trial | None = None  # the last of these
+        self._ahead: Trial | None = None  # the trial prefetched last
         self._ended: Callable[[], bool] | None = None  # whether the measuring time is up
         self._worked = False  # whether a device job has finished
 

@@ -20,7 +20,7 @@ from ..generate.kernel_text import KernelText, call_json
 from .compile_pool import Reply
 from .gpu_process import GpuProcess
 from .keys import key_of
-from .measure_cpu import CUT, Failure
+from .measurement import CUT, Failure
 from .schedule_search import COUNT, Key, Schedule, ScheduleSearch, key_of_schedule
 
 SCHEDULES = COUNT  # schedules measured per kernel

@@ -16,9 +16,6 @@ from ...extract.model.kernel import Backend, Call, Operand, Strides, Template, c
 from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.pricing import Priced
 from ..runtime.views import view_strides
-from .single_kernel import run_template
-
-__all__ = ["direct_plan", "run_template"]
 
 FREE = Priced(0.0, 0.0, 0.0, "bound")
 _WEIGHTS = ("param", "constant", "full", "iota")

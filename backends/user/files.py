@@ -14,7 +14,7 @@ from ...plain import Malformed, read_bytes
 from ..ir.definitions import source_of
 from .declare import Kernel
 
-LARGEST = 1 << 24  # bytes of a file
+MAX_FILE_BYTES = 1 << 24  # bytes of a file
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def kernel_file(path: str | Path) -> KernelFile:
     """The `KernelFile` at a path. Raises KernelError if the file cannot be read."""
     whole = Path(os.path.expanduser(path)).absolute()
     try:
-        return KernelFile(whole, sha256(read_bytes(whole, LARGEST)).hexdigest())
+        return KernelFile(whole, sha256(read_bytes(whole, MAX_FILE_BYTES)).hexdigest())
     except (OSError, Malformed) as error:
         raise KernelError(f"the file of kernels cannot be read: {error}", where=str(path)) from None
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
+from ...egraph.ir.places import visible_places
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
@@ -60,7 +61,7 @@ class InputDistribution:
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
     limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
     ties: set[float] = field(default_factory=set)  # floats for which an operand of rounding or a comparison is a tie
-    counted: int = 0  # compared with positions below this, if not 0
+    counted: int = 0  # bound of the positions that the value is compared with; 0 if it is compared with none
     divisor: bool = False
     exponent: bool = False
     arithmetic: bool = False  # operands of integer arithmetic
@@ -84,6 +85,8 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
     for role in found.values():
         role.large, role.exponential = not narrow, exponential
     _spread(graph, nodes, found, kinds)
+    for name, count in visible_places(nodes, kinds).items():
+        found[name].counted = count
     for name, ties in tied_inputs(nodes, kinds, EDGE if narrow else LIMIT).items():
         found[name].ties = ties
     fans = _fan_ins(nodes)
@@ -121,8 +124,14 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, InputDistrib
     moved: dict[int, frozenset[str]] = {}
     whole: dict[int, frozenset[str]] = {}
     signs: dict[int, frozenset[str]] = {}
-    plain = {id(n.args[n.entry.index_operand or 0]) for n in graph.nodes() if n.entry.negative_indices}
-    plain_names = {str(n.attr("name")) for i in graph.nodes() if id(i) in plain for n in _sources(i) if n.op in kinds}
+    wrapped, counted = (
+        {
+            str(leaf.attr("name"))
+            for n in graph.nodes() if n.entry.index_operand is not None and n.entry.negative_indices is negative
+            for leaf in _sources(n.args[n.entry.index_operand]) if leaf.op in kinds
+        }
+        for negative in (True, False)
+    )  # fmt: skip
     none: frozenset[str] = frozenset()
     for node in nodes:
         if node.is_leaf:
@@ -154,7 +163,7 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, InputDistrib
             for name in signs[args[0]]:
                 found[name].positive = True
     for name, role in found.items():
-        role.signed = role.bound > 0 and (name in plain_names or role.signed)
+        role.signed = role.bound > 0 and (name in wrapped or role.signed) and name not in counted
 
 
 def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dict[str, InputDistribution]) -> None:

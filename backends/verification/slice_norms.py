@@ -16,7 +16,7 @@ import numpy as np
 BESIDE = 4.0  # allowed error as a multiple of the whole output's relative error times the root mean square of the slice
 OWN = 12.0  # multiple of the baseline's root mean square error in a slice that an element may be off by
 SLICE = 3.0  # multiple of the allowed error of the whole, and of the baseline's error, for a slice's norm
-LEAST = 32  # minimum elements of a slice: fewer give no useful mean
+MIN_SLICE_ELEMENTS = 32  # minimum elements of a slice: fewer give no useful mean
 STRETCH = 256  # elements of a stretch of a long axis
 
 #: Smallest number of a dtype with full precision.
@@ -61,9 +61,9 @@ class MatrixShape:
         self.total, self.leading, self.trailing = total, shape[:split], shape[split:]
         self.rows, self.columns = sizes[split], total // sizes[split]
         self.stretched = False
-        if min(self.rows, self.columns) == 1 and total >= 4 * LEAST:  # a single long axis
+        if min(self.rows, self.columns) == 1 and total >= 4 * MIN_SLICE_ELEMENTS:  # a single long axis
             self.stretched = True
-            width = next((w for w in range(STRETCH, LEAST - 1, -1) if total % w == 0), 0)
+            width = next((w for w in range(STRETCH, MIN_SLICE_ELEMENTS - 1, -1) if total % w == 0), 0)
             self.columns = width or total
             self.rows = total // self.columns
             self.leading, self.trailing = (self.rows,), (self.columns,)
@@ -79,7 +79,7 @@ class MatrixShape:
             if self.stretched and not first:
                 continue
             for axis, size in enumerate(tuple(sizes)):
-                if size > 1 and self.total // size >= LEAST:
+                if size > 1 and self.total // size >= MIN_SLICE_ELEMENTS:
                     yield first, axis, self.total // size
 
     def name(self, first: bool, axis: int, index: int) -> str:
@@ -150,7 +150,7 @@ class SliceSums:
         total = float(self.by_column[3].sum())
         mean = math.sqrt(float(self.by_column[2].sum()) / max(total, 1.0))
         few = OWN / SLICE * mean * self.xp.sqrt(inexact)
-        return self.xp.where(inexact < LEAST, self.xp.maximum(lost, few), lost)
+        return self.xp.where(inexact < MIN_SLICE_ELEMENTS, self.xp.maximum(lost, few), lost)
 
     def limits(self, allowed: float) -> ElementLimits:
         """Absolute error limits per row and per column, from the relative error `allowed` and the baseline's errors.
@@ -173,7 +173,7 @@ class SliceSums:
                 columns = xp.minimum(columns, full)
         return ElementLimits(xp, rows, columns)
 
-    def _limit(self, sums: list[Any], count: int, allowed: float, least: int = LEAST) -> Any:
+    def _limit(self, sums: list[Any], count: int, allowed: float, least: int = MIN_SLICE_ELEMENTS) -> Any:
         """Error limits of elements in slices of `count` elements.
 
         The baseline's mean error is taken over elements with an error, because an output such as a cache has

@@ -156,7 +156,7 @@ def _small(config: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(name: str) -> Any:
-    """The model of a kind with small sizes, in evaluation mode."""
+    """The model of the architecture `name` (`model_type`) with small sizes and random weights, in evaluation mode."""
     from transformers import AutoConfig, AutoModel
 
     config = AutoConfig.for_model(name, **_small(AutoConfig.for_model(name), OWN.get(name, {})))

@@ -42,10 +42,12 @@ class Variant:
     sizes: Mapping[str, int]
     dtype: torch.dtype
     listed: bool = True
-    layout: torch.memory_format = torch.contiguous_format  # of what has four axes, as peers like it
+    layout: torch.memory_format = (
+        torch.contiguous_format
+    )  # of four-dimensional arguments: the one in which peers are fastest
     onnx: bool = False  # ours is made of an ONNX file
     unread: tuple[str, ...] = ()  # weights of which a call reads a few rows
-    tolerance: float | None = None  # of ours; peers may round float32 to TF32 then, else nobody may
+    tolerance: float | None = None  # `tolerance=` of `tg.optimize`; if given, peers may round float32 to TF32
     wanted: float | None = None
     seen: float | None = None
     jax: str = ""
@@ -125,7 +127,7 @@ VARIANTS: Table = {}
 
 
 TINY: Table = {}
-"""The same at small sizes: does everything run?"""
+"""The variants at small sizes, to see whether everything runs."""
 
 
 def variant(

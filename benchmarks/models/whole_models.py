@@ -21,7 +21,7 @@ Made = tuple[nn.Module, Inputs]
 
 MODELS: Table = {}
 TINY: Table = {}
-"""The same at small sizes: does everything run?"""
+"""The models at small sizes, to see whether everything runs."""
 
 
 def model(name: str, dtype: torch.dtype, full: str, tiny: str, **more: Any) -> Callable[[Make], Make]:

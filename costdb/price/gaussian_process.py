@@ -16,7 +16,7 @@ Single = np.ndarray[Any, np.dtype[np.float32]]
 LENGTH = 20.0  # distance of standardized features at which the correlation is 1/e
 NOISE = 0.002  # variance of the noise, relative to the variance of the function
 CAUTION = 0.2  # shift of a prediction far from all rows: an estimate that is too high has no largest relative error
-LARGEST = 3.0  # standardized features are clipped at this value
+MAX_FEATURE = 3.0  # standardized features are clipped at this value
 SPREAD = (0.1, 0.9)  # quantiles of the residuals
 CHUNK = 2048  # rows predicted at once
 
@@ -68,7 +68,7 @@ def fit(rows: Array, targets: Array, emphasis: Array) -> GaussianProcess:
 
 
 def _standard(rows: Array, centre: Array, scale: Array) -> Array:
-    return np.clip((rows - centre) * scale, -LARGEST, LARGEST)
+    return np.clip((rows - centre) * scale, -MAX_FEATURE, MAX_FEATURE)
 
 
 def _correlation(a: Array, b: Array) -> Single:

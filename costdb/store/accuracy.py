@@ -28,9 +28,9 @@ from ..reports.reports import StoreReport
 from .snapshot import LOADED, UNSCHEDULED, Snapshot
 
 FOLDS = 5
-ROOFLINE = "roofline"  # in the place of what is held out
+ROOFLINE = "roofline"  # in place of the rows held out: all rows are predicted by the roofline
 TOP = 5  # predicted best schedules, of which the fastest is compared with the fastest of all
-LEAST_SCHEDULES = TOP + 3  # of a call that counts for ranking
+LEAST_SCHEDULES = TOP + 3  # measured schedules with which a call counts for ranking
 TIE = 0.02  # relative difference of measured times below which a pair is not ranked
 MOST_SCHEDULES = 64  # schedules of a call that count for ranking: pairs grow quadratically
 Row = dict[str, Any]

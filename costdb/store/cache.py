@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ... import cache_folder, private
 from ..keys.device import cores
 from . import cache_snapshot, shards
+from .arrow_arrays import array_of
 from .schema import COLUMNS, FORMAT, checked
 from .snapshot import LOADED, Snapshot
 from .valid_rows import readable_tables
@@ -348,7 +349,7 @@ def _insert(
     _note(connection, facts)
     if whole is not None:
         names = [shard.name for (shard, _), table in zip(good, tables) for _ in range(table.num_rows)]
-        _append(connection, whole.append_column("shard", pa.array(names, pa.string())))
+        _append(connection, whole.append_column("shard", array_of(names, "string")))
     connection.execute("COMMIT")
 
 
@@ -359,7 +360,9 @@ def _note(connection: duckdb.DuckDBPyConnection, facts: Sequence[ShardFact]) -> 
     rows = [(s.name, s.size, s.mtime_ns, status, json.dumps(dict(skipped))) for s, status, skipped in facts]
     columns = dict(zip(("name", "size", "mtime_ns", "status", "skipped"), zip(*rows)))
     if columns:
-        connection.register("noted", pa.table({name: list(values) for name, values in columns.items()}))
+        kinds = {name: "int64" if name in ("size", "mtime_ns") else "string" for name in columns}
+        arrays = {name: array_of(values, kinds[name]) for name, values in columns.items()}
+        connection.register("noted", pa.table(arrays))
         connection.execute("INSERT INTO shards BY NAME SELECT * FROM noted")
         connection.unregister("noted")
 

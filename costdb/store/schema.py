@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from ..keys.key import IDENTITY_FIELDS, LABEL_FIELDS, KernelKey, Work, digest_of
 from ..keys.stored_key import FIELDS, well_formed
+from .arrow_arrays import array_of, values_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -157,10 +158,7 @@ def to_table(rows: Iterable[Row]) -> pa.Table:
     import pyarrow as pa
 
     records = [row.record() for row in rows]
-    arrays = [
-        pa.array([_cell(record, name, kind) for record in records], type=arrow_field.type)
-        for (name, kind), arrow_field in zip(COLUMNS.items(), arrow_schema())
-    ]
+    arrays = [array_of([_cell(record, name, kind) for record in records], kind) for name, kind in COLUMNS.items()]
     return pa.Table.from_arrays(arrays, schema=arrow_schema())
 
 
@@ -182,7 +180,7 @@ def rows_with(table: pa.Table, name: str, value: str) -> pa.Table:
     """The rows of a table whose column `name` equals `value`; the table may be empty."""
     import pyarrow.compute as pc
 
-    return table.filter(pc.equal(table.column(name), value))
+    return table.filter(pc.equal(table.column(name), array_of([value], "string")[0]))
 
 
 def checked(table: pa.Table) -> tuple[pa.Table, Counter[str]]:
@@ -205,7 +203,7 @@ def checked(table: pa.Table) -> tuple[pa.Table, Counter[str]]:
         if count:
             skipped[reason] += count
         alive &= ~bad
-    return _summarised(table.filter(alive) if skipped else table), skipped
+    return summarised(table.take(array_of(np.flatnonzero(alive), "int64")) if skipped else table), skipped
 
 
 def _faults(table: pa.Table) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
@@ -213,16 +211,15 @@ def _faults(table: pa.Table) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
     import numpy as np
 
     def column(name: str) -> np.ndarray[Any, Any]:
-        return np.asarray(table.column(name).to_numpy())
+        return values_of(table.column(name))
 
     null = np.zeros(table.num_rows, dtype=bool)
     for name in COLUMNS:
-        null |= np.asarray(table.column(name).is_null().to_numpy())
+        null |= values_of(table.column(name).is_null())
     yield "null", null
     yield "oversized text", _oversized(table)
-    kind = column("kind")
-    timing, accuracy = kind == "timing", kind == "accuracy"
-    yield "unknown kind", ~(timing | accuracy | (kind == "failure"))
+    timing, accuracy, failure = (_among(table.column("kind"), [kind]) for kind in ("timing", "accuracy", "failure"))
+    yield "unknown kind", ~(timing | accuracy | failure)
     yield "key does not match its digest", _mismatched(table)
     yield "malformed key", _malformed(table)
     times = column("time_us")
@@ -231,7 +228,7 @@ def _faults(table: pa.Table) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
         work = np.stack([column("flops"), column("bytes")])
         yield "bad work", ~(np.isfinite(work) & (work >= 0)).all(axis=0)
         yield "NaN accuracy", accuracy & ~(column("rel_fro") >= 0)
-    yield "unknown regime", timing & ~np.isin(column("regime"), REGIMES)
+    yield "unknown regime", timing & ~_among(table.column("regime"), REGIMES)
     yield "bad latency", timing & _bad_latency(table)
 
 
@@ -242,8 +239,7 @@ def _oversized(table: pa.Table) -> np.ndarray[Any, Any]:
     bad = np.zeros(table.num_rows, dtype=bool)
     for name, kind in COLUMNS.items():
         if kind == "string":
-            lengths = pc.fill_null(pc.binary_length(table.column(name)), 0)
-            bad |= np.asarray(lengths.to_numpy()) > MAX_COLUMN_CHARACTERS
+            bad |= values_of(pc.binary_length(table.column(name))) > MAX_COLUMN_CHARACTERS
     return bad
 
 
@@ -260,7 +256,6 @@ def _mismatched(table: pa.Table) -> np.ndarray[Any, Any]:
 
 def _malformed(table: pa.Table) -> np.ndarray[Any, Any]:
     import numpy as np
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     bad = np.zeros(table.num_rows, dtype=bool)
@@ -268,8 +263,15 @@ def _malformed(table: pa.Table) -> np.ndarray[Any, Any]:
         column = table.column(name)
         wrong = [text for text in pc.unique(column).to_pylist() if text is not None and not well_formed(name, text)]
         if wrong:
-            bad |= np.asarray(pc.is_in(column, value_set=pa.array(wrong, pa.string())).to_numpy())
+            bad |= _among(column, wrong)
     return bad
+
+
+def _among(column: pa.ChunkedArray, texts: Sequence[str]) -> np.ndarray[Any, Any]:
+    """For each element of a column of texts, whether it is one of `texts`."""
+    import pyarrow.compute as pc
+
+    return values_of(pc.is_in(column, value_set=array_of(texts, "string")))
 
 
 def _samples(table: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -280,9 +282,8 @@ def _samples(table: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any
     column = table.column("samples").combine_chunks()
     if hasattr(column, "chunk"):  # a chunked array of one chunk in some versions
         column = column.chunk(0)
-    lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False), dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype=np.float64), offsets
+    offsets = np.concatenate([[0], np.cumsum(values_of(pc.list_value_length(column)), dtype=np.int64)])
+    return values_of(column.flatten()), offsets
 
 
 def _bad_latency(table: pa.Table) -> np.ndarray[Any, Any]:
@@ -296,17 +297,16 @@ def _bad_latency(table: pa.Table) -> np.ndarray[Any, Any]:
     return np.asarray((counts > 0) | (offsets[1:] == offsets[:-1]))
 
 
-def _summarised(table: pa.Table) -> pa.Table:
+def summarised(table: pa.Table) -> pa.Table:
     """The table with `median_us`, `mad_us` and `n` recomputed: the file's own values are ignored."""
     import numpy as np
-    import pyarrow as pa
 
     values, offsets = _samples(table)
     lengths = np.diff(offsets)
     medians = _grouped_median(values, offsets)
     mads = _grouped_median(np.abs(values - np.repeat(medians, lengths)), offsets)
     for name, array in (("median_us", medians), ("mad_us", mads), ("n", lengths)):
-        table = table.set_column(table.schema.get_field_index(name), name, pa.array(array))
+        table = table.set_column(table.schema.get_field_index(name), name, array_of(array, COLUMNS[name]))
     return table
 
 

@@ -18,6 +18,7 @@ from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
 from . import cache, shards, starter, team
+from .arrow_arrays import array_of
 from .schema import FORMAT, Row, checked, rows_with, to_table
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 from .starter import Devices
@@ -401,7 +402,7 @@ def _deduplicated(tables: Sequence[pa.Table]) -> pa.Table:
 
     table = pa.concat_tables(tables)
     rows = {repr(row): index for index, row in enumerate(zip(*(column.to_pylist() for column in table.columns)))}
-    return table.take(pa.array([rows[row] for row in sorted(rows)], type=pa.int64()))
+    return table.take(array_of([rows[row] for row in sorted(rows)], "int64"))
 
 
 def _date(shard: shards.ShardFile) -> str:

@@ -38,8 +38,10 @@ def composite(
             "cross_entropy",
             "unpack",
             "dequantize",
+            "integer_conv",
             "max_pool_gradient",
             "embedding_gradient",
+            "quantize",
         )  # these have operands that are integers
         register(Op(name, arity, law, "composite", attrs or {}, defaults or {}, doc, decompose=decompose,
                     floats_only=floats, **more))  # fmt: skip

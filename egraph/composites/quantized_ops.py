@@ -1,20 +1,25 @@
-"""Declares composite ops of quantized weights: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` (scales and zero
-points).
+"""Declares composite ops of quantized values: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` and `quantize`
+(scales and zero points), `integer_conv` (convolutions of bytes).
 
 Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block`
 numbers of a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1`
 therefore keeps neighbouring numbers in one byte; with `block=16` and 4 bits, a vector register of 16 bytes holds 32
 numbers in two halves, each of which a single `and` selects.
 
-Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither op
-counts as arithmetic in rooflines: kernels convert numbers in few instructions, or multiply integers without converting
-them.
+Decompositions need no shifts: bits are selected in place and multiplied by a power of two, which is exact. Neither
+`unpack` nor `dequantize` counts as arithmetic in rooflines: kernels convert numbers in few instructions, or multiply
+integers without converting them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from ..builders import builders as t
 from ..ir.tensor import Tensor, make
+from ..ops import op_flops
 from ..types.dims import Dim, Shape
 from .composite_ops import composite
 
@@ -97,3 +102,30 @@ def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     number = t.cast(q, scale.dtype)
     offset = _spread(t.cast(zero, scale.dtype), q.shape)
     return (number - offset) * _spread(scale, q.shape)
+
+
+@composite("quantize", 3, "quantize", fused_as="cheap", flops=6, wide_operands=True, onnx=("QuantizeLinear",))
+def quantize(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """x / scale rounded to whole numbers (ties to even), plus zero, clipped to the range of zero's dtype
+
+    x: float32 or float64 [...]; scale: floats of equal rank and size 1, or one number for each index of an axis; zero:
+    uint8 or int8, shaped like scale or of size 1 along every axis. The result is [...] in the dtype of zero.
+    """
+    limits = np.iinfo(zero.dtype)
+    whole = t.round(x / scale) + t.cast(zero, x.dtype)
+    return t.cast(t.minimum(t.maximum(whole, float(limits.min)), float(limits.max)), zero.dtype)
+
+
+@composite("integer_conv", 4, "integer_conv", {"strides": "dims", "pads": "dims", "dilations": "dims", "groups": "int"},
+           fused_as="opaque", work=op_flops.convolution, kernels_may_lack=True, onnx=("ConvInteger",))  # fmt: skip
+def integer_conv(
+    x: Tensor, w: Tensor, x_zero: Tensor, w_zero: Tensor, strides: Sequence[int], pads: Sequence[int],
+    dilations: Sequence[int], groups: int,
+) -> Tensor:  # fmt: skip
+    """Convolution of x - x_zero with w - w_zero in int32, which wraps around; padding is 0 (x is its zero point there)
+
+    x: uint8 or int8 [N, C, ...]; w: uint8 or int8 [O, C / groups, ...]; x_zero: one number of x's dtype, of x's rank;
+    w_zero: one number of w's dtype or [O, 1, ...], of w's rank. pads = all low sides, then all high sides.
+    """
+    a, b = (t.sub(t.cast(v, "int32"), t.cast(z, "int32")) for v, z in ((x, x_zero), (w, w_zero)))
+    return t.conv(a, b, strides=strides, pads=pads, dilations=dilations, groups=groups)

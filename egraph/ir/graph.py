@@ -23,8 +23,8 @@ class Graph:
     leaves (structure.py); None means a single output. `modules`: module paths ("blocks.0.attn") of operations as they
     were loaded, where the source knows them; passes leave it as it is. `typical`: mean and standard deviation of float
     inputs by name, where the source knows values of them; random inputs are drawn so. `inner`: names of outputs that
-    are values inside of a training step (saved for the backward pass, gradients). `labels`: nodes of a file with free
-    dimensions that made these operations; passes leave it as it is.
+    are values inside of a training step (saved for the backward pass, gradients, new running statistics). `labels`:
+    nodes of a file with free dimensions that made these operations; passes leave it as it is.
     """
 
     outputs: tuple[Tensor, ...]

@@ -13,6 +13,7 @@ from .ops import Attrs, Op, Type
 
 #: recurrent cell -> (number of gate row blocks in its weights, number of activations).
 GATES = {"lstm": (4, 3), "gru": (3, 2), "plain": (1, 1)}
+BYTES = ("uint8", "int8")  # dtypes of quantized values
 DTYPE_ID = {name: i for i, name in enumerate(dtypes.DTYPES)}  # egglog's ids of dtypes
 Law = Callable[[Op, tuple[Type, ...], Attrs], Type]
 
@@ -127,6 +128,7 @@ def check_index_dtype(kind: Type) -> None:
 
 
 __all__ = [
+    "BYTES",
     "D0",
     "DTYPE_ID",
     "GATES",

@@ -6,7 +6,21 @@ from collections.abc import Callable, Sequence
 
 from ...errors import ShapeError
 from ..types.dims import Dim
-from .law_text import D0, S0, S1, Cases, LawCase, broadcast, has_rank, same_dtype, vec_get, vec_of, vec_set
+from .law_text import (
+    BYTES,
+    D0,
+    DTYPE_ID,
+    S0,
+    S1,
+    Cases,
+    LawCase,
+    broadcast,
+    has_rank,
+    same_dtype,
+    vec_get,
+    vec_of,
+    vec_set,
+)
 from .ops import Attrs, Op, Type
 
 
@@ -111,6 +125,25 @@ def conv_text(op: Op, ranks: Sequence[int]) -> Cases:
             yield LawCase(vec_of([vec_get(S0, 0), vec_get(S1, 0), *space]), D0, (has_rank(S0, r),))
 
 
+def integer_conv(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Result type of a convolution of bytes, with zero points: one of x, and one of w or one for each output channel.
+
+    Raises ShapeError if the operands do not fit.
+    """
+    x, w, x_zero, w_zero = types
+    if any(t.dtype not in BYTES for t in types) or (x.dtype, w.dtype) != (x_zero.dtype, w_zero.dtype):
+        raise ShapeError("integer_conv needs operands of 8 bits, and zero points of their dtypes")
+    if x_zero.shape != (1,) * x.rank or w_zero.shape not in ((1,) * w.rank, (w.shape[0], *(1,) * (w.rank - 1))):
+        raise ShapeError(f"zero points {x_zero} of {x}, {w_zero} of {w}")
+    return conv(op, (Type(x.shape, "int32"), Type(w.shape, "int32")), attrs)
+
+
+def integer_conv_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """Yields the type law `integer_conv` as egglog text: the cases of `conv_text`, with results of int32."""
+    for case in conv_text(op, ranks):
+        yield case._replace(dtype=str(DTYPE_ID["int32"]))
+
+
 def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type of x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides.
 
@@ -140,6 +173,8 @@ __all__ = [
     "conv",
     "conv_size",
     "conv_text",
+    "integer_conv",
+    "integer_conv_text",
     "matmul",
     "matmul_text",
     "pool",

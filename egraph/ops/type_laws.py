@@ -23,13 +23,24 @@ from .laws_composite import (
     linear,
     linear_text,
     norm,
+    quantize,
+    quantize_text,
     recurrent,
     recurrent_text,
     rope,
     unpack,
     unpack_text,
 )
-from .laws_contraction import conv, conv_text, matmul, matmul_text, pool, pool_text
+from .laws_contraction import (
+    conv,
+    conv_text,
+    integer_conv,
+    integer_conv_text,
+    matmul,
+    matmul_text,
+    pool,
+    pool_text,
+)
 from .laws_elementwise import (
     along,
     along_index,
@@ -106,6 +117,7 @@ LAWS: dict[str, TypeLaw] = {
     "along_index": TypeLaw(along_index, along_index_text),
     "matmul": TypeLaw(matmul, matmul_text, 2),
     "conv": TypeLaw(conv, conv_text, 3),
+    "integer_conv": TypeLaw(integer_conv, integer_conv_text, 3),
     "pool": TypeLaw(pool, pool_text, 3),
     "reshape": TypeLaw(reshape, requested_text),
     "permute": TypeLaw(permute, permute_text, keeps_rank=True),
@@ -126,6 +138,7 @@ LAWS: dict[str, TypeLaw] = {
     "recurrent": TypeLaw(recurrent, recurrent_text),
     "unpack": TypeLaw(unpack, unpack_text, 1, keeps_rank=True),
     "dequantize": TypeLaw(dequantize, dequantize_text, keeps_rank=True),
+    "quantize": TypeLaw(quantize, quantize_text, keeps_rank=True),
     "same": TypeLaw(same, same_text, 1, keeps_rank=True),
     "conv_input_gradient": TypeLaw(conv_input_gradient, requested_text, 3),
     "conv_weight_gradient": TypeLaw(conv_weight_gradient, requested_text, 3),

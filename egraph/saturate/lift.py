@@ -29,7 +29,7 @@ from ..view.view import EGraphView
 
 #: Attributes that hold axis indices, not sizes.
 POSITIONS = ("axis", "axes", "perm")
-LEAST = 7  # smallest generic size where the model allows; 1, 2, 3 and 5 are too common
+MIN_GENERIC_SIZE = 7  # smallest generic size where the model allows; 1, 2, 3 and 5 are too common
 ATTEMPTS = 200
 WHOLE = 1 << 31  # fill values at or beyond this are not sizes
 ROUNDED = 2e-7  # relative tolerance: values computed from sizes may have been rounded to float32
@@ -90,7 +90,7 @@ def _choices(atom: Atom, wanted: int, below: bool = False) -> list[int]:
     `below`: sizes up to the wanted one come before larger ones. If the dimension's range has no prime, the result is up
     to 65 of its smallest sizes, largest first.
     """
-    low, high = max(atom.min, LEAST), min(atom.max, max(4 * wanted, 64))
+    low, high = max(atom.min, MIN_GENERIC_SIZE), min(atom.max, max(4 * wanted, 64))
     primes = sorted(
         (n for n in range(low, high + 1) if is_prime(n)), key=lambda n: (below and n > wanted, abs(n - wanted), n)
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -252,15 +252,9 @@ def saturate_blocks(
     if slack is not None and slack < 0:
         raise UsageError(f"slack={slack} is negative")
     slack = int(limits.slack * pricing.launch) if slack is None else slack
-    chosen = list(rules)
     limits = limits if limits.beam is not None else replace(limits, beam=BEAM if guard else 0)
     bitwise = {id(g) for g in (graphs if exact else careful)}
-    programs = {}
-    for keeps_bits in (True, False):
-        if some := [g for g in graphs if (id(g) in bitwise) == keeps_bits]:
-            own = [r for r in chosen if r.exact or not keeps_bits]
-            least = slack if guard else None
-            programs[keeps_bits] = make_program(some, own, pricing, least, limits.beam or 0, parts=not keeps_bits)
+    programs = _programs(graphs, bitwise, list(rules), pricing, slack if guard else None, limits.beam or 0)
     if pool is None:
         from .worker import default_pool
 
@@ -291,6 +285,24 @@ def saturate_blocks(
     if pool.size == 1 or len(graphs) <= 1:
         return [one(g) for g in graphs]
     return _in_threads(one, graphs, pool.size, pressed)
+
+
+def _programs(
+    graphs: Sequence[Graph],
+    bitwise: Container[int],
+    rules: Sequence[Rule],
+    pricing: Pricing,
+    slack: int | None,
+    beam: int,
+) -> dict[bool, EgglogProgram]:
+    """Compiled rules: under True for graphs whose ids are in `bitwise`, with the rules that change no bit; under False
+    for the others. A key without graphs is left out."""
+    found = {}
+    for keeps_bits in (True, False):
+        if some := [g for g in graphs if (id(g) in bitwise) == keeps_bits]:
+            own = [r for r in rules if r.exact or not keeps_bits]
+            found[keeps_bits] = make_program(some, own, pricing, slack, beam, parts=not keeps_bits)
+    return found
 
 
 def _in_threads(

@@ -103,13 +103,18 @@ def _text(rows: Sequence[Row]) -> str:
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
     """Nodes of a graph and of the decompositions of its composite ops, and the pairs (composite, decomposition).
 
-    Pointwise composites (activations) are not decomposed: all terms for them cost the same once fused, and the rules
-    find very many equal terms for their arithmetic.
+    Pointwise composites (activations), and scales and zero points of values that are no weights, are not decomposed:
+    all terms for them cost the same once fused, and the rules find very many equal terms for their arithmetic.
     """
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
+    fixed = weight_only(nodes)
+
+    def whole(n: Tensor) -> bool:
+        return n.entry.pointwise or (n.entry.law in ("quantize", "dequantize") and n not in fixed)
+
     done, start = set(nodes), 0
     while start < len(nodes):
-        fresh = [(n, parts_of(n)) for n in nodes[start:] if not n.entry.pointwise]
+        fresh = [(n, parts_of(n)) for n in nodes[start:] if not whole(n)]
         start = len(nodes)
         for composite, parts in fresh:
             if parts is not None and parts.type == composite.type:

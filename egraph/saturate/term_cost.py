@@ -155,7 +155,7 @@ def contraction_flops(op: Op) -> Cost | None:
     two = number(2)
     if op.law in ("matmul", "linear"):
         return two * elements() * size(0, 1)
-    if op.law == "conv":  # each result element uses the weights of one output channel
+    if op.law in ("conv", "integer_conv"):  # each result element uses the weights of one output channel
         return two * elements() * (elements(1) // Cost("first", 1))
     if op.law == "recurrent":  # each weight is used once per batch row and step
         return two * elements(2) * size(0, 3) * size(0, 2)

@@ -47,7 +47,7 @@ def union(views: Sequence[EGraphView]) -> EGraphView:
 def congruent(view: EGraphView) -> EGraphView:
     """The e-graph `view` after congruence closure: e-nodes of one op over equal e-classes are merged.
 
-    Needed after `view.joined_view`, because each copy of a block (repeated subgraph) brings its own constants.
+    After `view.joined_view` it only leaves out e-nodes that several copies of blocks (repeated subgraphs) brought.
     """
     return _Union([view]).view()
 

@@ -45,8 +45,11 @@ def _known(array: Array, dtype: str, shape: Shape) -> Tensor:
 def fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """The value of an op over constants, as a constant, iota or fill; None if an operand is not constant.
 
-    Ops over fills fold at any size; constants and iotas fold only within the size limit.
+    Ops over fills fold at any size; constants and iotas fold only within the size limit, and dequantized constants not
+    at all: kernels read the bytes.
     """
+    if op == "dequantize" and args[0].op == "constant":
+        return None
     if not args or any(a.op not in ("full", "constant", "iota") for a in args):
         return None
     node = make(op, args, attrs)

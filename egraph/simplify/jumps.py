@@ -16,7 +16,7 @@ from ..types import dtypes
 STEPS = frozenset({"floor", "ceil"})
 REMAINDERS = frozenset({"mod", "floordiv"})
 COMPARISONS = frozenset({"lt", "le", "eq"})
-JUMPS = STEPS | REMAINDERS | COMPARISONS | {"round", "sign"}
+JUMPS = STEPS | REMAINDERS | COMPARISONS | {"round", "sign", "quantize"}
 #: Elementwise ops that round nothing, or whose result is a whole number.
 PASSING = frozenset({"neg", "abs", "maximum", "minimum", "where", "relu", "clip"})
 UNROUNDED = PASSING | STEPS | {"sign", "cast", "round"}

@@ -27,7 +27,7 @@ from ..ir.tensor import LEAVES, Tensor, make, rebuild, topological
 from ..types import dtypes
 from ..types.dims import concrete
 
-LARGEST = 1 << 25  # largest number of elements of a mask that is evaluated
+MAX_MASK_ELEMENTS = 1 << 25  # largest number of elements of a mask that is evaluated
 LOW = -3e4  # a number at or below this, added to a score or replacing it, hides the score
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -63,7 +63,7 @@ def _values(formula: Tensor) -> Matrix | None:
     while formula.op == "broadcast_to" and formula.args[0].shape[-2:] == formula.shape[-2:]:
         formula = formula.args[0]
     shape = concrete(formula.shape)
-    if len(shape) < 2 or min(shape[-2:]) < 2 or not 0 < prod(shape) <= LARGEST:
+    if len(shape) < 2 or min(shape[-2:]) < 2 or not 0 < prod(shape) <= MAX_MASK_ELEMENTS:
         return None
     first, *others = evaluate([formula], {})[0].reshape(-1, *shape[-2:])
     return first if all(np.array_equal(first, other) for other in others) else None

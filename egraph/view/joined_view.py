@@ -138,11 +138,42 @@ class _BlockJoiner:
             self.kid.append(np.array([self.of[a] for a in value.args], np.int32))
             self.original_nodes.append(np.ones(1, np.bool_))
 
-    def view(self) -> EGraphView:
-        """The joined view, e-classes renumbered."""
-        old = np.arange(self.size)
+    def merge_congruent(self) -> None:
+        """Merge e-classes that hold the same e-node (op, attributes, operand e-classes), until there are none: two
+        blocks that read a value may both have found the same function of it."""
+        ids: dict[object, int] = {}
+        labels = np.array(
+            [ids.setdefault(self.tensors.get(i, (op, attrs)), len(ids)) for i, (op, attrs) in enumerate(zip(self.ops, self.attrs))],
+            np.int64,
+        )  # fmt: skip
+        width, own, kids = (
+            np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (self.width, self.cls, self.kid)
+        )
+        start = np.cumsum(width) - width
+        alike = [rows for n in np.unique(width) if len(rows := np.flatnonzero(width == n)) > 1]
+        merged_some = True
+        while merged_some:
+            merged_some, found = False, self._representatives()
+            for rows in alike:
+                reads = found[kids[start[rows, None] + np.arange(width[rows[0]])]]
+                keys = np.column_stack([labels[rows], reads])
+                order = np.lexsort(keys.T)
+                keys, classes = keys[order], found[own[rows[order]]]
+                equal = (keys[1:] == keys[:-1]).all(axis=1) & (classes[1:] != classes[:-1])
+                for k in np.flatnonzero(equal).tolist():
+                    self.join(int(classes[k]), int(classes[k + 1]))
+                    merged_some = True
+
+    def _representatives(self) -> Ints:
+        """The representative of each e-class."""
+        old = np.arange(self.size, dtype=np.int32)
         for c in list(self.up):
             old[c] = self.find(c)
+        return old
+
+    def view(self) -> EGraphView:
+        """The joined view, e-classes renumbered."""
+        old = self._representatives()
         rows = np.concatenate([np.zeros(0, np.int32), *self.cls])
         kids = np.concatenate([np.zeros(0, np.int32), *self.kid])
         used = np.unique(old[np.concatenate([rows, kids, [self.of[r] for r in self.blocks.graph.roots]])])
@@ -225,14 +256,15 @@ def join_blocks(blocks: Blocks, views: Sequence[EGraphView]) -> EGraphView:
     """Join the saturated e-graphs (views) of a model's blocks (repeated subgraphs) into the e-graph of the whole model.
 
     Each occurrence of a block gets a copy of the block's view; values that several occurrences share are merged. Linear
-    in the size of the result. The roots are those of `blocks.graph`. Values that no block computes (leaves, weight-only
-    expressions that several blocks share) get the model's own e-nodes. Congruence closure is not applied here
-    (`union.congruent` does).
+    in the size of the result, but for sorting. The roots are those of `blocks.graph`. Values that no block computes
+    (leaves, weight-only expressions that several blocks share) get the model's own e-nodes. E-classes that hold an
+    equal e-node are merged; the e-node stays there several times (`union.congruent` keeps one).
     """
     work = _BlockJoiner(blocks, views)
     for instance in blocks.instances:
         work.add_instance(instance)
     work.add_values_outside_blocks()
+    work.merge_congruent()
     return work.view()
 
 

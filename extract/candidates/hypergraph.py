@@ -3,7 +3,7 @@ hyperedges are candidate kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -58,7 +58,8 @@ class Hypergraph:
 
     Vertices (values in layouts), candidate kernels (hyperedges from input to output vertices), and root vertices, which
     a plan must produce. `view`: the e-graph whose e-classes are the values. `stats`: counts about how the candidates
-    were made, for the report.
+    were made, for the report. `repeats`: e-class -> how often its kernels occur in the whole model for each time that
+    they occur here (others: 1): the short form of a model has few of many equal layers.
     """
 
     view: EGraphView
@@ -67,6 +68,7 @@ class Hypergraph:
     roots: list[Vertex]
     stats: dict[str, int] = field(default_factory=dict)
     types: Sequence[Type] = ()  # storage type of each class, if any differs from the view's types
+    repeats: Mapping[int, float] = field(default_factory=dict)
 
     def type_of(self, cls: int) -> Type:
         """Storage type (dtype and shape in memory) of an e-class."""
@@ -76,6 +78,13 @@ class Hypergraph:
     def stores_other_types(self) -> bool:
         """Whether some value is stored in another dtype than the e-graph's, as float32 values in 16 bits."""
         return bool(self.types) and list(self.types) != list(self.view.types)
+
+    @cached_property
+    def weights(self) -> list[float]:
+        """How often each candidate occurs in the model for each time that it occurs here (`repeats` of its first
+        result)."""
+        known = self.repeats.get
+        return [known(c.outputs[0].cls, 1.0) for c in self.candidates]
 
     @cached_property
     def numbered(self) -> NumberedHypergraph:

@@ -17,7 +17,7 @@ from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate
 from ..model.pricing import Priced
 from ..solve.budgets import Budget
-from ..solve.problem import Extraction
+from ..solve.extraction import Extraction
 from ..solve.solve import solve
 from ..solve.structures import Structures
 from .encoding import EncodedHypergraph
@@ -79,7 +79,7 @@ class PlanSolver:
     over_since: float | None = None  # when the time for measuring was first seen to be over
     least: float = 0.0  # seconds of measuring in any case, from when the measuring processes have started
     starting: Callable[[], bool] = lambda: False  # whether these processes are still starting
-    started: float | None = None  # when they were first seen to have started
+    started: float | None = None  # time at which the measuring processes were first seen to have started
 
     @property
     def _short(self) -> float:

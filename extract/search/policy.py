@@ -4,7 +4,7 @@ Each round has two plans. The *optimistic* plan is the cheapest with unmeasured 
 intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper
 ends; it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may
 change a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more
-tuning.
+tuning; in the short form of a deep model as often as the model has its layer (`Hypergraph.repeats`).
 
 A *first look* is the first measurement of a kernel, in a few schedules (tuning parameters) only. The next request, in
 this order:
@@ -33,7 +33,7 @@ from ...errors import NoPlanError
 from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate
 from ..model.pricing import Priced
-from ..solve.problem import Extraction
+from ..solve.extraction import Extraction
 from .cutoff import CallToken, call_token, tree_costs
 from .measurement_state import (
     SCHEDULES,
@@ -178,10 +178,10 @@ class AcquisitionPolicy:
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
         """Unmeasured candidates of a plan, most expensive first; only those that take at least `min_share` of the
         plan's predicted time."""
-        plan = list(plan)
-        candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
+        plan, times = list(plan), self.hypergraph.weights
+        candidates, total = self.hypergraph.candidates, sum(times[i] * prices[i].us for i in plan)
         open_ = (i for i in plan if self.state.is_open(candidates[i], prices[i]))
-        stakes = _summed(candidates, ((i, prices[i].us) for i in open_))
+        stakes = _summed(candidates, ((i, times[i] * prices[i].us) for i in open_))
         return [i for i in stakes if stakes[i] >= min_share * total]
 
     def optimistic_request(self, plan: Sequence[int], prices: Sequence[Priced]) -> MeasurementRequest:
@@ -189,7 +189,8 @@ class AcquisitionPolicy:
         gives by the indices of its candidates; empty if no measurement could change that plan."""
         if self.state.measurer is None:
             return MeasurementRequest(first_look=False)
-        candidates, total = self.hypergraph.candidates, sum(prices[i].us for i in plan)
+        candidates, times = self.hypergraph.candidates, self.hypergraph.weights
+        total = sum(times[i] * prices[i].us for i in plan)
         looks, tuning = self.first_look_stakes(plan, prices), self.tuning_stakes(plan, prices)
         for min_stake in (LARGE_STAKE * total, 0.0):
             for stakes, first_look in ((looks, True), (tuning, False)):
@@ -208,11 +209,11 @@ class AcquisitionPolicy:
         Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
         time, that of an alternative the possible saving divided by its rank: only one alternative is used.
         """
-        candidates = self.hypergraph.candidates
+        candidates, times = self.hypergraph.candidates, self.hypergraph.weights
         open_, fits = per_call(self.hypergraph, prices, self.state.is_open), self.fits_into(plan)
         makers, outputs = self.state.index.by_vertex, self.hypergraph.numbered.outputs
         wanted = [i for i in plan if open_[i]]
-        stakes = _summed(candidates, ((i, prices[i].us) for i in wanted))
+        stakes = _summed(candidates, ((i, times[i] * prices[i].us) for i in wanted))
         known = {call_token(candidates[i]) for i in stakes}
         savings: dict[int, float] = {}
         for i in wanted:
@@ -221,7 +222,8 @@ class AcquisitionPolicy:
                 nearest = nsmallest(MAX_ALTERNATIVES, faster, key=lambda j: prices[j].low)
                 for rank, j in enumerate(nearest, 1):
                     if call_token(candidates[j]) not in known:
-                        savings[j] = max(savings.get(j, 0.0), (prices[i].us - prices[j].low) / rank)
+                        saving = times[i] * (prices[i].us - prices[j].low) / rank
+                        savings[j] = max(savings.get(j, 0.0), saving)
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 
     def tuning_stakes(self, plan: Sequence[int], prices: Sequence[Priced]) -> Stakes:
@@ -236,7 +238,8 @@ class AcquisitionPolicy:
         gain: Callable[[int], float] = lambda i: (
             1 - (SHARE_AFTER_MORE_TUNING if call_token(candidates[i]) in state.tuned else SHARE_AFTER_TUNING)
         )
-        stakes = _summed(candidates, ((i, gain(i) * prices[i].us) for i in plan))
+        times = self.hypergraph.weights
+        stakes = _summed(candidates, ((i, times[i] * gain(i) * prices[i].us) for i in plan))
         unique, ended = {call_token(candidates[i]): i for i in stakes}, state.requested - state.looked - state.tuned
         open_ = {i for token, i in unique.items() if token not in ended and measurer.unfinished(candidates[i])}
         if not open_:
@@ -261,9 +264,11 @@ class AcquisitionPolicy:
         Empty if tuning has had its share of the schedules tried so far. The shares of tuning and of first looks are
         proportional to their possible gains.
         """
-        plan = self.plans.pessimistic
-        total = sum(prices[i].us for i in plan)
-        hoped = sum(prices[i].us if prices[i].source == "measured" else prices[i].low for i in self.plans.chosen)
+        plan, times = self.plans.pessimistic, self.hypergraph.weights
+        total = sum(times[i] * prices[i].us for i in plan)
+        hoped = sum(
+            times[i] * (prices[i].us if prices[i].source == "measured" else prices[i].low) for i in self.plans.chosen
+        )
         look_gain = max(0.0, total - hoped)
         tuned, looked = self.state.schedules[False], self.state.schedules[True]
         due: Callable[[int, float], bool] = lambda kernels, tuning_gain: (

@@ -14,12 +14,12 @@ from .presolve import detach
 from .presolver import PresolvedRows
 from .problem import Problem, ProblemRows
 
-MOST = 4  # structures kept: those of optimistic, pessimistic and compiler-free plans differ by rows of infinite cost
+KEPT_STRUCTURES = 4  # optimistic, pessimistic and compiler-free plans differ by rows of infinite cost
 
 
 class Structures:
-    """Cache of the last `MOST` structures of problems (classes, children and roots without costs), each with its rows
-    (ways to compute a class) and its first reduction. Not thread-safe."""
+    """Cache of the last `KEPT_STRUCTURES` structures of problems (classes, children and roots without costs), each with
+    its rows (ways to compute a class) and its first reduction. Not thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[ProblemRows, PresolvedRows | None]] = OrderedDict()
@@ -32,7 +32,7 @@ class Structures:
         known = self._kept.get(self._key)
         if known is None:
             self._kept[self._key] = problem.rows, None
-            if len(self._kept) > MOST:
+            if len(self._kept) > KEPT_STRUCTURES:
                 self._kept.popitem(last=False)
             return problem.rows
         self._kept.move_to_end(self._key)

@@ -1,8 +1,8 @@
 """Quantizes weight matrices [rows, K]: packed numbers, scales, and the expression of the dequantized matrix.
 
-Encodings (`FORMS`): `int8` and `int4` (symmetric integers, one scale for each row and group along K), `fp8` (e4m3, one
-scale a row), `mxfp4` (e2m1, a power of two as scale for 32 numbers). Two numbers of 4 bits share a byte, in units of up
-to 16 bytes: the first half of a unit's numbers are low bits, the second half high bits
+Encodings (weight_encodings.py): `int8` and `int4` (symmetric integers, one scale for each row and group along K), `fp8`
+(e4m3, one scale a row), `mxfp4` (e2m1, a power of two as scale for 32 numbers). Two numbers of 4 bits share a byte, in
+units of up to 16 bytes: the first half of a unit's numbers are low bits, the second half high bits
 (`egraph/composites/quantized_ops.py`).
 """
 
@@ -21,20 +21,15 @@ from ...egraph.composites import quantized_ops as q
 from ...egraph.ir.tensor import Tensor, make
 from ...errors import UnsupportedError, UsageError
 from .array_library import NumPyLibrary, TorchLibrary
+from .weight_encodings import WEIGHT_ENCODINGS, Library
 
 Array = np.ndarray[Any, Any]
 
-FORMS = ("int8", "int4", "fp8", "mxfp4")
-GROUP, MX_GROUP = 128, 32  # numbers that share a scale
+FORMS = tuple(WEIGHT_ENCODINGS)
 ENCODED = 1 << 18  # numbers that are encoded at once, so that intermediates stay in the processor's cache
 ENCODED_ON_DEVICE = 1 << 24  # the same on a device, so that they take little of its memory
 BLOCK = 16  # bytes of a unit of packed numbers: a vector register on most processors
-FLOAT8_MAX = 448.0
-Library = NumPyLibrary | TorchLibrary
 NUMPY, TORCH = NumPyLibrary(), TorchLibrary()
-LARGEST_CODE = {"int8": np.float32(127), "int4": np.float32(8), "fp8": np.float32(FLOAT8_MAX), "mxfp4": np.float32(6)}
-#: Magnitudes of the float e2m1; the lower three bits of a code are the index.
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def check_form(form: str) -> str:
@@ -45,18 +40,16 @@ def check_form(form: str) -> str:
 
 
 def group_of(form: str, size: int) -> int:
-    """Group size of the encoding `form`: numbers along K (an axis of `size` numbers) that share a scale, the largest
-    usual size that divides K, or all of K.
+    """Group size of the encoding `form`: numbers along K (an axis of `size` numbers) that share a scale, the first of
+    the encoding's sizes that divides K, or all of K.
 
-    Raises UnsupportedError for mxfp4 if `size` is not a multiple of 32.
+    Raises UnsupportedError if the encoding refuses other group sizes than its own, and none of them divides `size`.
     """
-    if form == "fp8":
-        return size
-    groups = (MX_GROUP,) if form == "mxfp4" else (GROUP, GROUP // 2, GROUP // 4)
-    found = next((g for g in groups if size % g == 0), size)
-    if form == "mxfp4" and size % MX_GROUP:
-        raise UnsupportedError(f"{size} inputs are no multiple of {MX_GROUP}, the group size of mxfp4")
-    return found
+    encoding = WEIGHT_ENCODINGS[form]
+    found = next((g for g in encoding.groups if size % g == 0), None)
+    if found is None and encoding.only_groups:
+        raise UnsupportedError(f"{size} inputs are no multiple of {encoding.groups[-1]}, the group size of {form}")
+    return size if found is None else found
 
 
 def block_of(size: int, bits: int = 4) -> int:
@@ -131,76 +124,51 @@ def _encoded_rows(
 ) -> dict[str, Any]:  # fmt: skip
     """`encoded` of some rows, an array or tensor of the library."""
     rows, size = weight.shape
-    groups = lib.contiguous(lib.cast(weight, "float32")).reshape(rows, -1, group_of(form, size))
+    encoding, groups = WEIGHT_ENCODINGS[form], lib.contiguous(lib.cast(weight, "float32"))
+    groups = groups.reshape(rows, -1, group_of(form, size))
     if not bool(lib.names.isfinite(groups).all()):
         raise UsageError("a weight that is not finite cannot be quantized")
-    scale = _without_overflow(lib.cast(_scales(groups, form, lib), dtype), form, dtype, lib)
+    scale = _without_overflow(lib.cast(encoding.scales(groups, lib), dtype), encoding.largest, dtype, lib)
     found = {"scale": scale.reshape(rows, -1)}
     if "q" in wanted:
         wide = lib.cast(scale, "float32")
         ratio = groups / lib.names.where(wide != 0, wide, lib.constant(np.inf, wide))
-        found["q"] = _codes(ratio.reshape(rows, size), form, lib)
+        codes = encoding.codes(ratio.reshape(rows, size), lib)
+        found["q"] = packed(codes) if encoding.bits == 4 else codes
     return found
 
 
-def _scales(groups: Any, form: str, lib: Library) -> Any:
-    """Scales [rows, groups, 1] in float32."""
-    size = abs(groups)
-    at = size.argmax(-1)[..., None]
-    if form == "int4":  # the number of largest magnitude becomes -8
-        return lib.taken(groups, at) / lib.constant(-8, groups)
-    largest = lib.taken(size, at)
-    if form == "mxfp4":  # 2**(exponent - 3) by its bits
-        _, exponent = lib.names.frexp(largest)
-        power = lib.of_bits((exponent - 3).clip(-126, 127) + 127 << 23, "float32")
-        return lib.names.where(largest > 0, power, lib.constant(0, groups))
-    return largest / lib.constant(127 if form == "int8" else FLOAT8_MAX, groups)
-
-
-def _without_overflow(scale: Any, form: str, dtype: str, lib: Library) -> Any:
-    """Scales, each replaced by the next smaller number if the largest code times the scale is infinite."""
+def _without_overflow(scale: Any, largest: float, dtype: str, lib: Library) -> Any:
+    """Scales, each replaced by the next smaller number if its product with the `largest` number of a code is
+    infinite."""
     with np.errstate(over="ignore"):
-        top = lib.cast(scale, "float32") * lib.constant(LARGEST_CODE[form], scale)
+        top = lib.cast(scale, "float32") * lib.constant(largest, scale)
         infinite = lib.names.isinf(lib.cast(top, dtype))
     words = lib.bits(scale)
     return lib.of_bits(lib.names.where(infinite, words - 1, words), dtype)
 
 
-def _codes(ratio: Any, form: str, lib: Library) -> Any:
-    if form == "int8":
-        return lib.cast(ratio.round().clip(-127, 127), "int8")
-    if form == "int4":
-        return packed(lib.cast(ratio.round().clip(-8, 7) + 8, "uint8"))
-    if form == "fp8":
-        return lib.float8(ratio.clip(-FLOAT8_MAX, FLOAT8_MAX))
-    between = (E2M1[1:] + E2M1[:-1]) / 2  # ties go to the even code
-    size = abs(ratio)
-    code = lib.names.searchsorted(lib.constant(between, ratio), size)
-    ties = lib.names.isin(size, lib.constant(between[1::2], ratio))
-    return packed(lib.cast(code, "uint8") + lib.cast(ties, "uint8") + (lib.cast(ratio < 0, "uint8") << 3))
-
-
 def dequantized(form: str, codes: Tensor, scale: Tensor) -> Tensor:
     """The expression of the matrix [rows, K] over codes and scales as `encoded` makes them for the encoding `form`."""
-    zero = 8.0 if form == "int4" else 0.0
-    return q.dequantize(numbers(form, codes), scale, full((1,) * codes.rank, zero, scale.dtype))
+    zero = full((1,) * codes.rank, WEIGHT_ENCODINGS[form].zero, scale.dtype)
+    return q.dequantize(numbers(form, codes), scale, zero)
 
 
 def numbers(form: str, codes: Tensor, axis: int = -1) -> Tensor:
     """The expression of codes of the encoding `form`, decoded but not scaled; 4-bit codes are packed along `axis`."""
-    if form == "int8":
+    decoded = WEIGHT_ENCODINGS[form].decoded
+    if not decoded:
         return codes
-    if form == "fp8":
+    if decoded == "float8":
         return make("from_float8", (codes,), {"dtype": "float32"})
     axis %= codes.rank
     size = codes.shape[axis]
     block = block_of(2 * size) if isinstance(size, int) else 1
-    return q.unpack(codes, bits=4, form="unsigned" if form == "int4" else "e2m1", axis=axis, block=block)
+    return q.unpack(codes, bits=4, form=decoded, axis=axis, block=block)
 
 
 __all__ = [
     "FORMS",
-    "GROUP",
     "block_of",
     "check_form",
     "dequantized",

@@ -23,6 +23,7 @@ from ...processes.forks import Lock
 from ...wording import counted, spelled_bytes
 from .packed_weight import LazyPart, PackedWeight
 from .quantization import check_form, dequantized, encoded, encoded_on, group_of
+from .weight_encodings import WEIGHT_ENCODINGS
 
 Array = np.ndarray[Any, Any]
 SAMPLE = 1 << 17  # numbers of a weight by which its error is judged
@@ -197,13 +198,14 @@ def packed_weight(data: Data, form: str, dtype: str, by_rows: bool) -> PackedWei
     shape = tuple(int(n) for n in data.shape)
     outputs, inputs = shape if by_rows else shape[::-1]
     scales = (outputs, inputs // group_of(form, inputs))
-    if form in ("int4", "mxfp4") and inputs % 2:
+    row = WEIGHT_ENCODINGS[form]
+    if row.bits == 4 and inputs % 2:
         raise UnsupportedError(f"an odd number of inputs ({inputs}): two numbers of 4 bits share a byte")
-    codes = (outputs, inputs // 2 if form in ("int4", "mxfp4") else inputs)
+    codes = (outputs, inputs * row.bits // 8)
     encoding = _Encoding(form, dtype, by_rows)
     parts: dict[str, Data] = {
         name: _EncodedPart(own, kind, (data,), partial(encoding.part, name), encoding, name)
-        for name, own, kind in (("q", codes, "int8" if form == "int8" else "uint8"), ("scale", scales, dtype))
+        for name, own, kind in (("q", codes, row.dtype), ("scale", scales, dtype))
     }
 
     def build(leaf: Any) -> Tensor:
@@ -223,11 +225,11 @@ class _Encoding:
     form: str
     dtype: str
     by_rows: bool
-    keeps_codes: bool = False  # whether it keeps the codes, too
+    keeps_codes: bool = False  # whether the encoding keeps the codes, too
     _scale: Array | None = field(default=None, compare=False)
     _codes: ref[Array] | None = field(default=None, compare=False)
     _near: dict[tuple[str, str], ref[Any]] = field(default_factory=dict, compare=False)  # of (part, device)
-    _kept: list[Any] = field(default_factory=list, compare=False)  # what `keeps_codes` keeps
+    _kept: list[Any] = field(default_factory=list, compare=False)  # codes kept if `keeps_codes`
     _lock: Lock = field(default_factory=Lock, compare=False)  # one encoding at a time
 
     def part(self, name: str, weight: Array) -> Array:

@@ -1,7 +1,6 @@
-"""Reads file formats strictly and lazily: safetensors, the native graph file, TASO listings.
+"""Reads file formats strictly and lazily: safetensors and the native graph file.
 
 In: untrusted files.
 Out: arrays and graphs.
-Imports: egraph.builders, egraph.composites, egraph.ir, egraph.ops, egraph.types, errors, models.common, plain,
-    settings, wording, writing.
+Imports: egraph.composites, egraph.ir, egraph.ops, egraph.types, errors, plain, settings, wording, writing.
 """

@@ -11,13 +11,14 @@ from ...errors import TooLargeError
 MAX_BYTES = 1 << 40
 #: Largest rank of one value (NumPy allows 64).
 MAX_RANK = 32
-#: Seconds of tracing or exporting a model: at least LEAST, EACH for each second of the budget, UNBUDGETED for calls
-#: without a budget.
-LEAST, EACH, UNBUDGETED = 60.0, 4.0, 600.0
-#: Seconds without a new operation after which an export counts as stalled, whatever LEAST is: IDLE, and IDLE_EACH for
-#: each operation traced so far. A first export imports PyTorch's exporter before its first operation (1.2 s, 8 s on two
-#: cores at load 14); afterwards the longest pause is 4 ms, and 0.3 ms for each operation once all are traced. (LEAST is
-#: as long because a legitimate module of 10,000 operations takes 12 s, and a minute at that load.)
+#: Seconds of tracing or exporting a model: at least MIN_EXPORT_S, EACH for each second of the budget, UNBUDGETED for
+#: calls without a budget.
+MIN_EXPORT_S, EACH, UNBUDGETED = 60.0, 4.0, 600.0
+#: Seconds without a new operation after which an export counts as stalled, whatever MIN_EXPORT_S is: IDLE, and
+#: IDLE_EACH for each operation traced so far. A first export imports PyTorch's exporter before its first operation
+#: (1.2 s, 8 s on two cores at load 14); afterwards the longest pause is 4 ms, and 0.3 ms for each operation once all
+#: are traced. (MIN_EXPORT_S is as long because a legitimate module of 10,000 operations takes 12 s, and a minute at
+#: that load.)
 IDLE, IDLE_EACH = 20.0, 1e-3
 
 
@@ -26,7 +27,7 @@ def seconds_of(budget: float | None) -> float:
     budget."""
     if (chosen := settings.current().export_seconds) > 0:
         return float(chosen)
-    return UNBUDGETED if budget is None else max(LEAST, EACH * budget)
+    return UNBUDGETED if budget is None else max(MIN_EXPORT_S, EACH * budget)
 
 
 def idle_seconds_of(budget: float | None, operations: int) -> float:

@@ -14,7 +14,7 @@ from .families import Experts, Sizes
 from .layers import wide
 
 Matrix = tuple[Tensor, Tensor | None]  # a matrix per expert, and a bias or None
-MOST = 4096  # largest number of experts in a layer
+MAX_EXPERTS = 4096  # largest number of experts in a layer
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,10 @@ def routed(
     those that were not chosen count zero. `at`: prefix of the tensors' names. `activation`: of the gate. Raises
     BadModelError if more experts are chosen than there are.
     """
-    count, chosen = config.size(_count_field(config, experts), most=MOST), config.size("num_experts_per_tok", most=MOST)
+    count, chosen = (
+        config.size(_count_field(config, experts), most=MAX_EXPERTS),
+        config.size("num_experts_per_tok", most=MAX_EXPERTS),
+    )
     if chosen > count:
         raise BadModelError(f"num_experts_per_tok={chosen} of {count} experts", where=config.where)
     config.refuse(router_jitter_noise=0.0)

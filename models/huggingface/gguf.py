@@ -30,7 +30,7 @@ _LAYER = {
     "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
 }  # fmt: skip
-#: The same where attention and MLP have norms of their results.
+#: Tensor names of blocks whose attention and MLP results are normalized, in addition.
 _LAYER_OF_FOUR_NORMS = _LAYER | {
     "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...egraph.builders import builders as t
 from ...egraph.composites import composite_ops as c
+from ...egraph.composites.quantized_ops import integer_conv
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import einsum
 from .node import Node, Result, operator
-from .quantize import saturate
+from .quantize import BYTES, quantized, saturate
 
 operator("MatMul")(lambda n: t.matmul(n.x(0), n.x(1)))
 
@@ -103,13 +105,34 @@ def _kernel(n: Node, w: Tensor) -> list[int]:
     return kernel
 
 
-def convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """The convolution of x [N, C, ...] with w and bias b by the attributes of the node."""
+def geometry(n: Node, x: Tensor, w: Tensor) -> dict[str, Any]:
+    """Strides, pads, dilations and groups of a convolution of x [N, C, ...] with w, by the attributes of the node."""
     count = x.rank - 2
     kernel = _kernel(n, w)
     strides, dilations = spatial(n, "strides", count), spatial(n, "dilations", count)
     pads = same_pads(n, x.shape[2:], kernel, strides, dilations)
-    return t.conv(x, w, b, strides=strides, pads=pads, dilations=dilations, groups=n.attr("group", 1))
+    return {"strides": strides, "pads": pads, "dilations": dilations, "groups": n.attr("group", 1)}
+
+
+def convolve(n: Node, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """The convolution of x [N, C, ...] with w and bias b by the attributes of the node."""
+    return t.conv(x, w, b, **geometry(n, x, w))
+
+
+def convolve_integers(n: Node, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None) -> Tensor:
+    """The convolution in int32 of x and w without their zero points (None: 0): one number, or one for each channel of x
+    and for each output channel."""
+    if {x.dtype, w.dtype} <= set(BYTES) and (x_zero is None or x_zero.shape in ((), (1,))) and w.rank == x.rank > 2:
+        points = (t.full((1,) * x.rank, 0, x.dtype), t.full((1,) * w.rank, 0, w.dtype))
+        if x_zero is not None:
+            points = (t.reshape(t.cast(x_zero, x.dtype), (1,) * x.rank), points[1])
+        if w_zero is not None:
+            if w_zero.shape not in ((), (1,), w.shape[:1]):
+                raise ShapeError(f"zero points {w_zero.type} of {w.type}")
+            size = w_zero.shape[0] if w_zero.rank else 1
+            points = (points[0], t.reshape(t.cast(w_zero, w.dtype), (size, *(1,) * (w.rank - 1))))
+        return integer_conv(x, w, *points, **geometry(n, x, w))
+    return convolve(n, centred(x, x_zero, 1), centred(w, w_zero, 0))
 
 
 @operator("Conv")
@@ -203,13 +226,16 @@ def _matmul_integer(n: Node) -> Result:
 
 @operator("ConvInteger")
 def _conv_integer(n: Node) -> Result:
-    return convolve(n, centred(n.x(0), n.opt(2), 1), centred(n.x(1), n.opt(3), 0))
+    return convolve_integers(n, n.x(0), n.x(1), n.opt(2), n.opt(3))
 
 
 def requantize(total: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """total * scale, rounded, plus the zero point, saturated to the zero point's dtype."""
-    scaled = t.round(t.cast(total, "float32") * scale)
-    return saturate(t.add(scaled, t.cast(zero, "float32")), zero.dtype)
+    scaled = t.cast(total, "float32") * scale
+    if zero.dtype in BYTES and zero.rank <= 1 and zero.shape in ((), (1,)):
+        one = (1,) * scaled.rank
+        return quantized(scaled, t.full(one, 1.0), t.reshape(zero, one), zero.dtype)
+    return saturate(t.add(t.round(scaled), t.cast(zero, "float32")), zero.dtype)
 
 
 def line(x: Tensor, rank: int, axis: int) -> Tensor:
@@ -230,8 +256,10 @@ def _qlinear_matmul(n: Node) -> Result:
 
 @operator("QLinearConv")
 def _qlinear_conv(n: Node) -> Result:
-    x, w = centred(n.x(0), n.x(2), 1), centred(n.x(3), n.x(5), 0)
-    total = convolve(n, x, w, n.shaped(8, w.shape[:1]) if n.has(8) else None)
+    total = convolve_integers(n, n.x(0), n.x(3), n.x(2), n.x(5))
+    if n.has(8):
+        bias = n.shaped(8, total.shape[1:2])
+        total = t.add(total, t.reshape(bias, (1, total.shape[1], *(1,) * (total.rank - 2))))
     scale = line(n.x(1), total.rank, 1) * line(n.x(4), total.rank, 1) / line(n.x(6), total.rank, 1)
     return requantize(total, scale, n.x(7))
 

@@ -31,21 +31,21 @@ def _refuse(n: Node, **expected: object) -> None:
 
 
 def _refuse_operands(n: Node, **positions: int) -> None:
-    """Raise UnsupportedError for an operand that is there; `positions`: its name and position."""
+    """Raise UnsupportedError if an operand is given. `positions`: name -> position of each refused operand."""
     for name, position in positions.items():
         if n.has(position):
             raise n.unsupported(f"operand {name}")
 
 
 def _refuse_results(n: Node, **positions: int) -> None:
-    """Raise UnsupportedError for a result that is used; `positions`: its name and position."""
+    """Raise UnsupportedError if a result is used. `positions`: name -> position of each refused result."""
     for name, position in positions.items():
         if n.wanted(position):
             raise n.unsupported(f"output {name}")
 
 
 def _size(n: Node, size: Dim) -> int:
-    """A number of features. Raises UnsupportedError if it is a free dimension."""
+    """`size`, a number of features, as an int. Raises UnsupportedError if it is a free dimension."""
     if isinstance(size, DimExpr):
         raise n.unsupported("free head size or head count")
     return size

@@ -14,7 +14,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import volume
 from .names import MICROSOFT
 from .node import OPERATORS, Node, Result, operator, resolve
-from .quantize import saturate
+from .quantize import BYTES, plain, quantized, saturate
 
 microsoft = partial(operator, domain=MICROSOFT)
 
@@ -23,8 +23,10 @@ def _plain(n: Node, position: int) -> Tensor:
     """The float32 value of the quantized operand at `position`, whose scale and zero point follow."""
     x = n.x(position)
     zero = n.opt(position + 2)
-    number = t.cast(x, "float32") if zero is None else t.cast(x, "float32") - _scalar(zero, x.rank)
-    return number * _scalar(n.x(position + 1), x.rank)
+    scale = _scalar(n.x(position + 1), x.rank)
+    if x.dtype in BYTES and (zero is None or zero.dtype == x.dtype):
+        return plain(x, scale, None if zero is None else t.reshape(zero, (1,) * x.rank))
+    return (t.cast(x, "float32") if zero is None else t.cast(x, "float32") - _scalar(zero, x.rank)) * scale
 
 
 def _scalar(x: Tensor, rank: int) -> Tensor:
@@ -34,8 +36,10 @@ def _scalar(x: Tensor, rank: int) -> Tensor:
 def _quantized(n: Node, x: Tensor, position: int, kind: str) -> Tensor:
     """x quantized by the scale at `position` and the zero point after it."""
     zero = n.opt(position + 1)
-    scaled = t.round(x / _scalar(n.x(position), x.rank))
-    return saturate(scaled if zero is None else scaled + _scalar(zero, x.rank), kind)
+    scale = _scalar(n.x(position), x.rank)
+    if zero is None or zero.dtype == kind:
+        return quantized(x, scale, None if zero is None else t.reshape(zero, (1,) * x.rank), kind)
+    return saturate(t.round(x / scale) + _scalar(zero, x.rank), kind)
 
 
 @microsoft("QLinearAdd", "QLinearMul")

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from ...egraph.builders import builders as t
+from ...egraph.composites import quantized_ops
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
@@ -42,6 +43,23 @@ def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
     return t.slice_axis(wide, axis, 0, x.shape[axis])
 
 
+BYTES = ("uint8", "int8")
+
+
+def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: str) -> Tensor:
+    """x / scale rounded to whole numbers, plus the zero point (None: 0), as integers of `kind`; scale and zero point
+    have x's rank."""
+    if kind in BYTES:
+        return quantized_ops.quantize(x, scale, t.full((1,) * x.rank, 0, kind) if zero is None else zero)
+    scaled = t.round(x / scale)
+    return saturate(scaled if zero is None else scaled + t.cast(zero, x.dtype), kind)
+
+
+def plain(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """The value of bytes x with a scale and a zero point (None: 0) of its rank."""
+    return quantized_ops.dequantize(x, scale, t.full((1,) * x.rank, 0, x.dtype) if zero is None else zero)
+
+
 def saturate(x: Tensor, dtype: str) -> Tensor:
     """Integral floats clipped to an integer dtype's range and cast to it."""
     limits = np.iinfo(dtype)
@@ -60,10 +78,8 @@ def _quantize(n: Node) -> Result:
     if dtypes.category(kind) != "int":
         raise n.unsupported(f"to {kind}")
     precise = "float32"
-    scaled = t.round(t.cast(x, precise) / per_axis(n, x, t.cast(scale, precise), axis))
-    if zero is not None:
-        scaled = scaled + per_axis(n, x, t.cast(zero, precise), axis)
-    return saturate(scaled, kind)
+    zero = None if zero is None else per_axis(n, x, zero, axis)
+    return quantized(t.cast(x, precise), per_axis(n, x, t.cast(scale, precise), axis), zero, kind)
 
 
 @operator("DequantizeLinear", limits="8- and 4-bit floats, 2-bit ints; 4-bit ints that are no initializers")
@@ -82,6 +98,9 @@ def _dequantize(n: Node) -> Result:
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
     zero = None if zero is None else n.shaped(2, scale.shape)
     kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
+    if x.dtype in BYTES:
+        zero = None if zero is None else per_axis(n, x, zero, axis)
+        return t.cast(plain(x, per_axis(n, x, t.cast(scale, "float32"), axis), zero), kind)
     centred = t.cast(x, "int32" if dtypes.category(x.dtype) == "int" else "float32")
     if zero is not None:
         centred = t.sub(centred, per_axis(n, x, t.cast(zero, centred.dtype), axis))
@@ -144,4 +163,4 @@ def dynamic_quantize(x: Tensor) -> list[Tensor]:
     return [saturate(shifted, "uint8"), scale, zero]
 
 
-__all__ = ["dynamic_quantize", "per_axis", "saturate"]
+__all__ = ["BYTES", "dynamic_quantize", "per_axis", "plain", "quantized", "saturate"]

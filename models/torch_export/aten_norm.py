@@ -93,9 +93,9 @@ def batch_norm(
 def batch_norm_inference(
     x: Tensor, gain: Any, shift: Any, mean: Tensor, var: Tensor, momentum: float, eps: float
 ) -> list[Any]:
-    """Return [batch normalization with the given statistics, two empty tensors in place of saved statistics]."""
-    empty = t.zeros((0,), x.dtype)
-    return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), empty, empty]
+    """Return [batch normalization with the given statistics, their mean, their reciprocal standard deviation]. The last
+    two are those of a GPU; on a CPU PyTorch traces empty tensors in their place."""
+    return [batch_norm(x, gain, shift, mean, var, False, momentum, eps), _wide(mean), t.rsqrt(_wide(var) + eps)]
 
 
 def batch_norm_functional(

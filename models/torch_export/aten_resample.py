@@ -189,8 +189,8 @@ def _between(x: Tensor, axis: int, times: int) -> Tensor:
 
 
 def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: Any) -> Tensor:
-    """Linear interpolation of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if that is
-    None.
+    """Linear interpolation of x[N, C, *S] to the spatial sizes `output_size`, or by the factors `scales` if
+    `output_size` is None.
 
     `align_corners`: the first and last positions of input and output coincide.
     """

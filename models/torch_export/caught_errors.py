@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
@@ -70,17 +70,22 @@ def uncaught(title: str) -> Iterator[None]:
             stack.enter_context(_replaced(kind, "__init__", kept_when_made))
         stack.enter_context(_replaced(torch.Tensor, "numpy", kept_when_raised))
         yield
-    if texts:
-        raise ExportError(
-            f"line {texts[0]} makes a text of a tensor, which has no values in an export: the module might decide by it", where=title,
-            hint="give it to print, a logger or an error directly",
-        ) from RuntimeError("a text of a tensor")  # fmt: skip  # of torch's kind: the function is not traced instead
+    _refuse_text(title, texts)
     for thread, error in made:
         if thread not in others and not _catching_file(error).startswith(inside):
             raise ExportError(
                 "a value is asked for that an export does not have, and the error is caught", where=title,
                 hint="branches on values cannot be captured: compute both sides, torch.where",
             ) from error  # fmt: skip
+
+
+def _refuse_text(title: str, lines: Sequence[int]) -> None:
+    """Raise ExportError for the first of the `lines` that make a text of a tensor, if there are any."""
+    if lines:
+        raise ExportError(
+            f"line {lines[0]} makes a text of a tensor, which has no values in an export: the module might decide by it", where=title,
+            hint="give it to print, a logger or an error directly",
+        ) from RuntimeError("a text of a tensor")  # fmt: skip  # of torch's kind: the function is not traced instead
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data
-from ...egraph.simplify.masks import LARGEST
+from ...egraph.simplify.masks import MAX_MASK_ELEMENTS
 from ...egraph.types import dims as dims_
 from ...egraph.types.dtypes import HALVES, is_float
 from ...errors import BadModelError, TensorGraphsError, UnsupportedError, UsageError
@@ -22,7 +22,6 @@ from ..files.limits import check_count
 from . import aten_complex as cx
 from . import aten_views
 from .arrays import dtype_name, to_numpy
-from .aten_activations import log_sigmoid_forward
 from .aten_ops import IGNORED, TABLE
 from .aten_pointwise import number
 from .missing import Missing
@@ -55,13 +54,12 @@ _HINTS = {
 MODES = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 
 
-#: Operators whose results depend on the strides or the device of their first operand -> builders that take its traced
-#: value in addition.
+#: Operators whose results depend on the strides of their first operand -> builders that take its traced value in
+#: addition.
 BY_PLACE: dict[str, Callable[..., Any]] = {
     "as_strided.default": lambda v, x, *given, **named: aten_views.as_strided(x, v.stride(), v.storage_offset(), *given, **named),
     "as_strided_scatter.default": lambda v, x, source, size, stride, offset=None: aten_views.as_strided(
         source, stride, offset or 0, v.shape, v.stride(), v.storage_offset()),
-    "log_sigmoid_forward.default": lambda v, x: log_sigmoid_forward(x, v.device.type == "cpu"),
 }  # fmt: skip
 
 
@@ -188,7 +186,7 @@ class ExportReader:
             found = self.program.state_dict if spec.target in self.program.state_dict else self.program.constants
             tensor = found[spec.target]
             saved = spec.persistent is not False or spec.target in self._mutated
-            if not saved and str(tensor.dtype) == "torch.bool" and tensor.numel() <= LARGEST:
+            if not saved and str(tensor.dtype) == "torch.bool" and tensor.numel() <= MAX_MASK_ELEMENTS:
                 return t.as_tensor(
                     to_numpy(tensor)
                 )  # a non-persistent bool mask: as a constant its content is visible to the optimizer
@@ -250,7 +248,7 @@ class ExportReader:
                 return self._fraction(node, env)
             args, kwargs = self._resolve(node.args, env), self._resolve(dict(node.kwargs), env)
             if node.target is operator.getitem and isinstance(args[0], list):
-                return _with_traced_width(args[0][args[1]], value)  # other results may be unsupported
+                return self._one_of(args[0][args[1]], value, overload_of(node.args[0].target))
             lost = list(_missing((args, kwargs)))
             for m in lost:
                 if m.what:
@@ -315,11 +313,24 @@ class ExportReader:
 
         Raises BadModelError if a static shape differs: a bug of the builder.
         """
-        found = t.cast(found, dtype_name(value.dtype))
-        shape = tuple(value.shape)
-        if all(type(d) is int for d in (*shape, *found.shape)) and shape != found.shape:
-            raise BadModelError(f"{overload} gives {found.type}, PyTorch says {list(shape)}", hint="please report this")
-        return found
+        _check_shape(found, value, overload)
+        return t.cast(found, dtype_name(value.dtype))
+
+    def _one_of(self, made: Any, value: Any, overload: str) -> Any:
+        """One of several results of an operator (others may be unsupported), as PyTorch traced it: without elements
+        where it has none on the device (saved statistics of a batch norm in inference on a CPU), and in its dtype if
+        one of both is a 16-bit float (statistics of norms have the operand's dtype on some devices, and float32 on
+        others).
+
+        Raises BadModelError if a static shape differs otherwise.
+        """
+        if not isinstance(made, Tensor) or not hasattr(value, "dtype"):
+            return made
+        if (nothing := _empty(value)) is not None:
+            return nothing
+        _check_shape(made, value, overload)
+        traced = dtype_name(value.dtype)
+        return t.cast(made, traced) if {made.dtype, traced} & set(HALVES) and is_float(traced) else made
 
     def _resolve(self, item: Any, env: Mapping[Any, Any]) -> Any:
         if type(item).__name__ == "Node":
@@ -333,13 +344,11 @@ class ExportReader:
         return item
 
 
-def _with_traced_width(made: Any, value: Any) -> Any:
-    """One of several results of an operator, cast to PyTorch's dtype if one of both is a 16-bit float: statistics of
-    norms have the operand's dtype on some devices, and float32 on others."""
-    if not isinstance(made, Tensor) or not hasattr(value, "dtype"):
-        return made
-    traced = dtype_name(value.dtype)
-    return t.cast(made, traced) if {made.dtype, traced} & set(HALVES) and is_float(traced) else made
+def _check_shape(found: Tensor, value: Any, overload: str) -> None:
+    """Raise BadModelError if a static shape differs from the one that PyTorch declares."""
+    shape = tuple(value.shape)
+    if all(type(d) is int for d in (*shape, *found.shape)) and shape != found.shape:
+        raise BadModelError(f"{overload} gives {found.type}, PyTorch says {list(shape)}", hint="please report this")
 
 
 def _empty(value: Any) -> Any:

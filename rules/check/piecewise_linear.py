@@ -31,7 +31,7 @@ from ...egraph.patterns.rule import Rule
 from ...egraph.types.dims import concrete
 
 LINEAR = ("add", "sub", "neg", "maximum", "minimum", "abs", "relu")
-LARGEST = 1 << 22  # grid points
+MAX_GRID_POINTS = 1 << 22  # grid points
 Array = np.ndarray[Any, Any]
 
 
@@ -46,7 +46,7 @@ def decides(rule: Rule) -> bool:
     names = list(dict.fromkeys(v for side in rule.lefts for v in variables(side)))
     most = max(max(_occurrences(side).values(), default=1) for side in (*rule.lefts, *rule.rights))
     bound = factorial(max(0, len(names) - 1)) * most ** (len(names) - 1) if names else 0
-    if not names or (2 * bound + 1) ** len(names) > LARGEST:
+    if not names or (2 * bound + 1) ** len(names) > MAX_GRID_POINTS:
         return False
     axis = np.arange(-bound, bound + 1, dtype=np.float64)
     data = dict(zip(names, (x.reshape(-1) for x in np.meshgrid(*[axis] * len(names), indexing="ij"))))

@@ -14,7 +14,7 @@ from typing import Any
 from ...egraph.ops.ops import OPS
 from .sums import factors, product_of, sum_of
 
-LARGEST = 8  # largest absolute value of an integer exponent, and of an integer coefficient inside exp, that is expanded
+MAX_EXPANDED_EXPONENT = 8  # magnitude of integer exponents, and of integer coefficients inside exp
 
 
 class Functions:
@@ -83,7 +83,7 @@ class Functions:
         z = self.z
         if z.is_mul(part) and len(part.children()) == 2 and z.is_rational_value(part.arg(0)):
             factor = part.arg(0).as_fraction()
-            if factor.denominator == 1 and 0 < abs(factor) <= LARGEST:
+            if factor.denominator == 1 and 0 < abs(factor) <= MAX_EXPANDED_EXPONENT:
                 return int(factor), part.arg(1)
         if z.is_app_of(part, z.Z3_OP_UMINUS):
             return -1, part.arg(0)
@@ -153,7 +153,7 @@ class Functions:
         number = exponent.as_fraction()
         if number in (0.5, -0.5):
             return self.sqrt(x, axioms, undefined) if number > 0 else self.rsqrt(x, axioms, undefined)
-        if number.denominator != 1 or abs(number) > LARGEST:
+        if number.denominator != 1 or abs(number) > MAX_EXPANDED_EXPONENT:
             return None
         if number < 0:
             undefined.append(x == 0)

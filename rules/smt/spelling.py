@@ -23,7 +23,7 @@ from ...egraph.types.dims import Shape
 from ...egraph.types.dtypes import is_float, name_of, numpy_dtype
 
 Array = np.ndarray[Any, Any]
-LARGEST = 1 << 16  # largest number of elements of arrays that are analyzed
+MAX_ARRAY_ELEMENTS = 1 << 16  # largest number of elements of arrays that are analyzed
 CLOSED = ("constant", "full", "iota")
 RING = ("add", "sub", "mul", "neg")  # left to the rules, which know their laws
 LINEAR = ("avg_pool", "conv", "matmul", "permute")
@@ -94,7 +94,7 @@ def one_value(a: Tensor, b: Tensor) -> bool:
     if not (closed(a) and closed(b) and a.type == b.type and is_float(a.dtype)):
         return False
     sizes = [[d for d in n.shape if isinstance(d, int)] for n in topological([a, b])]
-    if any(len(s) < n.rank or prod(s) > LARGEST for s, n in zip(sizes, topological([a, b]))):
+    if any(len(s) < n.rank or prod(s) > MAX_ARRAY_ELEMENTS for s, n in zip(sizes, topological([a, b]))):
         return False
     x, y = evaluate([a, b], {}, float64=True)
     return bool(np.isfinite(x).all()) and bool(np.allclose(x, y, rtol=1e-12, atol=0.0))
@@ -142,7 +142,7 @@ def _worked_out(node: Tensor) -> Tensor | None:
     if not is_float(node.dtype) or not all(isinstance(d, int) for d in node.shape):
         return None
     (value,) = evaluate([node], {}, float64=True)
-    if not 0 < value.size <= LARGEST or not np.isfinite(value).all():
+    if not 0 < value.size <= MAX_ARRAY_ELEMENTS or not np.isfinite(value).all():
         return None
     numbers, at = np.unique(value, return_inverse=True)
     near = [float(Fraction(float(v)).limit_denominator(DENOMINATOR)) for v in numbers]
@@ -166,8 +166,8 @@ def unit(shape: Shape, dtype: str) -> Tensor:
 
 
 def array_term(data: Any) -> Tensor | None:
-    """Expression by ops for an array of at most `LARGEST` floats; None if none was found."""
-    if not isinstance(data, np.ndarray) or not 0 < data.size <= LARGEST or data.dtype.kind in "iub":
+    """Expression by ops for an array of at most `MAX_ARRAY_ELEMENTS` floats; None if none was found."""
+    if not isinstance(data, np.ndarray) or not 0 < data.size <= MAX_ARRAY_ELEMENTS or data.dtype.kind in "iub":
         return None
     found = _expression(data, name_of(data.dtype))
     return None if found.op == "constant" else found

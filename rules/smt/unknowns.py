@@ -108,7 +108,7 @@ class Unknowns:
         z = self.z
         self.sort = z.RealSort() if real else z.DeclareSort("Value")
         self.env: dict[str, Any] = dict(fixed)
-        self.opened = _has_unknown_attributes(rule)  # then composites are decomposed
+        self.opened = _has_unknown_attributes(rule)  # whether composite ops are decomposed
         self.summed = count()
         self.functions = Functions(z)
         self.given: list[Any] = []  # guards, and bounds of the index at which elements are read

@@ -24,8 +24,8 @@ from ...egraph.patterns.pattern import variables
 from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name, holds
 from ...egraph.patterns.rule import Rule
 from ..check.check import confirmed, judge
+from ..semantics.instance import Instance
 from ..semantics.sample import attempt, instances
-from ..semantics.sampler import Instance
 from ..semantics.solver import OutOfScope
 from ..smt.prove import typed
 from .terms import render_attr
@@ -36,7 +36,7 @@ AT_LARGE, UNDER_ALL, UNDER_MOST, UNDER_ONE = 40, 8, 6, 3
 candidate that few instances satisfy."""
 ATTEMPTS = 25  # draws per instance
 FRESH = 20  # counterexamples before the search for a guard stops
-MOST = 4  # guards per rule
+MAX_GUARDS = 4  # guards per rule
 PATTERNS = 250  # patterns of ranks and axes at which types are checked by SMT
 NODES = 3000  # partial conjunctions to consider
 
@@ -139,7 +139,7 @@ def _cover(keeps: Array, excludes: Array, count: int) -> list[int] | None:
         if not left.any():
             best = score, chosen
             return
-        if len(chosen) == MOST or looked > NODES:
+        if len(chosen) == MAX_GUARDS or looked > NODES:
             return
         hardest = np.flatnonzero(left)[np.argmin(excludes[:, left].sum(0))]
         useful = [i for i in range(count) if excludes[i, hardest] and i not in chosen]

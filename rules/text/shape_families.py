@@ -14,7 +14,7 @@ from .instance import TextInstance
 from .linear_equations import Affine, System, quotient
 from .terms import Typed
 
-LARGEST = (2, 3, 4, 6, 3, 5)  # upper ends of the ranges from which sizes are drawn
+MAX_DRAWN_SIZES = (2, 3, 4, 6, 3, 5)  # upper ends of the ranges from which sizes are drawn
 WORK = 1 << 22  # limit on elements of all values and windows of a member
 PINNED = 1 << 18  # largest number of elements of a shape that a rule states explicitly
 
@@ -110,7 +110,7 @@ class Typing:
         volume = max(volume, min(self.pinned, PINNED))
         for _ in range(count):
             for attempt in range(tries):
-                values = self.draw(rng, rng.choice(LARGEST[attempt % 2 :]))
+                values = self.draw(rng, rng.choice(MAX_DRAWN_SIZES[attempt % 2 :]))
                 if values is None or (key := tuple(sorted(values.items()))) in seen:
                     continue
                 seen.add(key)
@@ -121,7 +121,7 @@ class Typing:
 
     def fits(self, rng: random.Random, *, tries: int = 40) -> bool:
         """Whether any sizes satisfy the family's conditions, however large, as far as `tries` random draws tell."""
-        return any(self.draw(rng, LARGEST[i % len(LARGEST)]) is not None for i in range(tries))
+        return any(self.draw(rng, MAX_DRAWN_SIZES[i % len(MAX_DRAWN_SIZES)]) is not None for i in range(tries))
 
 
 __all__ = ["Typing"]

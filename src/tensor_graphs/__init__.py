@@ -54,8 +54,11 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
         from importlib.util import find_spec
 
         if name in _PUBLIC:
+            from .extract.model.gc_pause import gc_paused
+
             module, attribute = _PUBLIC[name]
-            found = import_module(f".{module}", __name__)
+            with gc_paused():  # collections take half of the time of imports once Torch is loaded
+                found = import_module(f".{module}", __name__)
             return getattr(found, attribute) if attribute else found
         if (
             not name.startswith("_") and find_spec(f".{name}", __name__) is None

@@ -97,8 +97,8 @@ class CommonOptions:
     )
     effort: int = option(
         1,
-        "0: no rewriting; 1: rewriting within `limits`; each further level adds a run with doubled limits and keeps what"
-        " lower levels found.",
+        "0: no rewriting; 1: rewriting within the limits on e-nodes and iterations; each further level adds a run with"
+        " doubled limits and keeps what lower levels found.",
         is_level,
     )
     quantize: str | None = option(

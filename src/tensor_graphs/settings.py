@@ -78,7 +78,7 @@ def planned_gpu() -> str:
 
 @lru_cache(maxsize=8)
 def _check_gpu(text: str) -> str:
-    """Return the setting `gpu`. UsageError for a text of another form."""
+    """Return the setting `gpu`. Raises UsageError for a text of another form."""
     if text and not _GPU.fullmatch(text):
         raise UsageError(
             f"the setting gpu is {text[:200]!r}", where="TENSOR_GRAPHS_GPU",
@@ -100,7 +100,7 @@ def _number(variable: str, text: str, most: int) -> int:
 
 
 def _given(name: str, value: Any) -> Any:
-    """The value of a setting given to `override`; a path as text. UsageError for a value of the wrong kind."""
+    """The value of a setting given to `override`; a path as text. Raises UsageError for a value of the wrong kind."""
     if name in _MOST:
         if isinstance(value, Integral) and not isinstance(value, bool) and 0 <= int(value) <= _MOST[name]:
             return int(value)

@@ -198,7 +198,7 @@ def _mma_wait(pendings: int = 0, deps: list[Pending] = ()) -> Any:  # type: igno
     done, _here.queue = (_here.queue[:-pendings], _here.queue[-pendings:]) if pendings else (_here.queue, [])
     for p in done:
         p.finish()
-    found = [d if d.value is None else d.value for d in deps]  # what is not done is no tensor yet
+    found = [d if d.value is None else d.value for d in deps]  # a copy that has not ended is no tensor yet
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -311,7 +311,9 @@ def host(multiprocessors: int) -> Iterator[None]:
     """Context manager in which Gluon's modules are replaced by this interpreter, and kernels are emitted for a GPU
     with `multiprocessors` SMs.
     """
-    pytest.importorskip("torch")  # now: what is first imported below is forgotten behind, and a second time crashes
+    pytest.importorskip(
+        "torch"
+    )  # imported here: modules first imported below are unloaded afterwards, and importing Torch twice crashes
     pytest.importorskip("triton.language")  # whole, before its modules are replaced
     language = SimpleNamespace(
         constexpr=int, float32=np.float32, float16=np.float16, int32=np.int32, int64="barrier", static_range=range,

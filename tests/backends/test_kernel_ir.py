@@ -165,6 +165,7 @@ KERNELS: dict[str, Callable[[], Tensor]] = {
     "bottleneck": lambda: _dense(c.gelu(_dense(x("a", 32, 160), "down", 80)), "up", 96) + x("r", 32, 96),
     "small_mlp": lambda: _dense(c.gelu(_dense(c.layer_norm(x("a", 32, 32), x("g", 32), x("b", 32), eps=1e-5), "up", 128)), "down", 32),
     "small_mlp_of_channels": lambda: t.permute(_dense(c.gelu(_dense(t.permute(x("a", 2, 32, 20), (0, 2, 1)), "up", 80)), "down", 32), (0, 2, 1)),
+    "cube_of_a_product": lambda: t.matmul(c.gelu_tanh(t.matmul(c.rms_norm(x("a", 16, 32), x("g", 32), eps=1e-6), x("u", 32, 48))), x("v", 48, 32)),
     "three_layers": lambda: _dense(c.relu(_dense(c.relu(_dense(x("a", 32, 32), "u", 32)), "v", 32)), "w", 32),
     "linear_attention": _linear_attention,
     "decayed": lambda: t.matmul(t.matmul(x("q", 2, 64, 16), t.transpose(x("k", 2, 64, 16))) * t.cast(_seen(64), "float32") * x("d", 64, 64), x("v", 2, 64, 16)),

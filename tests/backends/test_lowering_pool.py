@@ -38,7 +38,7 @@ GENERATORS = (TRITON, CUDA)
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[LowerPool]:
     """Two processes, used however little there is to do."""
     made = LowerPool(2)
-    monkeypatch.setattr(lower_pool, "WORTH", 1)
+    monkeypatch.setattr(lower_pool, "MIN_BATCH_JOBS", 1)
     yield made
     made.close()
 

@@ -99,9 +99,16 @@ def _turned() -> list[Tensor]:
     return [h + 1.0, t.reshape(t.tanh(h), (24, 8))]
 
 
+def _powers() -> list[Tensor]:
+    """A product of powers of a product, and the rows that the product reads."""
+    rows = x("a", 8, 32) / t.sqrt(x("s", 8, 1) * x("s", 8, 1) + 1.0) * x("g", 1, 32)
+    h = t.matmul(rows, x("u", 32, 48))
+    return [t.matmul(h * h / (h * h + 1.0), x("v", 48, 32)), rows]
+
+
 SEVERAL: dict[str, Callable[[], list[Tensor]]] = {
     "residual": _residual, "statistics": _statistics, "cell": _cell, "projections": _projections, "gated": _gated,
-    "turned": _turned, "distances": _distances,
+    "turned": _turned, "distances": _distances, "powers": _powers,
     "moments": lambda: [t.sum(x("a", 20, 48) * k, axis=1, keepdims=True) for k in (x("a", 20, 48), x("b", 48))],
     "columns": lambda: [t.sum(x("a", 64, 48), axis=0, keepdims=True), t.max(x("a", 64, 48), axis=0, keepdims=True)],
     "two norms": lambda: [c.rms_norm(x(n, 4, 6, 16), x(g, 16), eps=1e-6) for n, g in ("qg", "kh")],
@@ -265,7 +272,7 @@ def test_the_source_is_the_golden_file(name: str, update_golden: bool) -> None:
 
 
 # ---------------------------------------------------------------- C and CUDA C++
-@pytest.mark.parametrize("name", [n for n in SEVERAL if n not in ("projections", "gated", "other lengths")])
+@pytest.mark.parametrize("name", [n for n in SEVERAL if n not in ("projections", "gated", "other lengths", "powers")])
 def test_c_functions_write_every_output(name: str) -> None:
     if backend("c").unavailable():
         pytest.skip("no C compiler")

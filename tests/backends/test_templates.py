@@ -21,6 +21,8 @@ from tensor_graphs.extract.model.meaning import output_terms
 
 from .c.test_c_convolutions import ROWS as CONVOLUTIONS
 from .c.test_c_convolutions import usual_call
+from .c.test_c_integer_convolutions import ROWS as INTEGERS
+from .c.test_c_integer_convolutions import usual_call as usual_integer_call
 from .reference import expected
 from .sampled_calls import sample
 
@@ -32,7 +34,7 @@ HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 NEVER = {
     **{(name, d): "wide floats only" for name in ("np.softplus", "np.linear", "np.linear_columns") for d in HALVES},
     **{(f"np.{name}_half", d): "halves only" for name in ("softplus", "matmul", "linear") for d in WIDE},
-    **{("np.matmul", d): "wide floats only" for d in HALVES},
+    **{(f"np.{name}", d): "wide floats only" for name in ("matmul", "quantize") for d in HALVES},
     **{
         (f"torch.{mask}attention_{name}", d): "wide floats only: statistics of halves are float32"
         for mask in ("", "masked_")
@@ -51,8 +53,17 @@ def _never(template: Template, dtype: str) -> bool:
 
 def _cases() -> list:
     # Winograd's and depthwise convolutions need channels, and attention rows, that are not drawn here:
-    # test_c_convolutions.py, test_c_attention.py
-    elsewhere = ("c.winograd", "c.depthwise", "c.attention")
+    # test_c_convolutions.py, test_c_attention.py; bytes: test_c_integer_convolutions.py
+    elsewhere = (
+        "c.winograd",
+        "c.depthwise",
+        "c.attention",
+        "c.integer",
+        "c.bytes",
+        "c.uint8",
+        "c.int8",
+        "c.to_channels_last_bytes",
+    )
     named = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
     kernels = [t for t in named if not t.name.startswith(elsewhere)]
     return [pytest.param(t, d, id=f"{t.name}-{d}") for t in kernels for d in TOLERANCE]
@@ -218,7 +229,8 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
 
     drawn = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
     fits = lambda c: c and c.operands[operand].type == c.output.type and c.operands[operand].dense
-    call = usual_call(template.name) if template.name in CONVOLUTIONS else next(filter(fits, drawn))
+    usual = usual_call if template.name in CONVOLUTIONS else usual_integer_call if template.name in INTEGERS else None
+    call = usual(template.name) if usual else next(filter(fits, drawn))
     operands = {o: replace(x) for o, x in call.operands.items()}
     plan = kernel_plan(template, call)
     place = list(operands).index(operand)

@@ -21,7 +21,8 @@ from tensor_graphs.backends.admission.cases import cases_of
 from tensor_graphs.backends.admission.checks import AdmissionVerdict, Checker
 from tensor_graphs.backends.generate.kernel_text import kernel_text
 from tensor_graphs.backends.program.helpers.cuda_helpers import cuda_text
-from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, SinkBase, Timing
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.backends.tuning.measurement import SinkBase, Timing
 from tensor_graphs.backends.user.files import kernel_file
 from tensor_graphs.backends.user.templates import UserKernel, templates_of
 from tensor_graphs.egraph.ops.ops import Type

@@ -21,7 +21,7 @@ from tensor_graphs.costdb.price.predict import SHIPPED_FACTOR, Price, Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import starter
 from tensor_graphs.costdb.store.accuracy import Accuracy, accuracy, regret, tau
-from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
+from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, checked
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import CostStoreError
 from tensor_graphs.extract.search.measurement_state import MIN_CERTAINTY
@@ -207,6 +207,8 @@ def test_the_packages_own_starter_rows_are_small_and_whole() -> None:
     tables = {f.stem: starter.read(f) for f in files if f.suffix == ".parquet"}
     assert tables and all(t.num_rows for t in tables.values())
     for stem, table in tables.items():
+        valid, skipped = checked(table)  # reading leaves these checks out
+        assert not skipped and valid.num_rows == table.num_rows
         (device,) = set(table.column("device").to_pylist())
         assert starter.files_for(starter.FOLDER, [device]) == [starter.FOLDER / f"{stem}.parquet"]
         assert set(table.column("message").to_pylist()) == {""}, "nothing of the machine that measured"

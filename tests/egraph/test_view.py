@@ -171,6 +171,9 @@ def test_joining_random_graphs_keeps_roots_types_and_values(graph: Graph) -> Non
     assert [view.types[r] for r in view.roots] == [r.type for r in graph.roots]
     assert [view.classes[r] for r in graph.roots] == list(view.roots)
     assert view.off[-1] == len(view.kid) and len(view.off) == len(view) + 1
+    of: dict[tuple[object, ...], int] = {}  # e-node -> its only e-class, also where two blocks have it
+    for i, own in enumerate(view.cls.tolist()):
+        assert of.setdefault((view.what(i), *view.kids(i).tolist()), own) == own
     values, params = data(graph)
     with np.errstate(all="ignore"):
         a = evaluate(graph, values, params=params, float64=True)

@@ -36,7 +36,7 @@ from tensor_graphs.extract.search.measurement_state import MeasurementState
 from tensor_graphs.extract.search.plan_solver import PlanSolver
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import measure_ahead, search
-from tensor_graphs.extract.solve.problem import Extraction
+from tensor_graphs.extract.solve.extraction import Extraction
 
 X = tg.input("x", (8, 8))
 
@@ -954,3 +954,17 @@ def test_a_round_tunes_few_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(made, "tuning_stakes", lambda *given: stakes)
     request = made.optimistic_request([0], prices.price(graph.candidates))
     assert request.now == list(range(policy.TUNED)) and not request.first_look
+
+
+def test_kernels_of_a_layer_that_the_model_repeats_count_as_often_as_it_does() -> None:
+    """A short form has three of sixteen equal layers: what the model has once is not tried first."""
+    graph, prices = variants(1, tg.exp(tg.tanh(X))), Prices({"exp0": 40.0, "np.tanh": 10.0})
+    layer = next(c.outputs[0].cls for c in graph.candidates if c.template.name == "np.tanh")
+    for repeats, names in (({}, ["exp0", "np.tanh"]), ({layer: 16.0}, ["np.tanh", "exp0"])):
+        made = policy.AcquisitionPolicy(MeasurementState(replace(graph, repeats=repeats), prices), None)  # type: ignore[arg-type]
+        priced = prices.price(graph.candidates)
+        plan = [i for i, c in enumerate(graph.candidates) if c.template.name in names]
+        found = [graph.candidates[i].template.name for i in made.unmeasured(plan, priced)]
+        looks = [graph.candidates[i].template.name for i in made.first_look_stakes(plan, priced)]
+        assert found == looks == names
+    assert made.unmeasured(plan, priced, 0.5) == [i for i in plan if graph.candidates[i].template.name == "np.tanh"]

@@ -13,7 +13,7 @@ from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.solve import structures as module
 from tensor_graphs.extract.solve.problem import NodeSpec, Problem
 from tensor_graphs.extract.solve.solve import solve
-from tensor_graphs.extract.solve.structures import MOST, Structures
+from tensor_graphs.extract.solve.structures import KEPT_STRUCTURES, Structures
 
 
 def layers(costs: list[float], count: int = 6) -> Problem:
@@ -46,7 +46,7 @@ def test_rows_of_infinite_cost_are_another_structure() -> None:
         costs = [math.inf if n == left_out else 1.0 + n for n in range(4)]
         assert solve(layers(costs), structures=kept).cost == solve(layers(costs)).cost
     solve(layers([1.0, 2.0, 3.0, 4.0], count=3), structures=kept)
-    assert len(kept._kept) == MOST
+    assert len(kept._kept) == KEPT_STRUCTURES
 
 
 def test_a_problem_has_the_first_cheapest_candidate_of_each_group() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.models import zoo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,9 +31,9 @@ from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.search.lazy_pricing import LazyPrices
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.extract.search.warm_start import candidate_rounds, choice_of_candidates, nested_rounds, warm_solve
-from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
+from tensor_graphs.extract.solve.extraction import Extraction
+from tensor_graphs.extract.solve.problem import Limit, Problem
 from tensor_graphs.extract.solve.solve import METHODS, solve
-from tensor_graphs.models import zoo
 from tensor_graphs.pipeline.costs.prices import CostPricer
 from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages.choose import choose_cheapest

@@ -38,7 +38,7 @@ from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.model.storage_dtypes import narrow_types
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice
-from tensor_graphs.extract.solve.problem import Extraction
+from tensor_graphs.extract.solve.extraction import Extraction
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.cache.plan_file import plan_from_json, plan_to_json, priced_steps
 from tensor_graphs.pipeline.context.session import Session
@@ -213,7 +213,7 @@ def odd_choice(found: Hypergraph, rng: random.Random, done: set[Any]) -> Choice 
         us = rng.random() ** 2 * (1e-4 if free and rng.random() < 0.8 else 1.0) + 1e-6
         us += 1e6 * (
             "tf32" in c.template.name or bool(getattr(c.template, "precision", IEEE).loss)
-        )  # of other tolerances
+        )  # such kernels are allowed at other tolerances only
         schedules = c.template.space(c.call) if c.template.space is not None else ()
         schedule = tuple(sorted(rng.choice(list(schedules)).items())) if schedules else ()
         prices.append(Priced(us, us, us, "predicted", schedule))

@@ -42,7 +42,7 @@ UNIT = {
     "bfloat16": 2.0**-8,
 }  # half a unit in the last place
 LARGEST = {"float64": 1e6, "float32": 1e5, "float16": 200.0, "bfloat16": 1e4}  # magnitude that a value may have
-LEAST = {"float16": 1.2e-7}  # what may be lost of denormal numbers
+LEAST = {"float16": 1.2e-7}  # absolute error allowed where denormal numbers are flushed to 0
 FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
 INTS = ("int64", "int64", "int32", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8)

@@ -112,7 +112,7 @@ class Grower:
         name = f"v{len(self.inputs) + len(self.params)}"
         kind = kind or self.pick("input", "input", "param", "constant", "full")
         if kind in ("param", "constant") and ({7, 11} & {*shape} or bound in (7, 11)):
-            kind = "input"  # what may become a free size (sizes.py) is no weight's
+            kind = "input"  # an axis that may become a free size (sizes.py) must not be a weight's
         if kind == "full":
             if bound is not None:
                 return tg.full(shape, self.rng.randrange(bound), dtype)

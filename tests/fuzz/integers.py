@@ -35,7 +35,7 @@ class Drawn:
         self.rng, self.inputs = random.Random(seed), list[Tensor]()
 
     def leaf(self, dtype: str) -> Tensor:
-        """An input, or a constant that the dtype has."""
+        """An input, or a constant that the dtype can represent."""
         if self.rng.random() < 0.2:
             return t.full((1, 1), self.rng.choice((0, 1, 2, 3, 7, 8, 100, 127)), dtype)
         shape = self.rng.choice((SHAPE, SHAPE, (1, SHAPE[1]), (SHAPE[0], 1)))

@@ -208,7 +208,7 @@ def _die_after(steps: int) -> None:
 
 
 def _say(line: str) -> None:
-    os.write(1, f"{line}\n".encode())  # in one piece, whoever else writes
+    os.write(1, f"{line}\n".encode())  # one call, so that lines of several processes do not mix
 
 
 def kills(what: str, count: int, seed: int = 0) -> Iterator[tuple[str, bool]]:

@@ -419,7 +419,7 @@ def _group_query(d: NodeDraw) -> None:
 
 
 def _mask_and_bias(d: NodeDraw, batch: int, count: int, tokens: int, length: int, forms: Sequence[str], past: bool, mask: int, bias: int) -> None:  # fmt: skip
-    """Operands at the positions `mask` and `bias`."""
+    """Draw the operand `mask_index` (at the position `mask`, in one of `forms`) and the attention bias (at `bias`)."""
     form = d.pick("", *forms)
     d.maybe("mask_filter_value", -10000.0, -5.0)
     while len(d.operands) < mask:

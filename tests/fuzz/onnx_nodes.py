@@ -26,7 +26,7 @@ from tensor_graphs.models.onnx.load import load_onnx
 
 from .onnx_draws import NODES, Array, Draw
 
-#: The opset that an operator came with.
+#: Operator -> the opset that introduced it.
 FIRST = {"BitwiseAnd": 18, "BitwiseOr": 18, "BitwiseXor": 18, "Trilu": 14, "Mish": 18, "HardSwish": 14}
 
 

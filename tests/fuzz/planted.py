@@ -159,7 +159,7 @@ FAULTS = {
         "tests/pipeline/test_budget.py::test_ctrl_c_uses_up_the_time",
     ),
     "how a measuring process ended is not looked at": Fault(
-        17, "tensor_graphs.backends.tuning.measure_cpu", "CpuWorkerProcess._parsed",
+        17, "tensor_graphs.backends.tuning.worker_process", "CpuWorkerProcess._parsed",
         "lambda self, line, process: json.loads(line) if line else {'ok': False, 'status': 'error', 'message': ''}",
         "tests/backends/tuning/test_measure.py::test_one_bad_kernel_costs_one_candidate",
     ),

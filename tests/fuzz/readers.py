@@ -36,7 +36,7 @@ from typing import Any
 from .hostile import LONGEST, corpus, hostile
 
 SECONDS, WAIT_S, BYTES = 10.0, 60.0, 2 << 30  # of CPU time, on the clock of a busy machine, and of memory, for one file
-#: Modules whose coverage guides: those that read.
+#: Modules whose coverage guides the damage: those that read files.
 COVERED = [
     f"tensor_graphs.{name}"
     for name in (
@@ -397,7 +397,7 @@ class Bench:
 
 @contextlib.contextmanager
 def _in_time() -> Iterator[None]:
-    """TimeoutError if the block takes too long."""
+    """Context manager that raises TimeoutError if its block takes too long."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -502,7 +502,7 @@ class Seen:
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reader", choices=list(READERS))
     parser.add_argument("--seconds", type=float, default=60.0)

@@ -184,7 +184,7 @@ def reports(found: Sequence[Found], seed: int = 0) -> dict[str, str]:
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.sanitized", description=__doc__)
     parser.add_argument("--graphs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

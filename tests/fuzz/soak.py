@@ -130,7 +130,7 @@ def details() -> dict[str, int]:
 
 def optimized(seed: int, costdb: str, measured: int = 0) -> None:
     """Optimize and run one graph: every third one is rewritten, with the kernels of a third of the backends each, and
-    every `measured`-th one is measured. AssertionError where the report says that it is wrong."""
+    every `measured`-th one is measured. Raises AssertionError where the report says that it is wrong."""
     expression, params = graph(seed)
     measure = measured > 0 and seed % measured == 0
     program = tg.optimize(

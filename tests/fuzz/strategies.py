@@ -1,4 +1,4 @@
-"""The same random graphs for hypothesis, and data for graphs that come without."""
+"""Random graphs (graphs.py) as strategies of Hypothesis, and random data for graphs whose leaves have none."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def tampered(rounds: int, seed: int, racing: bool) -> tuple[Counter[str], list[s
 
 
 def main() -> int:
-    """See above."""
+    """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.tamper", description=__doc__)
     parser.add_argument("--rounds", type=int, default=48, help="each: before an optimization, and while one runs")
     parser.add_argument("--seed", type=int, default=0)

@@ -263,7 +263,7 @@ def code(seed: int, steps: int) -> str:
 
 
 def main() -> None:
-    """See above."""
+    """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)

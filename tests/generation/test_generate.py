@@ -19,7 +19,8 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import settings
 from tensor_graphs.backends.program.weights import bytes_of
-from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Timing
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+from tensor_graphs.backends.tuning.measurement import Timing
 from tensor_graphs.cli import app, outcome
 from tensor_graphs.cli.generate import _Shown
 from tensor_graphs.egraph.builders import builders as t

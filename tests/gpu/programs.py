@@ -27,8 +27,8 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
 
 EMITTERS = {"triton": triton.BACKEND.emitter, "cuda": cuda_cpp.BACKEND.emitter}
-FORMS = 5  # of a class in one emitter that are written
-ROWS = 9  # of what is indexed
+FORMS = 5  # kernels of a class that are written with one emitter
+ROWS = 9  # rows of the table that indices read
 BITS = ("split", "join", "boxes", "roles", "tiles", "inside", "walk", "ahead", "parts", "turns", "across", "down", "x")
 """Schedule parameters whose presence and value above 1 (or 1, if there is no other) select another form of a kernel."""
 

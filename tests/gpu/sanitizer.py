@@ -53,7 +53,7 @@ class Seen:
 
     right: dict[str, str] = field(default_factory=dict)  # program -> its error
     wrong: dict[str, str] = field(default_factory=dict)  # program -> what happened
-    reports: Counter[str] = field(default_factory=Counter)  # program, or "" for what is nobody's -> errors
+    reports: Counter[str] = field(default_factory=Counter)  # program, or "" for reports that name no program -> errors
     false: Counter[str] = field(default_factory=Counter)  # program -> reports that the machine code refutes
     lines: list[str] = field(default_factory=list)
     seconds: float = 0.0

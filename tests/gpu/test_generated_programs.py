@@ -4,8 +4,7 @@ has ended: what test_cuda_graph.py asks of libraries' kernels, and what only an 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +27,8 @@ from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.plan import Plan, Step, Value
 from tensor_graphs.extract.model.pricing import Priced
+
+from ..no_waiting import no_waiting
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton", reason="generated kernels are Triton's")
@@ -295,15 +296,6 @@ def test_threads_begin_programs_at_the_same_time(device: str) -> None:
             assert torch.equal(found, want[i]) and scratch.sum().item() == 1 << 22
 
     together(4, work)
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @gpu_only

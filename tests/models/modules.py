@@ -231,7 +231,7 @@ class Llama(nn.Module):
 
 
 def Gemma(**sizes: Any) -> Llama:
-    """Llama with Gemma's differences."""
+    """A Llama with what Gemma has besides: norms that scale by 1 + weight, scaled embeddings, GELU."""
     return Llama(gemma=True, **sizes)
 
 

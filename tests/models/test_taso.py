@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.models.taso import load_field_json
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import BadModelError, TooLargeError, UnsupportedError
-from tensor_graphs.models.files.taso import load_field_json
 
 FOLDER = Path(__file__).parents[2].parent / "shared/data/models"
 

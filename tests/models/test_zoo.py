@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.models import zoo
 
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.weight_data import load_data
-from tensor_graphs.models import random_checkpoints, zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.common.random_weights import RandomArray
 from tensor_graphs.models.files.native import load_graph, save_graph
 from tensor_graphs.models.huggingface.checkpoint import Config, Weights

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import tensor_graphs as tg
 from tensor_graphs.backends.contract import BackendBase
+from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
+from tensor_graphs.backends.tuning.unfused import direct_plan
+from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
@@ -133,6 +137,18 @@ def test_finalists_are_distinct_measured_plans_near_the_best(choice: Choice) -> 
     wider = finalists(choice, count=5, max_gap=0.2, seconds=60.0)
     assert [names(c) for c in wider[2:]] == [["both, slow"]]
     assert len(finalists(choice, count=2, max_gap=0.2, seconds=60.0)) == 2
+
+
+def test_programs_are_timed_with_full_caches() -> None:
+    """A state that says how many positions are visible begins each timed call at its limit, others as they are."""
+    at, count = t.state("at", (2,), "int64"), t.state("count", (2,), "int64")
+    place = t.reshape(t.minimum(at, 5), (2, 1))
+    seen = t.where(t.le(t.reshape(t.iota((8,), 0), (1, 8)), place), tg.input("x", (2, 8)), 0.0)
+    graph = Graph.of(t.sum(seen, axis=1), updates={"at": at + 1, "count": count + 1})
+    program = Program(direct_plan(graph, [backend("numpy")]))
+    (samples,) = time_finalists.sample_programs([program], [np.ones((2, 8), np.float32)], lambda: True)
+    assert samples[0][0].ravel().tolist() == [6.0, 6.0]  # type: ignore[index]
+    assert [program.get_state(n).tolist() for n in ("at", "count")] == [[6, 6], [1, 1]]
 
 
 def test_the_fastest_program_is_returned_and_all_are_reported(choice: Choice) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.models import zoo
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
@@ -46,7 +47,7 @@ from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPl
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.plan import plan_of
-from tensor_graphs.models import random_checkpoints, zoo
+from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.load import load
 from tensor_graphs.options import Options

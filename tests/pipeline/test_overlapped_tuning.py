@@ -313,6 +313,7 @@ def test_kernels_left_out_of_a_short_form_are_reported(
     task, rewritten = deep(session)
     form = match_short_form(session, task, rewritten)
     assert form is not None and not form.graph.stats["left_out"]
+    assert {*form.graph.repeats.values()} == {4.0}  # three of twelve layers
     form = replace(form, graph=replace(form.graph, stats={**form.graph.stats, "left_out": left_out}))
     monkeypatch.setattr(search_stage, "choose", lambda s, g, pricer, _, **more: choose(s, g, pricer, None, **more))
     found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from tensor_graphs import settings
 from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
-from tensor_graphs.backends.tuning.measure_cpu import Timing as Measured
+from tensor_graphs.backends.tuning.measurement import Timing as Measured
 from tensor_graphs.costdb.keys.key import Work
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow
 from tensor_graphs.costdb.store.store import Store
@@ -497,7 +497,7 @@ def test_a_gpus_plan_is_remembered(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert taken[-1] == stored  # they were stored again
     file.unlink()
     with monkeypatch.context() as small:
-        small.setattr(cached_kernels, "LARGEST", 1 << 20)
+        small.setattr(cached_kernels, "MAX_KERNEL_FILE_BYTES", 1 << 20)
         notes = tg.optimize(source, backend="triton-only", budget=60).report.plan_cache_notes
     assert not file.exists() and "bytes, more than the 1,048,576 that are read" in notes[0]
     assert tg.optimize(source, backend="triton-only", budget=60).report.plan_cache_notes == []
@@ -515,7 +515,7 @@ def test_plans_that_could_not_be_read_are_not_written(home: Path, monkeypatch: p
     left = home / remember.FOLDER / "0123.kernels"
     left.write_bytes(b"")
     with monkeypatch.context() as small:
-        small.setattr(remember, "LARGEST", 1000)
+        small.setattr(remember, "MAX_PLAN_BYTES", 1000)
         first = optimized()
     assert not kept(home) and "more than the 1,000 that are read" in first.report.plan_cache_notes[0]
     optimized()

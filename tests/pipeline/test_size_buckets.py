@@ -81,7 +81,7 @@ def test_a_bucket_is_divided_where_another_form_becomes_the_fastest() -> None:
     assert len(asked) <= 2 + bucket_forms.HALVINGS
     assert winners(129, 1024, lambda size: OWN) == [(129, 1024, OWN)]
     assert winners(129, 1024, at, 0) == [(129, 362, OWN), (363, 1024, CALLER)]
-    assert winners(1025, 1 << 40, at)[0] == (1025, 1 << 40, CALLER) and max(asked) <= bucket_forms.LARGEST
+    assert winners(1025, 1 << 40, at)[0] == (1025, 1 << 40, CALLER) and max(asked) <= bucket_forms.MAX_TIMED_SIZE
 
 
 @pytest.mark.parametrize(("row", "at"), [((1, 16), 4), ((17, 128), 64), ((129, 1024), 512), ((1025, 1 << 40), 4096), ((3, 3), 3)])  # fmt: skip
@@ -116,7 +116,7 @@ def own_plans(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: [us[name]] * 5 for name in calls}
 
     monkeypatch.setattr(bucket_forms, "timed_calls", timed_calls)
-    monkeypatch.setattr(size_buckets, "LEAST", -1e9)  # whatever time is left
+    monkeypatch.setattr(size_buckets, "MIN_BUDGET_SHARE", -1e9)  # whatever time is left
 
 
 @pytest.mark.usefixtures("own_plans")
@@ -217,7 +217,7 @@ def test_a_bucket_without_a_plan_for_all_of_its_sizes_runs_the_plan_of_all_sizes
         return inner(session, graph, sizes, name, row, seconds, none)
 
     monkeypatch.setattr(size_buckets, "_searched", fails)
-    monkeypatch.setattr(size_buckets, "LEAST", -1e9)
+    monkeypatch.setattr(size_buckets, "MIN_BUDGET_SHARE", -1e9)
     program = found()
     assert {b.runs for b in program.report.buckets} == {ALL} and program.plans == {}
     assert any("no plan for T of 1 to 8: ShapeError: no plan" in w for w in program.report.warnings)
@@ -286,7 +286,7 @@ def test_a_gpus_program_has_plans_by_size(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_measurer_stays_for_the_next_search_and_is_closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 
-    monkeypatch.setattr(size_buckets, "LEAST", -1e9)
+    monkeypatch.setattr(size_buckets, "MIN_BUDGET_SHARE", -1e9)
     events: list[str] = []
     close, rest = CpuMeasurer.close, CpuMeasurer.rest
     monkeypatch.setattr(CpuMeasurer, "close", lambda self: (events.append("close"), close(self))[1])

@@ -124,7 +124,7 @@ def test_facts_are_sealed_and_few(home: Path, monkeypatch: pytest.MonkeyPatch) -
     assert facts.fact(("b",)) is None, "the file of another fact"
     path.write_bytes(path.read_bytes().replace(b"text", b"next"))
     assert facts.fact(("a", 1)) is None, "damaged"
-    monkeypatch.setattr(facts, "MOST", 2)
+    monkeypatch.setattr(facts, "KEPT_FACTS", 2)
     for i in range(4):
         facts.keep_fact(i, "x")
     assert len(list(home.glob("facts/*"))) == 2 and facts.fact(3) == "x"

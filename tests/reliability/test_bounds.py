@@ -169,7 +169,7 @@ WAITS: dict[str, Callable[[], Any]] = {
 def test_tracing_ends_at_the_time_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two operations, or, if none is traced any more, by an interruption."""
     as_graph(*looped(1))  # loads torch.export
-    monkeypatch.setattr(limits, "LEAST", 0.5)
+    monkeypatch.setattr(limits, "MIN_EXPORT_S", 0.5)
     module, args = looped(10**9, WAITS[name])
     began = time.monotonic()
     with pytest.raises(ExportTimeError, match=r"more than 0\.5 s") as error:
@@ -252,7 +252,7 @@ def test_tracing_a_numpy_function_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
             x = x + 1
 
     x = np.ones(4, np.float32)
-    monkeypatch.setattr(limits, "LEAST", 0.5)
+    monkeypatch.setattr(limits, "MIN_EXPORT_S", 0.5)
     with pytest.raises(ExportTimeError, match=r"more than 0\.5 s"):
         as_graph(looped, (x,), budget=0.1)
     with settings.override(max_nodes=100), pytest.raises(TooLargeError, match="401 operations"):
@@ -329,7 +329,8 @@ def test_a_worker_gets_a_part_of_the_machines_memory(monkeypatch: pytest.MonkeyP
 def test_a_kernel_that_takes_too_much_memory_fails_alone(tmp_path: Path) -> None:
     """The process answers, and measures the next kernel."""
     from tensor_graphs.backends.registry import template
-    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, Failure, Timing
+    from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
+    from tensor_graphs.backends.tuning.measurement import Failure, Timing
     from tensor_graphs.egraph.ops.ops import Type
     from tensor_graphs.extract.model.kernel import Call, Operand
 
@@ -452,11 +453,11 @@ def test_strips_that_do_not_fit_are_refused_before_they_are_drawn(monkeypatch: p
 def test_intermediates_of_a_strip_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = large(lambda x: (x.reshape((6000, 1, 40)) - x[:50].reshape((1, 50, 40))).sum(axis=(1, 2)))
     (axes,) = strips.strips_of(graph) or ()
-    monkeypatch.setattr(strips, "ROOM", 1 << 22)
+    monkeypatch.setattr(strips, "MAX_STRIP_BYTES", 1 << 22)
     place = strips.OutputStrips(graph, graph.roots[0], axes, np.random.default_rng(0))
     assert place.taken <= 1 << 22 and 50 < place.count < 1000
     assert verdict(graph, right(graph), monkeypatch, enough=lambda: True).compared > 0.1
-    monkeypatch.setattr(strips, "ROOM", 1)
+    monkeypatch.setattr(strips, "MAX_STRIP_BYTES", 1)
     assert strips.OutputStrips(graph, graph.roots[0], axes, np.random.default_rng(0)).count == 1
 
 

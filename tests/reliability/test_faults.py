@@ -23,7 +23,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import errors
 from tensor_graphs.backends import registry
-from tensor_graphs.backends.tuning import measure_cpu as measure
+from tensor_graphs.backends.tuning import worker_process
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -600,7 +600,7 @@ def test_a_worker_that_cannot_start_leaves_the_graph_as_it_came(monkeypatch: pyt
 
 def test_a_dying_measuring_worker_gives_predicted_prices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
-        measure.CpuWorkerProcess,
+        worker_process.CpuWorkerProcess,
         "ask",
         lambda self, job: {"ok": False, "status": "crash", "message": "ended with code -9"},
     )
@@ -614,7 +614,7 @@ def test_a_measuring_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, t
     def refuse(self: Any, job: Any) -> Any:
         raise errors.WorkerError("the measuring process cannot be started")
 
-    monkeypatch.setattr(measure.CpuWorkerProcess, "ask", refuse)
+    monkeypatch.setattr(worker_process.CpuWorkerProcess, "ask", refuse)
     x = tg.input("x", (8, 8))
     made = tg.optimize(tg.exp(x) + 1.0, backend="numpy", costdb=tmp_path / "db", budget=60.0)
     right(made, tg.exp(x) + 1.0, {"x": normal(8, 8)})

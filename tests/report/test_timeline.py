@@ -9,7 +9,7 @@ import numpy as np
 import tensor_graphs as tg
 from tensor_graphs.extract.model.clock import MERGE_SPANS_S, Clock
 from tensor_graphs.report.report import Report
-from tensor_graphs.report.timeline import MOST, drawn, html, timeline
+from tensor_graphs.report.timeline import MAX_SPANS, drawn, html, timeline
 
 
 def test_a_clock_notes_when_and_joins_what_follows_at_once() -> None:
@@ -26,14 +26,14 @@ def test_a_clock_notes_when_and_joins_what_follows_at_once() -> None:
 
 def test_rows_keep_the_longest_pauses() -> None:
     first, second = Clock(), Clock()
-    for n in range(3 * MOST):
+    for n in range(3 * MAX_SPANS):
         first.spent("try", 10.0 + n, 10.5 + n + (n % 3) * 0.1)
     second.spent("load", 10.0, 11.0)
     second.spent("load", 10.5, 12.0)
     rows = timeline(10.0, [("device", first), ("stage", second)])
     assert rows["stage: load"] == [[0.0, 2.0]]
     found = rows["device: try"]
-    assert len(found) == MOST and found[0][0] == 0.0 and found[-1][1] == 3 * MOST - 0.3
+    assert len(found) == MAX_SPANS and found[0][0] == 0.0 and found[-1][1] == 3 * MAX_SPANS - 0.3
     assert min(b[0] - a[1] for a, b in pairwise(found)) > 0.4  # the shorter ones are gone
     lines = drawn(rows).splitlines()
     assert len(lines) == 3 and lines[2].endswith("|##" + " " * 78 + "|") and "2.00" in lines[2]

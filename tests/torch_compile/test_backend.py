@@ -385,7 +385,7 @@ def test_each_bucket_of_sizes_is_judged_by_itself(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(size_buckets, "on_gpu", lambda backends: True)
     monkeypatch.setattr(size_buckets, "BOUNDS", (16,))
-    monkeypatch.setattr(size_buckets, "LEAST", 2.0)  # no plans of their own
+    monkeypatch.setattr(size_buckets, "MIN_BUDGET_SHARE", 2.0)  # no plans of their own
     rows = [0]
     monkeypatch.setattr(judge, "faster", lambda eager, program, gpu, first: (program() is not None and rows[0] > 16, 2.0, 1.0, ""))  # fmt: skip
     module = model()

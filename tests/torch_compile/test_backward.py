@@ -191,3 +191,33 @@ def test_attention_of_a_gpu_and_its_gradients_are_imported(
     for one, want in zip(found, right):
         torch.testing.assert_close(torch.from_numpy(np.array(one, np.float64)), want, rtol=1e-6, atol=1e-6)
     assert all(not np.any(np.asarray(zero)) for zero in found[len(right) :])
+
+
+def _norm(*args: Any) -> Any:
+    return torch.ops.aten._native_batch_norm_legit_no_training(*args, 0.1, 1e-5)
+
+
+def _functional_norm(*args: Any) -> Any:
+    return torch.ops.aten._native_batch_norm_legit_functional(*args, False, 0.1, 1e-5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("function", [_norm, _functional_norm, lambda a, *_: torch.ops.aten.log_sigmoid_forward(a)])
+def test_results_that_have_elements_on_one_device_only_are_imported(function: Callable[..., Any], device: str) -> None:
+    """Statistics of a batch norm in inference, which a GPU returns and a CPU does not; the opposite for log-sigmoid."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    given = [x(2, 3, 4, 4), x(3), x(3), x(3), x(3).abs() + 0.5]
+    with FakeTensorMode():
+        traced = make_fx(function)(*(torch.empty(v.shape, dtype=v.dtype, device=device) for v in given))
+    graph, _ = read_traced(traced)
+    shapes = [tuple(r.meta["val"].shape) for r in traced.graph.output_node().args[0]]
+    assert [tuple(y.shape) for y in graph.outputs] == shapes and ((0,) in shapes) == (
+        device == ("cuda" if len(shapes) == 2 else "cpu")
+    )
+    values = {str(n.attr("name")): v.numpy() for n, v in zip(graph.inputs, given, strict=False)}
+    found = [torch.from_numpy(np.array(y)) for y in evaluate(graph, values, float64=True)]
+    torch.testing.assert_close(found[0], function(*given)[0])
+    if len(found) > 2 and device == "cuda":
+        torch.testing.assert_close(found[1:3], [given[3], torch.rsqrt(given[4] + 1e-5)])

@@ -11,8 +11,8 @@ import pytest
 import tensor_graphs as tg
 
 torch = pytest.importorskip("torch")
+from tensor_graphs.torch_compile.eager_comparison import differs, with_rounding_noise  # noqa: E402
 from tensor_graphs.torch_compile.exact import unequal_bits  # noqa: E402
-from tensor_graphs.torch_compile.runner import differs  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings", "programs_win")
 EXACT = {"wait": True, "measure": False, "effort": 0, "budget": 0.5, "tolerance": "exact"}
@@ -90,3 +90,27 @@ def test_small_results_beside_large_ones_may_round_otherwise() -> None:
         assert bool(differs([large, torch.full((8,), off)], [large, torch.zeros(8)], half=half)) is differ
     found, expected = [torch.full((8,), 1.02)], [torch.ones(8)]  # float32 that is computed from bfloat16
     assert differs(found, expected) and not differs(found, expected, half="bfloat16")
+
+
+def test_masks_may_differ_where_rounding_noise_changes_them() -> None:
+    """Signs of bfloat16 activations behind several layers; the same share elsewhere is wrong."""
+    torch.manual_seed(0)
+    weights = [torch.randn(64, 64) / 5 for _ in range(16)]
+
+    def masks(x: Any, *weights: Any, dtype: Any = torch.bfloat16) -> list[Any]:
+        found = []
+        for w in weights:
+            x = (x.to(torch.bfloat16).to(dtype) @ w.to(torch.bfloat16).to(dtype)).relu()
+            x = x - x.mean(0) / 2
+            found.append(x <= 0)
+        return found
+
+    args = [torch.randn(512, 64), *weights]
+    expected, other = masks(*args), masks(*args, dtype=torch.float32)
+    again = lambda: masks(*with_rounding_noise(args, "bfloat16"))
+    assert "differ from eager" in differs(other, expected)
+    assert not differs(other, expected, half="bfloat16", again=again)
+    wrong = [*other[:-1], other[-1] ^ (torch.rand(512, 64) < 0.1)]
+    assert "of result 15 differ" in differs(wrong, expected, half="bfloat16", again=again)
+    halves = with_rounding_noise([torch.ones(8, dtype=torch.bfloat16), torch.arange(3), torch.ones(8)], "bfloat16")
+    assert halves[0].dtype == torch.bfloat16 and halves[1].tolist() == [0, 1, 2] and (halves[2] != 1).all()

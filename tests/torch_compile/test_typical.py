@@ -46,12 +46,16 @@ def test_searches_of_both_passes_know_typical_values(monkeypatch: pytest.MonkeyP
         search.submit(one)
 
     monkeypatch.setattr(traced_graph, "submit", submit)
-    compiled = tg.compile(far_from_normal(), wait=True, **QUICK)
+    module = torch.nn.Sequential(far_from_normal(), torch.nn.BatchNorm1d(8))
+    compiled = tg.compile(module, wait=True, **QUICK)
     for _ in range(3):
-        compiled(torch.ones(4, 8, requires_grad=True)).square().sum().backward()
+        compiled(torch.randn(4, 8, requires_grad=True)).square().sum().backward()
     assert len(seen) == 2
     forward, backward = (one.graph for one in seen)
-    assert "output0" not in forward.inner and backward.inner == {*backward.names}
+    (result,) = (name for name in forward.names if name not in forward.inner)
+    shapes = {name: tuple(y.shape) for name, y in zip(forward.names, forward.outputs, strict=True)}
+    assert shapes[result] == (4, 8) and (8,) in shapes.values()  # running statistics are inside of the step
+    assert backward.inner == {*backward.names}
     for one in seen:  # the weight is an input of both graphs
         assert any(mean == pytest.approx(5, abs=0.1) for mean, _ in one.graph.typical.values()), one.graph.typical
 

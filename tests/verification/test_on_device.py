@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,9 +121,19 @@ def test_large_values_and_bits_stay_with_arrays(monkeypatch: pytest.MonkeyPatch)
 
     verify.verify(graph, run, device="cpu", seeds=1)
     verify.verify(graph, run, device="cpu", seeds=1, tolerance="exact")
-    monkeypatch.setattr(on_device, "fits", lambda device, nbytes: False)
+    monkeypatch.setattr(on_device, "fits", lambda *_: False)
     verify.verify(graph, run, device="cpu", seeds=1)
     assert seen == [torch.Tensor, np.ndarray, np.ndarray]
+
+
+def test_caches_of_many_rows_are_compared_on_the_device_if_the_weights_leave_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """16 rows of an 8B model, 4 GiB of states in and out: on the host, drawing and comparing them takes a minute."""
+    monkeypatch.setattr(on_device, "is_gpu", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=140 << 30))
+    fits = [on_device.fits("cuda", n << 30, weights << 30) for n, weights in ((4, 15), (4, 60), (2, 60), (12, 15))]
+    assert fits == [True, False, True, False]
 
 
 def test_a_full_device_leaves_it_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

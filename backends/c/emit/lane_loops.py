@@ -102,4 +102,4 @@ def whole_lanes(begin: str, end: str) -> str:
     return f"{end} / {LANES} * {LANES}" if begin == "0" else f"{begin} + ({end} - {begin}) / {LANES} * {LANES}"
 
 
-__all__ = ["MathLanes", "in_lanes", "stores_in_lanes", "whole_lanes"]
+__all__ = ["MATH", "MathLanes", "in_lanes", "stores_in_lanes", "whole_lanes"]

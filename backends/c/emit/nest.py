@@ -3,20 +3,21 @@ values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any
 
 from ...ir.expr import Builder, Expr, walk
 from ...ir.index import Axis, Index, index
 from ...ir.kernel import Kernel
-from ...ir.op_texts import costly
+from ...ir.op_texts import costly, flops
 from ...ir.tiling import shape_of
 from ...ir.unfusable import Unfusable, if_fusable
 from .spelling import DOUBLE, SINGLE, TYPES
 
-ROW = 16384  # maximum elements of a row buffer
+ROW = 65536  # maximum elements of a row buffer: 256 KB of float32, a share of an L2 cache
 
 
 @dataclass
@@ -123,23 +124,51 @@ class LoopNest:
         (`_joined`): a key under which loops share values."""
         return moved(self.kernel.builder, e, {r: index(a) for r, a in self._joined.items()}, self.same)
 
-    def _kept(self) -> dict[Expr, Axis]:
-        """Row values to buffer, because they are expensive and several loops compute them: value, as a key of `_alike`
-        -> axis of the row."""
-        loops: list[tuple[Axis, Expr]] = [(e.axis, e.args[0]) for e in self.kernel.reductions]
+    def _passes(self) -> list[tuple[Axis, tuple[Expr, ...]]]:
+        """The innermost loops, as (axis, what is computed along it): of the reductions, then the one that writes all
+        results."""
+        loops = [(e.axis, e.args) for e in self.kernel.reductions]
         if self.inner is not None:
-            loops += [(self.inner, e) for s in self.kernel.stores for e in (s.value, *s.guards)]
+            loops.append((self.inner, tuple(e for s in self.kernel.stores for e in (s.value, *s.guards))))
+        return loops
+
+    def _kept(self) -> dict[Expr, Axis]:
+        """Row values to buffer, because they are expensive and several loops need them: value, as a key of `_alike` ->
+        axis of the row."""
+        loops = self._passes()
         costly = self._costly()
         seen: dict[Expr, int] = {}
         over: dict[Expr, Axis] = {}
-        for axis, body in loops:
-            inside = {self._alike(e) for e in _inside(body, axis) if axis.size <= ROW and e in costly}
+        for axis, bodies in loops:
+            inside = {self._alike(e) for e in _inside(bodies, axis) if axis.size <= ROW and e in costly}
             for e in inside:
                 seen[e] = seen.get(e, 0) + 1
                 over[e] = self._joined.get(axis, axis)
-        shared = {e for e, n in seen.items() if n > 1}
-        below = {a for e in shared for a in e.args}
-        return {e: over[e] for e in shared - below}
+        needed = self._needed(loops, {e for e, n in seen.items() if n > 1})
+        return {e: over[e] for e in needed if _worth(e, over[e], needed - {e})}
+
+    def _needed(self, loops: list[tuple[Axis, tuple[Expr, ...]]], shared: set[Expr]) -> set[Expr]:
+        """The values among `shared` (keys of `_alike`) that several of the `loops` (axis, bodies) use: a loop uses the
+        values that it computes, but of a value that an earlier loop has computed only the value, not its operands."""
+        uses, done = dict.fromkeys(shared, 0), set[Expr]()
+        read = lambda e: self._alike(e) in done
+        for axis, bodies in loops:
+            found = {self._alike(e) for e in _inside(bodies, axis, read)} & shared
+            for e in found:
+                uses[e] += 1
+            done.update(found)
+        return {e for e, n in uses.items() if n > 1}
+
+    def computed_again(self) -> float:
+        """Flops of expensive values in the loops after the first that computes them, where no row buffer has them."""
+        known, again, costly = set[Expr](), 0.0, self._costly()
+        read = lambda e: self._alike(e) in self.kept and self._alike(e) in known
+        for axis, bodies in self._passes():
+            inside = {self._alike(e): e for e in _inside(bodies, axis, read) if e in costly}
+            repeats = [e for key, e in inside.items() if key in known and key not in self.kept]
+            again += sum(flops(e.op) * prod(a.size for a in e.axes) for e in repeats)
+            known.update(inside)
+        return again
 
     def _costly(self) -> set[Expr]:
         """Float values that depend on an expensive operation."""
@@ -172,13 +201,20 @@ def moved(b: Builder, e: Expr, change: Mapping[Axis, Index], done: dict[Expr, Ex
     return done[e]
 
 
-def _inside(body: Expr, axis: Axis) -> Iterator[Expr]:
-    """Expressions evaluated in a loop over an axis, without nested reductions."""
-    stack, seen = [body], set()
+def _inside(bodies: tuple[Expr, ...], axis: Axis, known: Callable[[Expr], bool] = lambda e: False) -> Iterator[Expr]:
+    """Expressions evaluated in a loop over an axis, without nested reductions and without operands of those that are
+    `known`."""
+    stack, seen = [*bodies], set()
     while stack:
         e = stack.pop()
         if e in seen or axis not in e.axes or e.op == "reduce":
             continue
         seen.add(e)
         yield e
-        stack += e.args
+        stack += () if known(e) else e.args
+
+
+def _worth(e: Expr, axis: Axis, others: set[Expr]) -> bool:
+    """Whether a value of a row along `axis` is expensive to compute where the `others` are known."""
+    inside = _inside((e,), axis, lambda x: x in others)
+    return any(costly(x.op) for x in inside if x not in others)

@@ -11,11 +11,13 @@ from ...ir.unfusable import Unfusable
 from .blocked import LANES, BlockedSum, blocked
 from .dot_writer import SplitRow
 from .integer_dots import IntegerDots, integer_dots
-from .lane_loops import MathLanes, in_lanes, whole_lanes
+from .lane_loops import MATH, MathLanes, in_lanes, whole_lanes
 from .lanes import LaneWriter
 from .nest import LoopNest, LoopScope, moved
 from .spelling import TYPES
 
+#: reduction -> statement that combines the vector {1} of partial results with the vector {0}; a NaN remains.
+LANE_STEPS = {"sum": "+= {0}", "max": f"= {MATH['maximum']}", "min": f"= {MATH['minimum']}"}
 SUMS = 8  # sums over packed numbers from which splitting the row into integers pays
 
 
@@ -166,9 +168,10 @@ class CValues(LoopNest):
         watch = self._fresh("nan") if monoid in ("max", "min") and e.kind == "float" else ""
         if watch:
             place.items.append(f"int {watch} = 0;")
-        begin = self._summed_in_lanes(e, name, place) if monoid == "sum" and e.kind == "float" else "0"
+        begin = self._reduced_in_lanes(e, name, watch, place) if e.kind == "float" and monoid in LANE_STEPS else "0"
         loop = place.opened(axis, f"for (long {axis} = {begin}; {axis} < {axis.size}; {axis}++)")
-        operands = _product(body) if monoid == "sum" and not self.wide else None
+        whole = self.wide or self._alike(body) in self.kept  # not its factors
+        operands = _product(body) if monoid == "sum" and not whole else None
         if operands is not None:
             x, y = (self.value(o, loop) for o in operands)
             loop.items.append(f"{name} = FMA({x}, {y}, {name});")
@@ -184,23 +187,27 @@ class CValues(LoopNest):
             place.items.append(f"if ({watch}) {name} = NAN;")
         return name
 
-    def _summed_in_lanes(self, e: Expr, total: str, place: LoopScope) -> str:
-        """Write a loop over vectors that adds a sum's elements to the variable `total`, if vectors are faster
-        (emit/lane_loops.py); returns C text of the first element that it leaves."""
-        axis, body = e.axis, e.args[0]
+    def _reduced_in_lanes(self, e: Expr, total: str, watch: str, place: LoopScope) -> str:
+        """Write a loop over vectors that combines a reduction's elements with the variable `total`, if vectors are
+        faster (emit/lane_loops.py); returns C text of the first element that it leaves. `watch`: NaN flag, "" if
+        none."""
+        axis, body, monoid = e.axis, e.args[0], e.value[0]
         whole = whole_lanes("0", str(axis.size))
         loop = place.opened(axis, f"for (long {axis} = 0; {axis} < {whole}; {axis} += {LANES})")
         if self.wide or not in_lanes([body], axis, lambda x: self._kept_at(x, loop) is not None):
             return "0"
-        sums, lanes = self._fresh("sums"), self._lanes(axis, loop)
-        place.items.append(f"floats {sums} = lanes(0.0f);")
-        lanes.lines.append(f"{sums} += {lanes.value(body)};")
+        parts, lanes = self._fresh("sums" if monoid == "sum" else "best"), self._lanes(axis, loop)
+        place.items.append(f"floats {parts} = lanes({self._neutral(e)});")
+        lanes.lines.append(f"{parts} {LANE_STEPS[monoid].format(lanes.value(body), parts)};")
         for value, name in lanes.known.items():
-            if self._in_row(key := self._alike(value), loop):
+            if self._in_row(key := self._alike(value), loop) and self._kept_at(value, loop) is None:
                 lanes.lines.append(f"__builtin_memcpy(&{self._row_of(key, loop)}[{axis}], &{name}, {4 * LANES});")
         loop.items += lanes.lines
         loop.close()
-        place.items.append(f"{total} += lanes_sum({sums});")
+        whole_part = f"lanes_{monoid}({parts})"
+        place.items += _step(
+            monoid, total, whole_part if monoid == "sum" else self._named(place, "float", whole_part), watch
+        )
         return whole
 
     def _blocked(self, e: Expr, parts: BlockedSum, place: LoopScope) -> str:

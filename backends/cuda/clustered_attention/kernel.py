@@ -99,7 +99,7 @@ class ClusteredAttentionEmitter(BlockPositions):
         waiting = self.s.threads - 32 * len(found.rows)  # threads before the warps of new rows
         apart = known and s.early and bool(found.rows) and waiting >= 32 * self.query_warps
         places, fresh = self._new_rows(self.constant if apart else frozenset())
-        before, loop = self._chunks()
+        before, loop = self._chunks(masks_first=bool(known) and self._known(self._unscored(found.maximum.args[0])))
         results = self._results()
         whole = self.slice == s.chunk and found.positions.size == self.slice * s.parts and not s.seen
         numbers = [CTYPES[found.keys.value[3]], self.rows, self.head, self.columns, s.warps, s.across, s.deep, s.parts]
@@ -223,9 +223,11 @@ class ClusteredAttentionEmitter(BlockPositions):
         return [f"attention.replace_{what}({place}, chunk, new_{what});" for place in places]
 
     # ------------------------------------------------------------ scores
-    def _chunks(self) -> tuple[list[str], list[str]]:
-        """(lines with the loads that scores need besides keys, lines of the loop over the block's chunks of
-        positions)."""
+    def _chunks(self, masks_first: bool) -> tuple[list[str], list[str]]:
+        """(lines with the loads that scores need besides keys, lines of the loop over the block's chunks of positions).
+
+        `masks_first`: whether masks of a single chunk are computed with these loads.
+        """
         s, found, scores = self.s, self.found, self._scores()
         chunks = -(-self.slice // s.chunk)
         more = chunks > 1
@@ -247,11 +249,10 @@ class ClusteredAttentionEmitter(BlockPositions):
         end = "share" if s.seen else f"{chunks * s.chunk}"
         loop = f"for (int chunk = first; chunk < first + {end}; chunk += {s.chunk}) {{"
         meet = ["attention.await_blocks();", "__syncthreads();"]
-        body = (
-            [*meet, loop, *indented(step), "}"] if more else ["const int chunk = first;", *scores.masks, *meet, *step]
-        )
+        masks = [] if more else ["const int chunk = first;", *scores.masks]
+        body = [*meet, loop, *indented(step), "}"] if more else [*([] if masks_first else masks), *meet, *step]
         after = ["attention.write_results();", "attention.send_results();"]
-        return _with_own_row(scores.before), _with_own_row([*body, *after])
+        return _with_own_row([*scores.before, *(masks if masks_first else [])]), _with_own_row([*body, *after])
 
     def _scores(self) -> ScoreLines:
         """The lines by which the last warps compute the weights of a chunk; the first warps compute queries."""
@@ -324,8 +325,8 @@ class ClusteredAttentionEmitter(BlockPositions):
 
     def _beside_scores(self) -> list[Expr]:
         """The loads that scores need besides queries and keys, which are issued first."""
-        found = self.found
-        return [e for e in first_loads(found.maximum.args[0]) if e.axes.isdisjoint({found.positions, found.head})]
+        loads = first_loads(self.found.maximum.args[0], [self.found.scores])
+        return [e for e in loads if e.axes.isdisjoint({self.found.positions, self.found.head})]
 
     def _unscored(self, body: Expr) -> list[Expr]:
         """The largest float expressions in `body` that vary along the positions and do not depend on the scores

@@ -6,7 +6,7 @@ cache at this position. The first block of a cluster also writes it to global me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....egraph.types.dtypes import itemsize
@@ -44,11 +44,11 @@ class NewRow:
         return replace(self.store, value=self.update.row)
 
 
-def first_loads(e: Expr) -> list[Expr]:
+def first_loads(e: Expr, without: Iterable[Expr] = ()) -> list[Expr]:
     """The loads in the expression `e` whose positions depend neither on other loads nor on reductions, so that they can
-    be issued first."""
+    be issued first; not those in `without`, parts of `e`."""
     return [
-        x for x in walk([e])
+        x for x in walk([e], without)
         if x.op == "load" and not any(y.op in ("load", "reduce") for a in x.args for y in walk([a]))
     ]  # fmt: skip
 

@@ -24,6 +24,7 @@ The emitter is made of parts that share a frame. Each part is given the parts th
     code_ring      CodeRing: their copies ahead through shared memory
     tensor_cores   TensorCores: sums over its warps
     stores         ThreadStores
+    staged_row     two kernels of one: a row computed once by each block, then its products
 
 This module connects the parts, chooses a block's tile, and joins the partial results of split reductions. The tiled and
 the warp-specialized GEMM use frame, loads and stores for their epilogues.
@@ -45,12 +46,13 @@ from .loads import ThreadLoads
 from .loops import ThreadLoops
 from .reductions import Reductions
 from .spelling import CTYPES, CudaLaunch
+from .staged_row import STAGED, staged_row
 from .stores import ThreadStores
 from .tensor_cores import TensorCores
 from .thread_layout import ThreadLayout
 
 SHARED = 48 << 10  # bytes of static shared memory that a block has without opting in
-ROOM = 200 << 10  # limit of dynamic shared memory in bytes
+MAX_DYNAMIC_SHARED_BYTES = 200 << 10  # limit of dynamic shared memory in bytes
 
 
 def emit(
@@ -79,6 +81,21 @@ def emit_joined(
     """
     last = SimtEmitter(ThreadFrame(second, layouts[1], name, shapes[1]))
     return SimtEmitter(ThreadFrame(first, layouts[0], name, shapes[0], constant)).launch(last)
+
+
+def emit_staged(
+    kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, constant: frozenset[str] = frozenset()
+) -> CudaLaunch:
+    """Emit products of one row as `emit` does, but so that the threads of a block compute the row together, into shared
+    memory, before they multiply it.
+
+    Raises Unfusable if the kernel is no such product (`staged_row`), or not supported by the emitter.
+    """
+    found = staged_row(kernel, shape)
+    own, after = found.shapes
+    first = SimtEmitter(ThreadFrame(found.first, found.layout(layout), name, own, constant))
+    second = SimtEmitter(ThreadFrame(found.second, layout, name, after, constant))
+    return second.launch(first=first)
 
 
 class SimtEmitter(CudaPart):
@@ -117,10 +134,11 @@ class SimtEmitter(CudaPart):
         for s in stores:
             self.stores.write(s)
 
-    def launch(self, last: SimtEmitter | None = None) -> CudaLaunch:
+    def launch(self, last: SimtEmitter | None = None, first: SimtEmitter | None = None) -> CudaLaunch:
         """Emit the whole CUDA function; returns its launch, with the grid that covers the results.
 
         `last`: emitter of the code that the last block of each tile runs after its own part of a split reduction; None
+        without one. `first`: emitter of the row that every block stages in shared memory before its own part; None
         without one.
         """
         frame, s = self.frame, self.shape
@@ -130,11 +148,9 @@ class SimtEmitter(CudaPart):
         with self.inside(head):
             self._program(tiles["m"], tiles["n"])
         if not frame.walked:  # issue all loads before the first use of a value
-            for e in self.kernel.exprs:
-                if e.op == "load" and all(a.op in ("const", "index") for a in e.args):
-                    moved = frame.in_column(e)
-                    if moved.axes <= frame.top.bound:
-                        self.loads.need(moved)
+            self._load_all()
+        if first is not None:
+            first.as_first(frame, head)
         self.store_all()
         body = [*head.lines, *frame.top.lines]
         if self.layout.warm and not (frame.warm or frame.ahead.lines):
@@ -145,12 +161,15 @@ class SimtEmitter(CudaPart):
             body += last.as_last(tiles["m"] * tiles["n"] * batch, s.batch[0].size, frame.counter, start)
             frame.shared = max(frame.shared, last.frame.shared)
             buffers |= last.kernel.buffers
+        buffers.pop(STAGED, None)
         frame.shared = max(frame.shared, 4 * frame.codes)
         blocks, written = tiles["m"] * tiles["n"] * batch, {x.buffer for x in self.kernel.stores}
         if blocks >= 1 << 31:
             raise Unfusable("2**31 blocks or more in the grid")
         if last is not None:
             written |= {x.buffer for x in last.kernel.stores}
+        if first is not None:
+            written |= {x.buffer for x in first.kernel.stores}
         mentioned = words("\n".join([*body, *frame.ahead.lines]))
         used = [n for n in buffers if frame.param[n] in mentioned]
         parameters = [frame.parameter(n, buffers[n], n in written) for n in used]
@@ -161,6 +180,40 @@ class SimtEmitter(CudaPart):
             frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room
         )  # fmt: skip
 
+    def _load_all(self) -> None:
+        """Emit all loads from global memory whose positions depend on no data."""
+        frame = self.frame
+        for e in self.kernel.exprs:
+            if e.op == "load" and e.value[0] != STAGED and all(a.op in ("const", "index") for a in e.args):
+                moved = frame.in_column(e)
+                if moved.axes <= frame.top.bound:
+                    self.loads.need(moved)
+
+    def as_first(self, after: ThreadFrame, head: CudaScope) -> None:
+        """Write, into the frame `after` of the products, the lines with which every block stages its row; coordinates
+        go to the scope `head`."""
+        frame = self.frame
+        frame.counter, frame.place = after.counter, after.place
+        with self.inside(head):
+            for dim in frame.order:
+                if frame.groups[dim] and (text := frame.thread(dim)):
+                    self.line(f"const int own_{dim}_0 = {text};")
+        self._load_all()
+        self.store_all()
+        own = "|".join(f"{d}_0" for d in frame.order)
+        lines, ahead = (
+            [re.sub(rf"\b({own})\b", r"own_\1", x) for x in scope.lines] for scope in (frame.top, frame.ahead)
+        )
+        after.top.lines += [*lines, "    __syncthreads();"]
+        after.ahead.lines += ahead
+        after.counter, after.shared = frame.counter, frame.shared
+        count = -(-math.prod(self.kernel.buffers[STAGED].shape) // 4)
+        after.rings += [
+            f"    __shared__ Pack<float, 4> staged[{count}];",
+            f"    float* const {frame.param[STAGED]} = staged[0].at;",
+        ]
+        after.ring_bytes += 16 * count
+
     def _room(self) -> int:
         """Bytes of dynamic shared memory to request; 0 if static shared memory suffices. A request is more than
         `SHARED`, so that the launch asks for the limit to be raised: a flag may lie in static memory beside it.
@@ -170,7 +223,7 @@ class SimtEmitter(CudaPart):
         frame = self.frame
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
         asked = max(used, SHARED + 16) if used + 16 > SHARED and self.layout.warps is not None else 0
-        if used > (ROOM if asked else SHARED):
+        if used > (MAX_DYNAMIC_SHARED_BYTES if asked else SHARED):
             raise Unfusable(f"{used} bytes of shared memory")
         return asked
 
@@ -189,7 +242,8 @@ class SimtEmitter(CudaPart):
             first, rings = (rings, []) if frame.ahead.lines else ([], rings)
             early = [early[0], *first, *body[:head], *frame.warm, *frame.ahead.lines, early[1]]
             body = body[head:]
-        alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
+        few = self.layout.resident or (1 if self.layout.warps is not None else 0)  # 1: registers hold loads in flight
+        alone = f", {few}" if few else ""
         return "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{frame.name}({', '.join(parameters)}) {{",
             *early, *shared, *rings, *body, "}", "",

@@ -18,7 +18,7 @@ from .spelling import CTYPES, all_of, plus, span
 from .thread_layout import is_uniform, is_vectorizable
 
 WARM = 48 << 10  # bytes of a matrix that a block has prefetched: what an SM reads in about two microseconds
-HELD = 512  # limit in bytes of one value in a thread's registers
+MAX_HELD_BYTES = 512  # limit in bytes of one value in a thread's registers
 
 
 def no_reduction(e: Expr) -> None:
@@ -138,9 +138,9 @@ class ThreadLoads(CudaPart):
         return local
 
     def check_held(self, nbytes: int) -> None:
-        """Raise Unfusable if `nbytes`, what one value takes in a thread's registers, is more than `HELD`."""
-        if nbytes > HELD:
-            raise Unfusable(f"{nbytes} bytes of one value per thread, more than {HELD} bytes of registers")
+        """Raise Unfusable if `nbytes`, what one value takes in a thread's registers, is more than `MAX_HELD_BYTES`."""
+        if nbytes > MAX_HELD_BYTES:
+            raise Unfusable(f"{nbytes} bytes of one value per thread, more than {MAX_HELD_BYTES} bytes of registers")
 
     def fetch(self, e: Expr, inner: CudaScope, fetched: CudaScope) -> None:
         """Emit a prefetch of the 16-byte vectors of the load `e` by cp.async into a ring buffer in shared memory, in

@@ -125,8 +125,8 @@ class ThreadLoops(CudaPart):
             if there and axis not in begin.axes and not frame.dims(begin.axes) and not frame.spans(number):
                 self.loads.need(number)
                 nest, name = ThreadNest(frame, ()), self.fresh("end")
-                none = f"({nest.position(begin - (not strict), (), begin.range[1])})"  # at it and below nothing is seen
-                most = f"op::min((long long){nest.scalar(number, 0)}, {none} + {axis.size}LL)"  # any number is below it
+                none = f"({nest.position(begin - (not strict), (), begin.range[1])})"  # a mask over numbers up to this one hides every key
+                most = f"op::min((long long){nest.scalar(number, 0)}, {none} + {axis.size}LL)"  # larger than any position number
                 nest.line(f"const int {name} = op::max({most} - {none}, 0LL);")
                 nest.close()
                 return name

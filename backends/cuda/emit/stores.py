@@ -12,6 +12,7 @@ from .frame import CudaPart
 from .loads import ThreadLoads
 from .nest import ThreadNest
 from .spelling import CTYPES, all_of, enclosed
+from .staged_row import STAGED
 from .thread_layout import is_vectorizable
 
 
@@ -51,7 +52,7 @@ class ThreadStores(CudaPart):
         ]
         if self.layout.threads > self.layout.used:
             masks.append(f"thread < {self.layout.used}")
-        if axes & self.kernel.stored_sides:
+        if axes & self.kernel.stored_sides and store.buffer != STAGED:
             masks += self._first_block(dims)
         condition = f"if ({all_of(masks)}) " if masks else ""
         text = nest.scalar(value, nest.deepest, dtype=buffer.dtype)

@@ -31,6 +31,8 @@ AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
 RING = 47 << 10  # limit of a block's prefetch ring in bytes of shared memory
 NORM = 6  # operations per element of a norm, which loads of matrices hide
 ISSUED = 1.4e5  # operations of longer prologues that an SM issues in a µs
+# µs of staging a row: for each block of an SM, each doubling of a block's threads, each operation of a thread
+STAGED, BARRIERS, SERIAL = 0.15, 0.05, 0.0015
 WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait was slower than none
 
 
@@ -43,7 +45,8 @@ class GemvRanking(RankingModel):
     `matrices` the number of right-hand matrices that share the loop, `itemsize` their element size in bytes. Vectors
     lie along N (`along_columns`) or along K. `whole`: a block must cover K, because a result lies along it. `vector`:
     elements of a vector. `splits`: whether split-K is possible. `own`: the fixed schedule entries of short inner
-    reductions. `prologue`: operations for each element of the left operand, which every group of `tk` threads computes.
+    reductions. `prologue`: operations for each element of the left operand, which every group of `tk` threads computes,
+    or every block once (`staged`).
     """
 
     rows: int
@@ -59,6 +62,7 @@ class GemvRanking(RankingModel):
     own: Fixed
     whole: bool = False
     prologue: int = 0
+    staged: bool = False
 
     def ranked(self) -> Ranked:
         """Yields (schedule, estimated µs) for candidates whose threads are laid out along N and along K."""
@@ -157,8 +161,11 @@ class GemvRanking(RankingModel):
         us = 1.0 + max(memory, latency) * (wasted if wasted > 1.3 else 1.0) + 0.005 * share
         us += (0.06 * sums + 0.1) * (1 + (tk > 32)) + 0.05 * max(0.0, log2(threads / 256))
         us += 0.05 * (vector * self.itemsize < 16) + us * (registers * threads > machine.registers)  # spills
-        beyond = self.rows * max(0, self.prologue - NORM) * threads * vector * depth * rounds  # operations of a block
+        each = max(0, self.prologue - NORM) * threads * vector * depth * rounds
+        beyond = self.rows * (self.prologue * self.length if self.staged else each)  # operations of a block
         us += beyond * share / ISSUED
+        if self.staged:
+            us += STAGED * share + BARRIERS * log2(threads / 32) + SERIAL * self.prologue * self.length / threads
         return us * (1.15 if ahead else 1.0) + (JOIN + 0.03 * split if split > 1 else 0.0)
 
     def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:

@@ -18,9 +18,9 @@ from ...ir.unfusable import if_fusable
 from ...machine import cached_per_machine, target
 from .kernel import TiledSchedule, emit_tiles
 
-LEAST = 5  # least rows and columns of a GEMM that is worth tiling
+MIN_TILED_SIZE = 5  # least rows and columns of a GEMM that is worth tiling
 THREADS = 64, 512  # least and most threads of a block
-HELD, PARTED = 128, 64  # limits of accumulators per thread: CUDA cores, split operands (more spilled)
+MAX_ACCUMULATORS, PARTED = 128, 64  # limits of accumulators per thread: CUDA cores, split operands (more spilled)
 RATE = {"ieee": 128.0, "tf32x3": 200.0}  # multiply-adds of an SM per cycle, for ranking only
 READ = {"ieee": 1.0, "tf32x3": 3.0}  # relative cost of shared-memory reads, for ranking only
 BUSY = 8  # warps per SM that hide each other's latency
@@ -34,8 +34,8 @@ PARTS = (2, 4, 8, 16)
 
 def applies(kernel: Kernel, shape: Shape) -> bool:
     """Whether tiled float32 GEMM is offered for `kernel`, whose axes have the roles `shape` (row, column, batch,
-    reduction): a GEMM with at least `LEAST` rows and columns. Dtypes are checked later."""
-    return shape.kind == "contraction" and shape.m >= LEAST and shape.n >= LEAST
+    reduction): a GEMM with at least `MIN_TILED_SIZE` rows and columns. Dtypes are checked later."""
+    return shape.kind == "contraction" and shape.m >= MIN_TILED_SIZE and shape.n >= MIN_TILED_SIZE
 
 
 def tile_schedules(kernel: Kernel, shape: Shape, count: int, precision: Precision) -> list[TiledSchedule]:
@@ -74,7 +74,7 @@ def _whole(t: TiledSchedule) -> bool:
         even
         and shared
         and THREADS[0] <= t.threads <= THREADS[1]
-        and t.held <= (PARTED if t.precision else HELD)
+        and t.held <= (PARTED if t.precision else MAX_ACCUMULATORS)
         and max(t.m, t.n) <= 256
     )
 
@@ -101,7 +101,13 @@ def _estimates(
     tall, broad = ([x for x in (16, 32, 64, 128, 256) if x < 2 * padded(max(16, n))] for n in (rows, columns))
     for m, n, deep, (high, wide), stages in product(tall, broad, (16, 32), SHARES[bool(precision.number)], (3, 4)):
         t = TiledSchedule(m, n, deep, high, wide, stages, 8, precision.number or None)
-        if high > m or wide > n or not _whole(t) or t.held * rights > HELD or (deep > 16 and deep >= 2 * size):
+        if (
+            high > m
+            or wide > n
+            or not _whole(t)
+            or t.held * rights > MAX_ACCUMULATORS
+            or (deep > 16 and deep >= 2 * size)
+        ):
             continue
         room = t.room(left=True, right=False, rights=rights)
         held = t.held * rights + (t.high + t.wide) * (4 if not precision.number else 1) + 40

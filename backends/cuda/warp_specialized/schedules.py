@@ -21,7 +21,8 @@ from .parameters import DEPTH, GemmSchedule
 
 ROWS, COLUMNS_ = 17, 64  # least rows and columns of a GEMM that is worth warp specialization
 CLUSTERED = 120  # SMs that clusters of more than two blocks can occupy
-HELD, HELD_TOGETHER = 192, 128  # limits of accumulators per thread: ping-pong, cooperative (256 x 192 took 1/5 longer)
+MAX_ACCUMULATORS_PING_PONG = 192  # per thread
+MAX_ACCUMULATORS_COOPERATIVE = 128  # per thread (256 x 192 took 1/5 longer)
 PLAIN = GemmSchedule(64, 64, 2, 2, group=1)  # legal if any schedule is
 FORMS = (*product((1, 2), ((1, 1), (2, 1), (1, 2)), (1,)), *((1, (1, 1), parts) for parts in (2, 3, 4, 6, 8)))
 # Constants for ranking only, fitted to times of 76 products in up to 72 schedules each on an H200: of the schedules
@@ -67,7 +68,7 @@ def gemm_fits(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
 def _legal(shape: Shape, s: GemmSchedule) -> bool:
     """Whether a schedule's numbers are in range and its accumulators fit registers."""
     rights = len({d.right for d in shape.dots.values()})
-    return s.valid and s.down * s.across <= 2 and s.held(rights) <= HELD
+    return s.valid and s.down * s.across <= 2 and s.held(rights) <= MAX_ACCUMULATORS_PING_PONG
 
 
 def _written(kernel: Kernel, shape: Shape, schedule: GemmSchedule) -> bool:
@@ -94,7 +95,7 @@ def _estimates(rows: int, columns: int, size: int, batch: int, rights: int) -> I
         programs = tiles_m * tiles_n * batch * parts
         if (
             r.height % GROUP
-            or r.held(rights) > (HELD if turns == 2 else HELD_TOGETHER)
+            or r.held(rights) > (MAX_ACCUMULATORS_PING_PONG if turns == 2 else MAX_ACCUMULATORS_COOPERATIVE)
             or (parts > 1 and (programs > (target().multiprocessors if parts == 2 else CLUSTERED) or depth < 2 * parts))
             or tiles_m % down
             or tiles_n % across

@@ -27,7 +27,7 @@ from ..emit.spelling import CTYPES, SPELLINGS, CudaLaunch, all_of, enclosed, int
 from .aligned_runs import AlignedRun, aligned, aligned_vectors, covering, run_of
 from .unrolling import FOLD, moved, unrolled
 
-MOST = 1 << 14  # limit of expressions per thread
+MAX_THREAD_EXPRESSIONS = 1 << 14  # limit of expressions per thread
 INLINE = 60  # characters up to which an expression is inlined instead of named
 NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
 
@@ -60,7 +60,8 @@ def emit_windows(kernel: Kernel, schedule: WindowSchedule, name: str) -> CudaLau
     """Emit the CUDA source of a kernel whose reductions are all over short windows (`is_windowed`), as one unrolled
     function called `name`; returns its launch.
 
-    Raises Unfusable for a kernel with any other reduction, or with more than MOST expressions per thread.
+    Raises Unfusable for a kernel with any other reduction, or with more than MAX_THREAD_EXPRESSIONS expressions per
+    thread.
     """
     if not is_windowed(kernel):
         raise Unfusable("a kernel with reductions other than over short windows")
@@ -86,8 +87,8 @@ class WindowEmitter:
         self.counter = 0
 
     def launch(self) -> CudaLaunch:
-        """Emit the whole CUDA function; returns its launch. Raises Unfusable for more than MOST expressions
-        per thread."""
+        """Emit the whole CUDA function; returns its launch. Raises Unfusable for more than MAX_THREAD_EXPRESSIONS
+        expressions per thread."""
         tiles = self.schedule.tiles(self.kernel)
         axes = [tiles[a][0] if a in tiles else a for a in self.kernel.axes]
         threads = prod(a.size for a in axes)
@@ -95,8 +96,8 @@ class WindowEmitter:
         stores, partial = self.boxes(tiles)
         roots = [e for step in partial for e in step] + [e for s in stores for e in s.exprs]
         order = walk(reversed(roots))  # begins with the last root
-        if len(order) > MOST:
-            raise Unfusable(f"{len(order)} expressions per thread, more than {MOST}")
+        if len(order) > MAX_THREAD_EXPRESSIONS:
+            raise Unfusable(f"{len(order)} expressions per thread, more than {MAX_THREAD_EXPRESSIONS}")
         self.prepare(order, {e for step in partial for e in step}, stores)
         for e in order:
             if e.kind == "float":  # conditions are emitted on use

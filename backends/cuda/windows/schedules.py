@@ -17,7 +17,7 @@ from ...ir.kernel import Kernel
 from ...machine import cached_per_machine, target
 from .kernel import WindowSchedule, is_windowed
 
-MOST = 800  # limit of window elements that a thread reduces: more means long code and few threads
+MAX_WINDOW_ELEMENTS = 800  # limit of window elements that a thread reduces: more means long code and few threads
 BOX = 64  # limit of results per thread
 THREADS = 128  # threads of a block
 RESIDENT = 1536  # resident threads of an SM that hide each other's latency
@@ -43,7 +43,7 @@ def windows_fit(kernel: Kernel, s: WindowSchedule) -> bool:
 def _fits(work: WindowWork, box: tuple[int, ...]) -> bool:
     """Whether a thread's box of results is within the axes and the limits of work."""
     within = all(n == 1 or (n > 0 and n < 2 * size) for n, size in zip(box, (*work.sizes, 1, 1, 1)))
-    return within and prod(box) <= BOX and work.taps * prod(box) <= MOST
+    return within and prod(box) <= BOX and work.taps * prod(box) <= MAX_WINDOW_ELEMENTS
 
 
 @dataclass(frozen=True)

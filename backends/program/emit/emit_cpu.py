@@ -193,8 +193,8 @@ class ProgramEmitter(EmittedValues):
 
     def _update_states(self) -> None:
         states = {v.name: v.id for v in self.plan.values if v.origin == "state"}
-        pinned = {v: self.layout.pinned.get(self.root[v], -1) for v in self.plan.updates.values()}
-        todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) not in (v, pinned[v])]
+        pinned = self.layout.pinned
+        todo = [(n, v) for n, v in self.plan.updates.items() if states.get(n) != v and pinned.get(self.root[v]) != n]
         saved = {}
         for _, v in todo:  # a new value that is a view of a state must be copied before that state changes
             if self.plan.values[self.root[v]].origin == "state" or self.root[v] in self.layout.pinned:
@@ -238,7 +238,7 @@ class ProgramEmitter(EmittedValues):
 
         if self.in_c:
             self._join_calls()
-            self.helpers |= {"c_library", "c_function", "c_kept"}
+            self.helpers |= {"c_library", "c_function", "c_kept", "c_beside"}
         function = self._function()
         if self.takes_tensors:
             offered = tuple(self.offered)

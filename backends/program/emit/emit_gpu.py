@@ -69,6 +69,9 @@ class GpuProgramEmitter(ProgramEmitter):
         return "torch"
 
     def _reserve(self) -> None:
+        from ..helpers.helper_functions import all_helpers
+
+        self.taken |= all_helpers().keys()
         super()._reserve()
         for v in sorted(self.fresh_outputs):
             self.names[v, "torch"] = identifier(self.plan.values[v].name or f"v{v}", self.taken)
@@ -103,7 +106,7 @@ class GpuProgramEmitter(ProgramEmitter):
 
     def _buffer(self, v: Value) -> str:
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "torch")  # written directly to the state's memory
+            return self.state_names[self.layout.pinned[v.id]]  # written directly to the state's memory
         offset = self.layout.offsets[self.layout.buffer[v.id]]
         return self._place(offset, concrete(v.type.shape), v.type.dtype, v.strides)
 

@@ -47,7 +47,7 @@ from .memory_plan import symbolic_bytes
 
 ALIGNMENT = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
 MOST_WARM = 24  # choices of sizes at which kernels are compiled ahead
-ROWS = 64  # products of more rows have a multiple of this number
+ROWS = 64  # products of more rows get their number of rows rounded up to a multiple of this
 
 
 @dataclass
@@ -125,7 +125,7 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
 
     def _buffer(self, v: Value) -> str:
         if v.id in self.layout.pinned:
-            return self.ref(self.layout.pinned[v.id], "torch")
+            return self.state_names[self.layout.pinned[v.id]]
         return self._space(self.slots[self.layout.buffer[v.id]], v.type.shape, v.strides, v.type.dtype)
 
     def _space(self, span: int, shape: Sequence[Dim], strides: Sequence[Dim], dtype: str) -> str:

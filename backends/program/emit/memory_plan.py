@@ -18,6 +18,7 @@ from ....egraph.ops.ops import Type
 from ....egraph.types import dims
 from ....egraph.types.dims import Dim
 from ....egraph.types.dtypes import itemsize
+from ....extract.model.kernel import contiguous
 from ....extract.model.plan import Plan, Step
 
 Array = np.ndarray[Any, Any]
@@ -87,14 +88,14 @@ class Layout:
     `root`: value -> value that owns its memory (a view's base). `buffer`: root -> its buffer, named by the number of
     the root that used the buffer first; the two differ after in-place reuse. `offsets`: buffer -> offset in the
     workspace. `scratch`: first output of a step -> (offset, bytes) of its scratch memory. `pinned`: new state value ->
-    state whose memory the value is written to. `last`: root -> last step that reads its memory. `size`: bytes of the
-    workspace. `record`: buffer -> (bytes as text, first step, last step).
+    name of the state whose memory the value is written to. `last`: root -> last step that reads its memory. `size`:
+    bytes of the workspace. `record`: buffer -> (bytes as text, first step, last step).
     """
 
     root: Mapping[int, int]
     buffer: Mapping[int, int]
     offsets: Mapping[int, int]
-    pinned: Mapping[int, int]
+    pinned: Mapping[int, str]
     last: Mapping[int, int]
     size: int
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -204,19 +205,25 @@ def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) 
     return all(o in reused for o, v in step.inputs if root[v] == victim)
 
 
-def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, int]:
-    """New state value -> state, for values that can be written directly to the state's memory, because no later step
-    reads the old value."""
+def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, str]:
+    """New state value -> name of the state, for values that can be written directly to the state's memory, because no
+    later step, or no step, reads the old value."""
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
-    found: dict[int, int] = {}
+    found: dict[int, str] = {}
     for name, update in plan.updates.items():
         v = root[update]
-        if name not in states or v not in made or v in found or not _whole(plan, update, v):
+        if v not in made or v in found or not _whole(plan, update, v):
             continue
-        state, step = states[name], plan.steps[made[v]]
+        step, value, state = plan.steps[made[v]], plan.values[v], states.get(name)
+        if not step.template.writes_out(step.call):
+            continue
+        if state is None:  # no kernel reads it
+            if value.strides == contiguous(value.type.shape):  # type: ignore[arg-type]
+                found[v] = name
+            continue
         reads = [u for _, u in step.inputs if root[u] == state]
-        legal = plan.values[v].type == plan.values[state].type and plan.values[v].strides == plan.values[state].strides
-        if legal and step.template.writes_out(step.call) and last.get(state, -1) <= made[v]:
-            if all(_same_place(plan, step, u, root, v) for u in reads) and _all_inplace(step, state, root, v):
-                found[v] = state
+        legal = value.type == plan.values[state].type and value.strides == plan.values[state].strides
+        if legal and last.get(state, -1) <= made[v] and _all_inplace(step, state, root, v):
+            if all(_same_place(plan, step, u, root, v) for u in reads):
+                found[v] = name
     return found

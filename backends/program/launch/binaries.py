@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import platform
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,9 +21,10 @@ from typing import Any
 
 from ....plain import decode, read_bytes, strict_json
 from ....private import read_sealed
+from ...c.helpers import c_processor
 
 FOLDER, LAUNCHES, C_LIBRARY = "binaries", "launches.json", "kernels.so"
-LARGEST = 1 << 28  # maximum bytes of one file
+MAX_BINARY_BYTES = 1 << 28  # maximum bytes of one file
 COMPILERS = ("triton",)  # packages that a program with compiled kernels does not import
 
 
@@ -127,25 +126,13 @@ def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | No
     if code is None:
         path = Path(library._name)
         try:
-            code = read_sealed(path, LARGEST, path.name)
+            code = read_sealed(path, MAX_BINARY_BYTES, path.name)
         except (OSError, ValueError):  # compiled in a temporary folder
             return None
     return Binaries(here, {C_LIBRARY: code}, [])
 
 
-@cache
-def processor() -> str:
-    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the C
-    library's version. "" if unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    if found is None:
-        return ""
-    facts = (*sorted(found[1].split()), *platform.libc_ver())
-    return f"{platform.machine()} {sha256(' '.join(facts).encode()).hexdigest()[:16]}"
+processor = cache(c_processor)
 
 
 def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:
@@ -171,7 +158,7 @@ def read_binaries(folder: Path, checksums: Mapping[str, str]) -> Binaries | None
     try:
         texts = {}
         for name, checksum in checksums.items():
-            texts[name] = read_bytes(folder / FOLDER / Path(name).name, LARGEST)
+            texts[name] = read_bytes(folder / FOLDER / Path(name).name, MAX_BINARY_BYTES)
             if sha256(texts[name]).hexdigest() != checksum:
                 raise ValueError(f"{name} is not the file that was saved")
         return binaries_of(texts)

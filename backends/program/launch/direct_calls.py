@@ -140,7 +140,7 @@ def _turned(bound: Any, calls: Any) -> bool:
 
 def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     """Make the C function for calls of the bound program `bound` with inputs like `given`, the inputs of its last call;
-    None if there is none yet, or none at all. Calls hold the lock `lock`."""
+    None if it cannot be made now or ever. Calls hold the lock `lock`."""
     calls, torch = final(bound), modules["torch"]
     if calls is None or not calls.kernels.table or len(calls.types) > MOST_TENSORS:
         return None
@@ -151,9 +151,9 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
         return None
     owner, graph = (None if calls is bound else bound), calls.executable is not None
     table = [*calls.kernels.table, *getattr(calls, "found", ())] if graph else calls.kernels.table
-    wide = getattr(calls, "wide", ()) if graph else ()  # as `found`: none in a program saved by an older version
+    wide = getattr(calls, "wide", ()) if graph else ()  # a program saved by an older version has none
     fixed = frozenset(calls.places if graph else ())
-    pinned = getattr(calls, "pinned", {}) if graph else {}  # a program saved by an older version has none
+    pinned = getattr(calls, "pinned", {}) if graph else {}
     makers = [None if i in fixed else pinned.get(i, i in wide) if i < calls.count else _parts(calls.fresh[i - calls.count])
               for i in range(len(calls.types))]  # fmt: skip
     results = [_result(k, *pair) for k, pair in enumerate(calls.handed)]

@@ -65,7 +65,7 @@ class LaunchAccesses:
     text: str
     reads: list[ByteRange] = field(default_factory=list)
     writes: list[ByteRange] = field(default_factory=list)
-    scratch: list[ByteRange] = field(default_factory=list)  # of `writes`, what must not be an operand's memory
+    scratch: list[ByteRange] = field(default_factory=list)  # ranges of `writes` that must not overlap an operand
     ahead: list[ByteRange] = field(default_factory=list)
     early: bool = False
     waits: bool = True

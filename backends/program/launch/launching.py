@@ -44,7 +44,7 @@ def plan_for_launching(plan: Plan) -> Plan:
         given = frozenset(o for o, v in step.inputs if plan.values[root[v]].origin in ("weight", "state"))
         constant = given if found.get("early") and not first else frozenset()
         steps.append(replace(step, call=replace(step.call, schedule=dict(found), constant=constant)))
-        first = first and bool(found.get("early"))  # True until one has waited for all before
+        first = first and bool(found.get("early"))  # True until a kernel has waited for all earlier ones
     return replace(plan, steps=tuple(steps))
 
 

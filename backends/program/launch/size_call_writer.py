@@ -17,7 +17,7 @@ from .size_trace import Launched, Line, TracedSize, TracedTensor, Tracer, Untrac
 
 MOST_INTEGERS = 4 * MOST_TENSORS  # sizes that launches read, as in direct_calls.c
 PACKED = {4: 1, 8: 2}  # bytes of an integer parameter -> kind of `Field` in direct_calls.c
-POINTER = 0  # the same for an address
+POINTER = 0  # kind of `Field` of an address
 DRIVER = ("cuLaunchKernelEx", "cuCtxSetCurrent", "cuTensorMapEncodeTiled")  # functions that direct_calls.c calls
 
 

@@ -15,7 +15,7 @@ from ...ir.index import Index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import padded
 
-MOST = 16  # maximum elements that are joined
+MAX_JOINED_ELEMENTS = 16  # maximum elements that are joined
 
 
 class RowStore(NamedTuple):
@@ -27,7 +27,8 @@ class RowStore(NamedTuple):
 
 
 def rows(kernel: Kernel) -> list[RowStore]:
-    """Sequences of a kernel's stores that write consecutive memory positions, at most `MOST` stores each.
+    """Sequences of a kernel's stores that write consecutive memory positions, at most `MAX_JOINED_ELEMENTS` stores
+    each.
 
     Left out are sequences longer than the distance to the same results of the next row, which they would overlap.
     """
@@ -40,8 +41,8 @@ def rows(kernel: Kernel) -> list[RowStore]:
         apart = min(abs(c) for _, c in at.terms)
         for run in _runs(sorted(stores)):
             if apart >= len(run):
-                for n in range(0, len(run), MOST):
-                    part = run[n : n + MOST]
+                for n in range(0, len(run), MAX_JOINED_ELEMENTS):
+                    part = run[n : n + MAX_JOINED_ELEMENTS]
                     found += [RowStore(tuple(stores[p] for p in part), at + part[0])] if len(part) > 1 else []
     return found
 

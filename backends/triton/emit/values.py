@@ -17,7 +17,7 @@ from .frame import TritonPart
 from .index import Positions
 from .spelling import TRITON, Tile, widest
 
-LARGEST = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
+MAX_TILE_ELEMENTS = 1 << 16  # limit of a tile's elements: beyond, compilation takes minutes and registers spill
 #: Quotients and remainders by divisors that may be 0, rounded down: 0, as in NumPy. By constants: the op's own text.
 BY_ANY = {
     "floordiv": "{1} + ({1} == 0); {0} % {2}; tl.where({1} == 0, 0, {0} // {2}) - (({3} != 0) & (({3} ^ {1}) < 0)).to(tl.int32)",
@@ -74,11 +74,10 @@ class TileValues(TritonPart):
         if e.op != "load" and not (several and e not in frame.reducing):
             return None
         column = {r: index(self.shape.joined[r]) for r in frame.joined}
-        moved = frame.columns.get(e)
-        if moved is None:
-            exprs = self.kernel.exprs if e in frame.uses else [e]
+        if e not in frame.columns:  # all values at once; later the sides of products, which the kernel does not contain
+            exprs = [e] if frame.columns else [*self.kernel.exprs, e]
             frame.columns |= zip(exprs, self.kernel.builder.substituted(exprs, column), strict=True)
-            moved = frame.columns[e]
+        moved = frame.columns[e]
         return moved if e.op == "load" or moved in frame.uses else None
 
     def named(self, tile: Tile, stem: str = "t") -> Tile:
@@ -142,7 +141,7 @@ class TileValues(TritonPart):
             text = BY_ANY[e.op]
         if e.op in ("floordiv", "mod") and _signs_differ(tiles):
             raise Unfusable("a quotient of signed and unsigned integers")
-        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a mask that changes nothing here
+        if e.op == "add" and "0.0" in (tiles[0].text, tiles[1].text):  # a sum with 0.0, as of a mask that hides nothing
             return tiles[tiles[0].text == "0.0"]
         if e.op == "mul" and "1.0" in (tiles[0].text, tiles[1].text):
             return tiles[tiles[0].text == "1.0"]
@@ -152,8 +151,10 @@ class TileValues(TritonPart):
         dtype = "bool" if e.kind == "bool" else frame.wide if e.kind == "float" else widest(t.dtype for t in tiles)
         if dtype == frame.wide and all(t.dtype == "const" for t in tiles):
             raise Unfusable("arithmetic on constants only")
-        if math.prod(frame.block[d] for d in dims) > LARGEST:
-            raise Unfusable(f"a tile of {' x '.join(str(frame.block[d]) for d in dims)}, more than {LARGEST} elements")
+        if math.prod(frame.block[d] for d in dims) > MAX_TILE_ELEMENTS:
+            raise Unfusable(
+                f"a tile of {' x '.join(str(frame.block[d]) for d in dims)}, more than {MAX_TILE_ELEMENTS} elements"
+            )
         *steps, text = text.split("; ")
         values = [frame.spread(t, dims) for t in tiles]
         if steps:

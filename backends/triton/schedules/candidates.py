@@ -212,7 +212,7 @@ LOW = 1.3  # slowdown of tiles with fewer than 64 rows, which cannot use wgmma
 CROWD = 0.6  # µs penalty for eight warps on a small tile
 OWN = 54  # registers of a thread besides those of tiles
 JOIN = 0.7  # µs for the last program to combine split-K, without the cost per part
-HELD = 8, 160  # accumulators per thread: fewer starve the tensor cores, more spill
+HELD_ACCUMULATORS = 8, 160  # accumulators per thread: fewer starve the tensor cores, more spill
 
 
 def _squared(facts: KernelFacts) -> Ranked:
@@ -234,7 +234,10 @@ def _squared(facts: KernelFacts) -> Ranked:
             continue
         parts = list(facts.parts(tile)) if programs < 2 * target().multiprocessors else [1]
         for warps, stages in product((4, 8), (2, 3, 4, 6, 8)):
-            if not HELD[0] <= each(size, warps) <= HELD[1] or stages * staged > target().shared_per_block:
+            if (
+                not HELD_ACCUMULATORS[0] <= each(size, warps) <= HELD_ACCUMULATORS[1]
+                or stages * staged > target().shared_per_block
+            ):
                 continue
             schedule = tile.but(warps=warps, stages=stages)
             resident = max(1, min(target().shared_per_block // max(stages * staged, 1), 16 // warps))
@@ -336,7 +339,7 @@ def _behind(facts: KernelFacts) -> Ranked:
             loaded = first + each_walks * (after + 2 * m * n * facts.width)
             worked = 2 * m * facts.middle * (facts.size + each_walks * n)
             waits = 2 * LATENCY + (-(-facts.size // k) + (each_walks if walk else 0)) * LATENCY / stages
-            tight = 0.1 * share if each(m * (n * facts.sums + facts.middle), warps) > HELD[1] else 0
+            tight = 0.1 * share if each(m * (n * facts.sums + facts.middle), warps) > HELD_ACCUMULATORS[1] else 0
             busy = max(1.0, share) * max(worked / RATE * (1 if m >= 64 else 2), loaded / FROM_CACHE)
             yield schedule, max(busy, -(-share // resident) * waits) + waits / 4 + tight
 

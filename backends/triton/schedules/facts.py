@@ -21,7 +21,7 @@ from .parameters import TileSchedule
 
 FEW = 32  # maximum rows of a skinny GEMM, which is bound by reading its right side once
 PARTS = (2, 3, 4, 8, 16, 32, 64)
-LEAST, LEAST_POSITIONS = 64, 16  # least elements of a part of a split reduction, and of attention's positions
+MIN_PART_ELEMENTS, MIN_PART_POSITIONS = 64, 16  # of a part of a split reduction; of a part of attention
 HEAVY = 64  # operations per element beyond which small programs may pay
 
 
@@ -147,9 +147,9 @@ class KernelFacts:
 
     @property
     def short(self) -> bool:
-        """Whether the kernel is attention with so few rows and positions that parts of `LEAST` positions occupy at most
-        a quarter of the multiprocessors."""
-        parts = self.batch * self.size // LEAST
+        """Whether the kernel is attention with so few rows and positions that parts of `MIN_PART_ELEMENTS` positions
+        occupy at most a quarter of the multiprocessors."""
+        parts = self.batch * self.size // MIN_PART_ELEMENTS
         return self.kind == "attention" and self.m <= 16 and 4 * parts <= target().multiprocessors
 
     def parts(self, s: TileSchedule) -> Iterator[int]:
@@ -166,7 +166,7 @@ class KernelFacts:
             return
         whole = self.size // k  # parts of one tile each: fills more programs where the size has few factors of two
         counts = (*PARTS, *([whole] if self.kind == "attention" and self.size % k == 0 and whole not in PARTS else []))
-        least = LEAST_POSITIONS if self.short else LEAST
+        least = MIN_PART_POSITIONS if self.short else MIN_PART_ELEMENTS
         for count in divisors(self.size, PARTS) if rows else counts:
             fine = (
                 self.size % count == 0

@@ -24,7 +24,7 @@ Tokens = Annotated[str | None, typer.Option("--prompt-tokens", help="token ids o
 
 
 def generate(
-    folder: Annotated[str, typer.Argument(help="a folder with config.json and safetensors")],
+    folder: Annotated[str, typer.Argument(help="a folder with config.json and safetensors, or a .gguf file")],
     prompt: Prompt = None, prompt_tokens: Tokens = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="maximum number of new tokens; default: as many as fit, at most 128")] = None,
     max_length: Annotated[int | None, typer.Option(help="maximum number of tokens, prompt included; default 1024 or what the model allows")] = None,
@@ -38,12 +38,12 @@ def generate(
     costdb: Annotated[Path | None, typer.Option(help=summary("costdb"))] = None,
     measure: Annotated[bool, typer.Option(help=summary("measure"))] = Options.measure,
     quantize: Annotated[str | None, typer.Option(help=summary("quantize"))] = None,
-    draft: Annotated[Path | None, typer.Option(help="folder of a smaller model with the same vocabulary, which proposes tokens (speculative decoding)")] = None,
+    draft: Annotated[Path | None, typer.Option(help="folder or .gguf file of a smaller model with the same vocabulary, which proposes tokens (speculative decoding)")] = None,
     draft_tokens: Annotated[int, typer.Option(help="number of tokens that the draft proposes a round")] = 4,
     trust_model: Annotated[bool, typer.Option("--trust-model", help="allow links that lead out of the folder")] = False,
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
-    """Generate text with a decoder from a Hugging Face folder. Programs are optimized at first use and cached."""
+    """Generate text with a decoder from a Hugging Face folder or a GGUF file. Its programs are made once and cached."""
     from ..generation import Generator as made
 
     if (prompt is None) == (prompt_tokens is None):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LARGEST_REPORT = 1 << 28  # bytes
 DERIVED_NODES = 300  # nodes of a saved program's terms above which its rewriting is not repeated for a page
-DERIVED_S = 10.0  # time for repeating it, and for each block's saturation
+DERIVED_S = 10.0  # seconds for repeating the rewriting, and for each block's saturation
 
 
 def page_of(target: Path, roots: Sequence[str] = ()) -> str:

@@ -29,6 +29,7 @@ from ..options import Options
 from ..pipeline.cache.plan_file import priced_steps
 from ..pipeline.context.session import Session
 from ..pipeline.costs.measuring import measurer_started
+from ..pipeline.execution.full_states import full_states
 from ..pipeline.execution.run_program import run_flat
 from ..pipeline.execution.timing import clock_of, interleaved
 from ..pipeline.optimize import optimize_graph
@@ -41,11 +42,11 @@ from ..wording import counted
 from ..writing.files import replacing_raw
 from .saturate import RunnablePlan, runnable, saturate
 
-LARGEST = 1 << 26  # maximum bytes of a file of times
-LEAST, MOST = 0.2, 3.0  # minimum and maximum seconds of timing per plan
+MAX_TIMES_FILE_BYTES = 1 << 26  # maximum bytes of a file of times
+MIN_TIMING_S, MAX_TIMING_S = 0.2, 3.0  # minimum and maximum seconds of timing per plan
 SEARCHING = 0.6  # fraction of the budget for `optimize`
 CHOOSING = 0.3  # fraction of the then remaining time for enumerating plans
-ROUNDS = 3  # minimum rounds of a plan and the best plan: two warm-ups, one counted
+MIN_ROUNDS = 3  # minimum rounds of a plan and the best plan: two warm-ups, one counted
 # plans are alike if less than this fraction of either's estimated time is in kernels that the other lacks
 DIVERSITY = 0.05
 NAMED = 4  # maximum kernels listed per line
@@ -69,7 +70,7 @@ class KernelTimes:
     def read(cls, file: Path) -> KernelTimes:
         """Load the times of an earlier sweep; empty if the file is missing or malformed."""
         with suppress(OSError, ValueError):
-            found = decode(dict[str, float], strict_json(read_bytes(file, LARGEST)))
+            found = decode(dict[str, float], strict_json(read_bytes(file, MAX_TIMES_FILE_BYTES)))
             return cls(file, {k: v for k, v in found.items() if v > 0})
         return cls(file)
 
@@ -114,9 +115,9 @@ def profile(
         free = as_graph(model, trust=trust)
         graph, _ = bound(free, sizes_of(free, dims))  # plans for one size: the measured kernels are those they call
         first = _searched(graph, backend, SEARCHING * budget, costdb, progress)
-        left = max(until - time.monotonic(), LEAST)
+        left = max(until - time.monotonic(), MIN_TIMING_S)
         explorer = saturate(graph, backend=backend, costdb=costdb, budget=left / 2)
-        left = max(until - time.monotonic(), LEAST)
+        left = max(until - time.monotonic(), MIN_TIMING_S)
         found = runnable(explorer, variants(explorer.choice, seconds=CHOOSING * left))
         chosen, alike = distinct(found, count, diversity)
         chosen = [replace(p, rank=n) for n, p in enumerate(sorted(chosen, key=lambda p: p.cost))]
@@ -211,12 +212,12 @@ def _time(
         progress.say("time", repr(path))
         pair = {"best": calls.of(chosen[0]), "this": calls.of(path)} if path.rank else {"this": calls.of(path)}
         built = time.monotonic() - began
-        seconds = min(MOST, max(LEAST, (until - time.monotonic()) / (len(new) - number)))
+        seconds = min(MAX_TIMING_S, max(MIN_TIMING_S, (until - time.monotonic()) / (len(new) - number)))
         found_us = interleaved(
             pair, seconds=seconds, least=1, clock=clock_of(device), first=calls.reset,
             ended=lambda: time.monotonic() > until,
         )  # fmt: skip
-        needed = built + ROUNDS * sum(found_us.values()) / 1e6
+        needed = built + MIN_ROUNDS * sum(found_us.values()) / 1e6
         times.add(plan_digest(path.plan), found_us["this"])
 
 
@@ -242,6 +243,7 @@ class _Calls:
         )
         self.best: Callable[[], Any] | None = None
         self.programs: dict[bool, Program] = {}  # keys: True for the best one, False for the latest other one
+        self.reset = full_states([])  # of the programs, so that every call is a first one
 
     def of(self, path: RunnablePlan) -> Callable[[], Any]:
         """A call of the plan's program."""
@@ -250,16 +252,12 @@ class _Calls:
         program = path.program()
         run_flat(program, self.inputs)
         self.programs[path.rank == 0] = program
+        self.reset = full_states([*self.programs.values()])
         values = program.near([self.inputs[n] for n in program.input_names])
         call = lambda: program.flat(*values)
         if path.rank == 0:
             self.best = call
         return call
-
-    def reset(self) -> None:
-        """Reset states, so that every call is a first one: advancing states would run past the end of their buffers."""
-        for program in self.programs.values():
-            program.reset()
 
 
 def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:

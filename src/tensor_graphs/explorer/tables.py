@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 400  # characters of one label
 LONGEST_SOURCE = 20_000  # characters of one kernel's source
 MOST_SOURCE = 2 << 20  # characters of all sources together
-SHARE = 0.25  # most of the time for questions that one question may take
+MAX_QUESTION_SHARE = 0.25  # most of the time for questions that one question may take
 MOST_TERMS = 20_000  # nodes of the terms of all rewriting steps together
 
 Columns = dict[str, Column]
@@ -227,7 +227,7 @@ def question_columns(explorer: Explorer, seconds: float) -> Columns:
     for i, pin in dict.fromkeys([*first, *sorted(further, key=lambda r: prices[r[0]].us)]):
         if (left := until - time.monotonic()) <= 0:
             break
-        (pinned if pin else without)[i], proven[i] = _asked(explorer, i, pin, min(left, seconds * SHARE))
+        (pinned if pin else without)[i], proven[i] = _asked(explorer, i, pin, min(left, seconds * MAX_QUESTION_SHARE))
     return {"kernel.pinned": pinned, "kernel.without": without, "kernel.proven": proven}
 
 

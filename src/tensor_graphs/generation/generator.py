@@ -46,7 +46,7 @@ def _memory_named() -> Iterator[None]:
 
 
 def _folder(given: Any, trust: bool) -> Folder:
-    """Argument as a folder. UsageError if it is neither a path nor a `Folder`."""
+    """Argument as a folder. Raises UsageError if it is neither a path nor a `Folder`."""
     if not isinstance(given, str | os.PathLike | Folder):
         raise UsageError(
             f"{with_article(type(given).__name__)} is no folder", hint="give the path of a folder with config.json"
@@ -55,9 +55,10 @@ def _folder(given: Any, trust: bool) -> Folder:
 
 
 class Generator(Unpicklable):
-    """Text generator: a decoder from a folder in the Hugging Face layout, as optimized programs.
+    """Text generator: a decoder from a folder in the Hugging Face layout or from a GGUF file, as optimized programs.
 
-    `folder`: config.json, safetensors, and tokenizer.json if prompts are text; or a `Folder` with both in memory.
+    `folder`: path of a folder with config.json, safetensors, and tokenizer.json if prompts are text, or of a .gguf
+    file; or a `Folder` with config and weights in memory.
     `max_length`: largest number of tokens of a row, prompt included; by default 1024, or fewer if the model has fewer
     positions. `batch`: number of rows. `budget`: seconds of search for the decode program; a prefill program has half
     of it, a sampler 15 %. Programs are made when they are first needed, and kept in the plan cache for other processes;

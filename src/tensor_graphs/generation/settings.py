@@ -23,7 +23,7 @@ OWN = (
     "folder", "budget", "max_length", "batch", "backend", "trust", "quantize", "quantize_head", "draft", "draft_tokens", "reuse",
 )  # fmt: skip  # parameters of `Generator` itself
 LENGTH = 1024  # default of `max_length`
-LEAST = 1e-30  # smallest temperature, so that logits divided by it stay finite in float32, and smallest `top_p`
+MIN_POSITIVE = 1e-30  # of temperature, so that logits divided by it stay finite in float32, and of `top_p`
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Sampling:
         """
         seed = int(self.seed) ^ key << 32
         return {
-            "temperature": ([[max(float(self.temperature), LEAST) if self.temperature else 1.0]], "float32"),
+            "temperature": ([[max(float(self.temperature), MIN_POSITIVE) if self.temperature else 1.0]], "float32"),
             "top_k": ([[min(int(self.top_k), vocabulary) or vocabulary]], "int64"),
-            "top_p": ([[max(float(self.top_p), LEAST) if self.top_p < 1 else 2.0]], "float32"),
+            "top_p": ([[max(float(self.top_p), MIN_POSITIVE) if self.top_p < 1 else 2.0]], "float32"),
             "seed": ([[seed & 0xFFFFFFFF, seed >> 32]], "int64"),
             "draws": ([[0]], "int64"),
         }

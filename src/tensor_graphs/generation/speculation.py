@@ -20,8 +20,8 @@ from .programs import Programs, host_array
 from .settings import Sampling
 
 TRIAL = 4  # rounds after the first one, which may prepare weights, before a draft is judged
-RECENT = 16  # rounds by which it is judged
-NOISE = 1.05  # factor by which plain decoding must be faster
+RECENT = 16  # last rounds whose tokens a second decide whether a draft is kept
+NOISE = 1.05  # factor by which plain decoding must be faster before a draft is given up
 DRAFT_KEY = 0x5BD1E995  # changes the seed of a draft model, whose draws must not depend on those of the large one
 
 

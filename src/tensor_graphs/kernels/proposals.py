@@ -22,8 +22,9 @@ from typing import Any
 
 from ..backends.admission.use import verdicts_of
 from ..backends.registry import backend
-from ..backends.tuning.measure_cpu import CpuMeasurer, SinkBase, Timing
+from ..backends.tuning.measure_cpu import CpuMeasurer
 from ..backends.tuning.measure_gpu import GpuMeasurer
+from ..backends.tuning.measurement import SinkBase, Timing
 from ..backends.user.files import KernelFile, kernel_file
 from ..backends.user.templates import UserKernel
 from ..egraph.ir.graph import Graph
@@ -33,7 +34,7 @@ from ..extract.model.kernel import Call, Template
 from ..writing.files import write_text
 from .briefs import Brief
 
-LARGEST = 1 << 20  # bytes of a proposal
+MAX_PROPOSAL_BYTES = 1 << 20  # bytes of a proposal
 POLL_S = 0.05
 FASTER = 0.98  # a proposal is accepted below this multiple of today's time
 MATCHING_S = 10.0  # budget for rewriting a region
@@ -142,8 +143,8 @@ def _printed(words: Sequence[str], brief: str, seconds: float, stopped: Callable
             while process.poll() is None:
                 if time.monotonic() > until:
                     raise _Refused(f"the command took longer than {seconds:g} s")
-                if os.fstat(printed.fileno()).st_size > LARGEST:
-                    raise _Refused(f"the command printed more than {LARGEST} bytes")
+                if os.fstat(printed.fileno()).st_size > MAX_PROPOSAL_BYTES:
+                    raise _Refused(f"the command printed more than {MAX_PROPOSAL_BYTES} bytes")
                 if stopped():
                     raise _Refused("stopped on request")
                 time.sleep(POLL_S)
@@ -154,9 +155,11 @@ def _printed(words: Sequence[str], brief: str, seconds: float, stopped: Callable
         if process.returncode:
             raise _Refused(f"the command ended with code {process.returncode}")
         printed.seek(0)
-        text = printed.read(LARGEST + 1)
-    if not text.strip() or len(text) > LARGEST:
-        raise _Refused("the command printed nothing" if not text.strip() else f"it printed more than {LARGEST} bytes")
+        text = printed.read(MAX_PROPOSAL_BYTES + 1)
+    if not text.strip() or len(text) > MAX_PROPOSAL_BYTES:
+        raise _Refused(
+            "the command printed nothing" if not text.strip() else f"it printed more than {MAX_PROPOSAL_BYTES} bytes"
+        )
     return text.decode("utf-8", errors="replace")
 
 

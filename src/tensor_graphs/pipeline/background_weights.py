@@ -17,7 +17,7 @@ from ..extract.model.clock import Clock
 from .context.session import Session
 from .stages.prepare import Task
 
-SHARE = 0.25  # share of free device memory that the original weights may have
+MAX_ORIGINALS_SHARE = 0.25  # share of free device memory that the original weights may have
 
 
 def free_bytes() -> int:
@@ -31,8 +31,8 @@ def free_bytes() -> int:
 class BackgroundWeights:
     """Handle of the background computation of derived weights (encoded ones of a quantized model)."""
 
-    started: bool = False  # whether it computes any; known soon after `start_weights`
-    end: Callable[[], None] = lambda: None  # ends it early, and waits for that
+    started: bool = False  # whether weights are encoded in the background; known soon after `start_weights`
+    end: Callable[[], None] = lambda: None  # ends encoding early, and waits until it has ended
 
 
 def start_weights(session: Session, task: Task) -> BackgroundWeights:
@@ -51,7 +51,7 @@ def start_weights(session: Session, task: Task) -> BackgroundWeights:
 
     def compute() -> None:
         with suppress(Exception), clock.running("encode"), lock:
-            made.started = copied_bytes(derived) <= SHARE * free_bytes()
+            made.started = copied_bytes(derived) <= MAX_ORIGINALS_SHARE * free_bytes()
             for data in derived if made.started else ():
                 if ended.is_set() or session.progress.stopped:
                     break

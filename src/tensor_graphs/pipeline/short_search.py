@@ -8,9 +8,10 @@ carried over do not cover the whole model, all of its kernels are matched.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..costdb.store.store import Store
 from ..egraph.blocks.blocks import Blocks
@@ -87,9 +88,19 @@ def match_short_form(
     enough = generation_limit(session, task.backends)
     if plain is None or begins_in_time(session):
         with suppress(Halted):
-            return ShortForm(hypergraph(session, view, task.backends, stop, enough), rewritten.view, plain)
+            graph = hypergraph(session, view, task.backends, stop, enough)
+            return ShortForm(replace(graph, repeats=_repeats(view, rewritten.view)), rewritten.view, plain)
     session.omitted += [] if plain is None else [UNREWRITTEN]
     return plain
+
+
+def _repeats(short: EGraphView, whole: EGraphView) -> dict[int, float]:
+    """E-class of a short form -> how many instances of its block the whole model has for each one of the short form."""
+    ours, theirs = (Counter(block for block, _ in view.instances) for view in (short, whole))
+    found: dict[int, float] = {}
+    for block, classes in short.instances:
+        found |= {c: max(theirs[block] / ours[block], found.get(c, 0.0)) for c in classes.tolist() if c >= 0}
+    return found
 
 
 def search_short_form(
@@ -105,7 +116,8 @@ def search_short_form(
     with open_store(session, store), gc_frozen():
         pricer = CostPricer(store)
         try:
-            choice = choose(session, form.graph, pricer, measurer, kept=whole_s(session), solve_seconds=SOLVE_S)
+            kept = whole_s(session, len(form.whole))
+            choice = choose(session, form.graph, pricer, measurer, kept=kept, solve_seconds=SOLVE_S)
         except NoPlanError:
             return None
         if form.unrewritten is not None and choice.stopped == "budget":

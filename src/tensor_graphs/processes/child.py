@@ -45,7 +45,9 @@ def end_with_parent(last: Callable[[], object]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGUSR2, 0, 0, 0)
     signal.signal(signal.SIGUSR2, lambda number, frame: None)  # the number is written at once, whatever Python does
     Thread(target=wait, name="parent's end", daemon=True).start()
-    atexit.register(ending.acquire)  # an error of the rest, which misses what `last` removes, does not end it
+    atexit.register(
+        ending.acquire
+    )  # no exit before `last` has ended, even if the main thread fails because `last` removed its files
 
 
 def yield_to_others(nice: int) -> None:

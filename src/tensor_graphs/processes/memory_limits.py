@@ -17,7 +17,7 @@ from pathlib import Path
 from .. import settings
 
 MEMORY_EXIT = 77  # exit code of a worker process that exceeded its memory limit
-LEAST = 4 << 30  # bytes: smallest derived limit of a worker, if as much is available
+MIN_WORKER_BYTES = 4 << 30  # bytes: smallest derived limit of a worker, if as much is available
 STARTED = 1 << 30  # bytes: smallest derived limit of a worker at all, which its libraries need
 PART = 0.6  # part of the machine's memory that the workers of one kind may take together
 VARIABLE = "TENSOR_GRAPHS_WORKER_MEMORY"
@@ -66,7 +66,7 @@ def worker_bytes(count: int = 1) -> int:
     """
     if chosen := settings.current().worker_memory:
         return chosen
-    return max(STARTED, min(available_bytes(), max(LEAST, int(PART * host_bytes()) // max(count, 1))))
+    return max(STARTED, min(available_bytes(), max(MIN_WORKER_BYTES, int(PART * host_bytes()) // max(count, 1))))
 
 
 def limited_environment(count: int = 1) -> dict[str, str]:

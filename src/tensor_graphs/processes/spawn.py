@@ -10,6 +10,8 @@ from typing import IO, Any
 
 from .forks import adopted
 
+RUNNER = f"{__name__.rpartition('.')[0]}.run_worker"  # module that runs the others
+
 
 def interpreter() -> str:
     """Path of the Python interpreter that worker processes run: the one that `multiprocessing.set_executable` names, as
@@ -28,14 +30,14 @@ def start_worker(
     module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None,
     stderr: int | IO[Any] = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """A process that runs `python -m module` with pipes of bytes at its standard input and output.
+    """A process that runs `python -m module` (run_worker.py) with pipes of bytes at its standard input and output.
 
     It is in a session of its own, so that Ctrl-C reaches the parent only, and a forked child of this process sees it
     as ended. It imports from this process's `sys.path`, never from the current folder. `environment`: variables
     beside, or in place of, those of this process. `stderr`: where its standard error goes, as for Popen. Raises OSError
     if it cannot be started.
     """
-    command = [interpreter(), "-P", "-m", module, *arguments]
+    command = [interpreter(), "-P", "-m", RUNNER, module, *arguments]
     return adopted(subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(environment), start_new_session=True,
     ))  # fmt: skip
@@ -45,7 +47,7 @@ def start_line_worker(
     module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """A worker process (`start_worker`) whose pipes carry lines of UTF-8 text and whose standard error is discarded."""
-    command = [interpreter(), "-P", "-m", module, *arguments]
+    command = [interpreter(), "-P", "-m", RUNNER, module, *arguments]
     return adopted(subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         env=_environment(environment), start_new_session=True,

@@ -10,7 +10,7 @@ STAGES = {
     "glue": "join blocks", "keep": "store plan", "recall": "plan cache", "ahead": "overlapped tuning",
     "start": "start workers", "end": "stop workers",
 }  # fmt: skip
-ATTEMPT = {"said": "message"}  # of a plan that failed verification
+ATTEMPT = {"said": "message"}  # old name -> name of a field of a plan that failed verification
 CLOCKS = {"ahead": "overlapped tuning", "readers": "lowering"}
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 60  # kernels listed one by one; the others are summed
 
-LEAST = 1e-9  # µs, flops and bytes from which a kernel is in the roofline plot
+MIN_PLOTTED = 1e-9  # µs, flops and bytes from which a kernel is in the roofline plot
 
 SWITCH = '<span class="switch">' + " ".join(
     f'<label><input type="radio" name="theme" id="theme-{name}"{" checked" if name == "auto" else ""}>{name}</label>'
@@ -195,7 +195,7 @@ def _limits(report: Report) -> str:
 def _roofline(steps: Sequence[StepReport]) -> str:
     """Roofline plot. The machine's rates are those that the kernels' limits imply: the best traffic and arithmetic."""
     groups = [(len(same), s, s.flops, s.bytes, s.limit_us) for same in equal_calls(steps) for s in [same[0][1]]]
-    found = [(n, s, f, b, t) for n, s, f, b, t in groups if f and b and t and min(f, b, t, s.us) > LEAST]
+    found = [(n, s, f, b, t) for n, s, f, b, t in groups if f and b and t and min(f, b, t, s.us) > MIN_PLOTTED]
     if not found:
         return ""
     total = math.fsum(n * s.us for n, s, *_ in found)

@@ -119,7 +119,7 @@ class BucketReport:
     most: Natural
     runs: str
     searched: Natural = 0
-    us: dict[str, dict[str, Amount]] = field(default_factory=dict)  # size -> what ran -> µs of a call
+    us: dict[str, dict[str, Amount]] = field(default_factory=dict)  # size -> name of the form that ran -> µs of a call
 
     def __str__(self) -> str:
         times = "; ".join(f"at {n} " + ", ".join(f"{f} {us:.1f}" for f, us in of.items()) for n, of in self.us.items())

@@ -32,7 +32,7 @@ from .timeline import Rows, is_span
 #: What a program's calls run: the plan that was found, the unfused graph by library kernels, or the caller's module
 #: or function.
 PROGRAM, AS_WRITTEN, CALLER = "program", "as written", "caller"
-LARGEST = 1 << 28  # bytes of a report.json
+MAX_REPORT_BYTES = 1 << 28  # bytes of a report.json
 FEW_DIGITS = 0.1  # relative error of the graph as written from which the report has a note
 
 
@@ -154,7 +154,7 @@ class Report:
     def read(cls, path: Path) -> Report:
         """The report of a `report.json`. Raises BadModelError if the file is not a report."""
         try:
-            data = renamed(json.loads(read_bytes(path, LARGEST)))
+            data = renamed(json.loads(read_bytes(path, MAX_REPORT_BYTES)))
             rules = {n: [r["matches"], r["seconds"]] for n, r in data.get("rules", {}).items()}
             found: Report = decode(cls, {**data, "rules": rules})
             if (v := found.verification) is not None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from ..extract.model.clock import Clock
 
-MOST = 24  # maximum spans per row; the shortest gaps are merged
+MAX_SPANS = 24  # maximum spans per row; the shortest gaps are merged
 WIDTH = 80  # characters per drawn line
 
 Rows = dict[str, list[list[float]]]  # activity -> [begin, end] pairs
@@ -29,17 +29,17 @@ def is_span(span: Sequence[float]) -> bool:
 
 
 def _joined(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(begin, end) of each span, sorted. Overlapping spans are merged, and, while there are more than MOST, those with
-    the shortest gaps between them."""
+    """(begin, end) of each span, sorted. Overlapping spans are merged, and, while there are more than MAX_SPANS, those
+    with the shortest gaps between them."""
     kept: list[tuple[float, float]] = []
     for a, b in sorted(spans):
         if kept and a <= kept[-1][1]:
             kept[-1] = kept[-1][0], max(b, kept[-1][1])
         else:
             kept.append((a, b))
-    if len(kept) <= MOST:
+    if len(kept) <= MAX_SPANS:
         return kept
-    longest = set(sorted(range(1, len(kept)), key=lambda i: kept[i - 1][1] - kept[i][0])[: MOST - 1])
+    longest = set(sorted(range(1, len(kept)), key=lambda i: kept[i - 1][1] - kept[i][0])[: MAX_SPANS - 1])
     firsts = [i for i in range(len(kept)) if i == 0 or i in longest]
     return [(kept[i][0], kept[j - 1][1]) for i, j in pairwise([*firsts, len(kept)])]
 

@@ -122,7 +122,8 @@ class CompiledGraph:
             # gradients have memory of their own: autograd may add to them in place
             seen = {"backward": 0, "forward": getattr(facts, "num_forward", None)}.get(kind)
             steady = [i for i, name in enumerate(names) if name in self._parameters]  # in backward graphs: saved ones
-            made = TracedGraph(kind, module, frozen, self.options, self.report, seen, steady)
+            changed = getattr(facts, "num_mutated_inp_runtime_indices", 0)  # new values of arguments come first
+            made = TracedGraph(kind, module, frozen, self.options, self.report, seen, steady, changed)
         except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
             self._warn(
                 f"the {kind} graph has no programs: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -24,7 +24,7 @@ def with_real_borders(module: Any, probe: Probe) -> dict[Any, str]:
     reasons, borders, split = dict(probe(module)), dict[Any, Any](), set[Any]()  # borders: joined value -> value
     for _ in range(ROUNDS if any(map(_complex, module.graph.nodes)) else 0):
         outside = {n for n in module.graph.nodes if _complex(n) and _outside(n, reasons)} - split
-        # what computes with values that are not split yet may be imported once they are
+        # operators over values that are not split yet may be importable once these are split
         if not (new := [n for n in outside if outside.isdisjoint(n.all_input_nodes)]):
             break
         for node in new:

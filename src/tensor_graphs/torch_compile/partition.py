@@ -100,15 +100,17 @@ def split(
     return Split(fused, tuple(parts)), report
 
 
-def saved_results(module: Any, part: str, seen: int | None) -> set[int]:
-    """Indices of the results of the part named `part` that only the backward pass reads.
+def saved_results(module: Any, part: str, seen: int | None, written: int = 0) -> set[int]:
+    """Indices of the results of the part named `part` that only the backward pass reads, or that are new values of
+    mutated arguments.
 
-    `module`: the split module. `seen`: number of the module's results that its caller gets (None: all).
+    `module`: the split module. `seen`: number of the module's results that its caller gets (None: all); `written`: how
+    many of them, the first ones, count as new values of mutated arguments.
     """
     if seen is None:
         return set()
     output = module.graph.output_node()
-    shown = set(output.args[0][:seen])
+    shown = set(output.args[0][written:seen])
     (call,) = (n for n in module.graph.find_nodes(op="call_module") if n.target == part)
     taken = [n for n in call.users if n.target is operator.getitem and n not in shown]
     return {int(n.args[1]) for n in taken if set(n.users) == {output}}

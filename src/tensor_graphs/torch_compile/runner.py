@@ -10,18 +10,10 @@ from typing import Any
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import tensor_of
 from ..errors import DeviceFaultError, TensorGraphsError
-from .exact import unequal_bits
+from .eager_comparison import differs, name_of, with_rounding_noise
 from .memory_layout import TracedLayouts, arranged, axis_order
 from .partition import Part, tensors_of
 from .plain_tensors import PlainTensors
-
-#: Relative error of a program's output against the eager subgraph above which the program is not used: what float64
-#: verification allows differs by model; this only detects a wrong program. By dtype; other dtypes: share of elements.
-ERRORS = {"float64": 1e-6, "float32": 1e-2, "float16": 5e-2, "bfloat16": 1e-1}
-UNEQUAL = 0.01
-#: Share of the results' typical size below which a difference is rounding: the gradient of a bias before a norm is zero
-#: but for rounding. The second one where the part has 16-bit values.
-SMALL, SMALL_OF_HALVES = 1e-3, 5e-2
 
 
 def make_runner(
@@ -65,7 +57,8 @@ def make_runner(
                 return self.eager(args, f"{type(error).__name__}: {getattr(error, 'message', error)}")
             if not self.verified:
                 expected = part.module(*traced.of(args))
-                if wrong := differs(found, expected, exact, half):
+                again = lambda: part.module(*traced.of(with_rounding_noise(args, half)))
+                if wrong := differs(found, expected, exact, half, again):
                     return self.eager(args, wrong)
                 self.verified = True
             return found
@@ -126,56 +119,10 @@ def direct_call(module: Any, runner: Any) -> Callable[..., Any] | None:
     return run
 
 
-def differs(found: Sequence[Any], expected: Sequence[Any], exact: bool = False, half: str = "") -> str:
-    """Description of how the results `found` differ from those expected, beyond rounding (`exact`: in bits); "" if they
-    do not. `half`: the 16-bit dtype of values that they are computed from; "" if there are none."""
-    typical = max([_typical(y) for y in expected if _name(y) in ERRORS and y.numel()], default=0.0)
-    for i, (x, y) in enumerate(zip(found, expected)):
-        if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
-            return f"result {i} is {_type(x)}, not {_type(y)}"
-        limit = ERRORS.get(_name(y))
-        limit = limit and max(limit, ERRORS.get(half, 0.0))
-        if not y.numel():
-            continue
-        if exact and (text := unequal_bits(x, y)):
-            return f"result {i} {text}"
-        if limit is None:
-            wrong = float((x != y).double().mean())
-            if wrong > UNEQUAL:
-                return f"{100 * wrong:.3g} % of the elements of result {i} differ from eager"
-            continue
-        a, b = x.double(), y.double()
-        same = (a.isfinite() & b.isfinite()) | (a == b) | (a.isnan() & b.isnan())
-        if not bool(same.all()):
-            return f"result {i} has NaN or infinities where eager has none, or others than eager has"
-        a, b = a.nan_to_num(0.0, 0.0, 0.0), b.nan_to_num(0.0, 0.0, 0.0)
-        scale = max(float(b.abs().max()), 1.0)  # squares of numbers above 1e154 overflow
-        error, size = float((a / scale - b / scale).norm()), float((b / scale).norm())
-        least = max(1e-3, (SMALL_OF_HALVES if half else SMALL) * typical)
-        if not error <= limit * size + limit * least / scale * y.numel() ** 0.5:
-            return f"result {i} is off by {error / max(size, 1e-300):.3g} relative to eager"
-    return ""
-
-
-def _typical(x: Any) -> float:
-    """Root mean square of the finite elements of a float tensor."""
-    x = x.double().nan_to_num(0.0, 0.0, 0.0)
-    scale = max(float(x.abs().max()), 1.0)
-    return float(scale * (x / scale).norm() / x.numel() ** 0.5)
-
-
 def _half_of(module: Any) -> str:
     """The 16-bit float dtype of a traced module's values, the one with fewer digits if there are both; "" if none."""
-    found = {_name(v) for node in module.graph.nodes for v in tensors_of(node.meta.get("val"))}
+    found = {name_of(v) for node in module.graph.nodes for v in tensors_of(node.meta.get("val"))}
     return next((name for name in ("bfloat16", "float16") if name in found), "")
 
 
-def _name(x: Any) -> str:
-    return str(x.dtype).removeprefix("torch.")
-
-
-def _type(x: Any) -> str:
-    return f"{_name(x)}{list(x.shape)} on {x.device}"
-
-
-__all__ = ["differs", "direct_call", "make_runner"]
+__all__ = ["direct_call", "make_runner"]

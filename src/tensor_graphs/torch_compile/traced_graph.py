@@ -92,12 +92,13 @@ class Variant:
     def __init__(
         self, split_: Split, reports: Sequence[PartReport], frozen: Frozen, fixed: Mapping[str, int],
         sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any] = (), seen: int | None = None,
-        steady: Collection[int] = (),
+        steady: Collection[int] = (), written: int = 0,
     ) -> None:  # fmt: skip
         """Start the searches. `args`: a call's arguments, whose values are typical of inputs; none if not known.
-        `seen`: number of results that are not saved for the backward pass (None: all). `steady`: as in `TracedGraph`.
+        `seen`: number of results that are not saved for the backward pass (None: all). `steady`, `written`: as in
+        `TracedGraph`.
         """
-        self._steady = steady
+        self._steady, self._written = steady, written
         self._kind, self._seen, self._layouts = name, seen, TracedLayouts(split_.module)
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
@@ -141,7 +142,7 @@ class Variant:
         except TensorGraphsError:
             if not own - set(fixed):
                 raise
-            fixed = dict(sizes)  # at these sizes only
+            fixed = dict(sizes)  # sizes of an input that is not free: the program is for these sizes only
             graph, symbols = read_traced(part.module, weights=weights, fixed=fixed, name=name)
         used = symbols_of(part.module)
         self.fixed |= {n: s for n, s in fixed.items() if n in used}
@@ -151,8 +152,8 @@ class Variant:
                 n.name: args[s] for n, s in zip(placeholders, part.sources) if isinstance(s, int) and s < len(args)
             }
             graph = replace(graph, typical=typical_of(known))
-        saved = saved_results(self._split.module, part.name, self._seen)
-        inner = graph.names if self._kind == "backward" else [graph.names[i] for i in saved]
+        inside = saved_results(self._split.module, part.name, self._seen, self._written)
+        inner = graph.names if self._kind == "backward" else [graph.names[i] for i in inside]
         graph = replace(graph, inner=frozenset(inner))
         search = Search(
             graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
@@ -255,12 +256,13 @@ class TracedGraph:
     and a backward graph runs eagerly.
 
     `frozen`: positions of placeholders that are constants; `seen`: number of results, the first ones, that the caller
-    gets; `steady`: positions of placeholders that are parameters, which keep their memory between calls.
+    gets; `steady`: positions of placeholders that are parameters, which keep their memory between calls; `written`:
+    number of results, the first ones, that are new values of mutated arguments (running statistics).
     """
 
     def __init__(
         self, kind: str, module: Any, frozen: Sequence[int], options: CompileOptions, report: GraphReport,
-        seen: int | None = None, steady: Collection[int] = (),
+        seen: int | None = None, steady: Collection[int] = (), written: int = 0,
     ) -> None:  # fmt: skip
         self.kind, self.module, self.options = kind, module, options
         self._frozen = list(frozen) if options.freeze else []
@@ -268,7 +270,7 @@ class TracedGraph:
         report.traced.append(self.report)
         self.variants: list[Variant] = []
         self._frozen_sets = 0  # sets of frozen weights for which searches were begun
-        self._steady = frozenset(steady)
+        self._steady, self._written = frozenset(steady), written
         self.trial = False  # whether ready variants run although they are not in use yet
         self._sized = bool(sizes_of(module))
         self._seen, self._layouts = seen if kind == "forward" else None, TracedLayouts(module)
@@ -320,7 +322,7 @@ class TracedGraph:
         self._frozen_sets += bool(frozen)
         guard = Frozen(frozen, args or (), self._forget)
         made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen,
-                       self._steady)  # fmt: skip
+                       self._steady, self._written)  # fmt: skip
         self.report.frozen = len(frozen)
         self.variants = [made, *self.variants]
         return made

@@ -185,7 +185,7 @@ class WholeCalls:
                     return chosen(*args)
         key = self._signature(args, named)
         chosen = self._chosen.get(key)
-        stepping = self._stepping  # other threads may end it
+        stepping = self._stepping  # read once: other threads may end the comparison
         if stepping is not None and self._trials.get(key) is not stepping:
             stepping.interrupt()
             self._stepping = None

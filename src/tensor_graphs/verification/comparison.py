@@ -132,7 +132,7 @@ class Verification:
     left_out: int = 0  # number of inputs skipped for lack of time
     later_omitted: bool = False  # whether later calls were skipped for lack of time
     compared: float = 1.0  # smallest fraction of an output's elements that were compared
-    warning: str = ""  # text if the unoptimized graph is accepted far beyond its limits
+    warning: str = ""  # text if the unoptimized graph is accepted far beyond its limits, or kernels were wrong
 
     @property
     def passed(self) -> bool:

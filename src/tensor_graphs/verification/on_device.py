@@ -34,20 +34,24 @@ from ..egraph.types.dtypes import HALVES, torch_dtype
 if TYPE_CHECKING:
     import torch
 
-ROOM = 8  # estimated memory of the references, their inputs and copies, as a multiple of the input and output bytes
+REFERENCE_MEMORY_MULTIPLE = 8  # memory of references, inputs and copies, relative to the inputs and outputs
 # share of free device memory that kept weights may have; a program not bound yet needs as much, or twice that
 WEIGHTS_SHARE = 0.25
-SHARE = 0.125  # share of device memory that verification may use; the rest is the program's
+# shares of device memory that verification may use; the rest is the program's: in any case, and together with the
+# weights, which the program and the references may each hold
+MAX_MEMORY_SHARE, MAX_SHARE_WITH_WEIGHTS, WEIGHT_COPIES = 0.125, 0.5, 2
 
 
-def fits(device: str, nbytes: int) -> bool:
+def fits(device: str, nbytes: int, weights: int) -> bool:
     """Whether the references for `nbytes` of inputs and outputs fit into a device's memory and leave enough for the
-    program."""
+    program. `weights`: bytes of the graph's weights."""
     import torch
 
     if not is_gpu(torch.device(device)):
         return True
-    return bool(ROOM * nbytes <= SHARE * torch.cuda.get_device_properties(device).total_memory)
+    total = torch.cuda.get_device_properties(device).total_memory
+    room = max(MAX_MEMORY_SHARE * total, MAX_SHARE_WITH_WEIGHTS * total - WEIGHT_COPIES * weights)
+    return bool(REFERENCE_MEMORY_MULTIPLE * nbytes <= room)
 
 
 def sample_tensors(

@@ -64,7 +64,7 @@ def sample_inputs(
 def sampled_near(graph: Graph, rng: np.random.Generator, device: str = "") -> Values:
     """Random values for a graph's inputs: tensors on a Torch device, or arrays if `device` is "" or its memory is
     insufficient."""
-    if not device or not fits_device(device, sum(t.type.nbytes for t in graph.inputs)):
+    if not device or not fits_device(device, graph, sum(t.type.nbytes for t in graph.inputs)):
         return sample_inputs(graph.inputs, rng, index_bounds(graph), graph.typical)
     from .on_device import sample_tensors
 
@@ -85,7 +85,8 @@ def first_reference(
 
     Empty if device memory is insufficient. Raises Halted through `poll`.
     """
-    if has_unsigned(graph) or not fits_device(device, 3 * input_output_bytes(graph)):
+    nbytes = input_output_bytes(graph)
+    if has_unsigned(graph) or not fits_device(device, graph, nbytes if nbytes > LARGE_BYTES else 3 * nbytes):
         return {}
     import torch
 
@@ -146,11 +147,12 @@ def has_unsigned(graph: Graph) -> bool:
     return any(n.dtype in ("uint16", "uint32", "uint64") for n in graph.nodes())
 
 
-def fits_device(device: str, nbytes: int) -> bool:
-    """Whether inputs and outputs of `nbytes` and their references fit into the memory of a Torch device."""
+def fits_device(device: str, graph: Graph, nbytes: int) -> bool:
+    """Whether `nbytes` of a graph's inputs and outputs and their references fit into the memory of a Torch device,
+    beside a program."""
     from .on_device import fits
 
-    return fits(device, nbytes)
+    return fits(device, nbytes, sum(leaf.type.nbytes for leaf in graph.leaves("param")))
 
 
 def weights_on_device(graph: Graph, device: str) -> dict[str, Any] | None:

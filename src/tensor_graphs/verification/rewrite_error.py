@@ -37,7 +37,7 @@ def rewrite_error(
     `device`: Torch device of the two runs if its memory suffices; "": the host. `poll` is called before each operation;
     an exception from it ends the runs.
     """
-    if device and (has_unsigned(graph) or not fits_device(device, 2 * input_output_bytes(graph))):
+    if device and (has_unsigned(graph) or not fits_device(device, graph, 2 * input_output_bytes(graph))):
         device = ""
     if device:
         import torch

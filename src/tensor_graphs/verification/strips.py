@@ -1,10 +1,10 @@
 """Verifies outputs strip by strip that are too large for a float64 reference of the whole.
 
 The program runs on complete inputs. Its outputs are compared with references of slices (strips) along one axis, each
-computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and LEAST random
-strips are always compared, all others while time is left; the verdict (whether outputs are within tolerance) gives the
-fraction of elements compared. Before that, while time is left, FEW strips are compared on each of the further kinds of
-inputs (special and nonpositive values) that whole outputs are compared on.
+computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and MIN_STRIPS
+random strips are always compared, all others while time is left; the verdict (whether outputs are within tolerance)
+gives the fraction of elements compared. Before that, while time is left, FEW strips are compared on each of the further
+kinds of inputs (special and nonpositive values) that whole outputs are compared on.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .memory_checks import eager_bytes, input_output_bytes, largest_value_bytes,
 
 PIECE = 1 << 22  # maximum elements of a strip
 REPEATED = 2.0  # work of all strips of an output, as a multiple of that of the whole, up to which a large value is cut
-ROOM = 1 << 28  # maximum bytes of a strip's float64 reference with its intermediates, if a strip can be divided
-LEAST = 6  # random strips of each output that are compared even without remaining time, besides the first and last
+MAX_STRIP_BYTES = 1 << 28  # of a strip's float64 reference with its intermediates, if a strip can be divided
+MIN_STRIPS = 6  # random strips of each output that are compared even without remaining time, besides the first and last
 FEW = 3  # strips of each output that are compared on a further input: the first, the last, a random one
 FURTHER = (1, 2)  # further inputs, by their index (`drawing.inputs`)
 
@@ -55,7 +55,7 @@ def has_large_values(graph: Graph, bytes_: int) -> bool:
     if largest_value_bytes(graph) <= bytes_ or (cuts := strips_of(graph)) is None:
         return False
     places = [OutputStrips(graph, r, axes, np.random.default_rng(0)) for r, axes in zip(graph.roots, cuts)]
-    return all(p.taken <= ROOM and p.work <= REPEATED * eager_bytes(Graph.of(p.root)) for p in places)
+    return all(p.taken <= MAX_STRIP_BYTES and p.work <= REPEATED * eager_bytes(Graph.of(p.root)) for p in places)
 
 
 def verify_strips(
@@ -96,7 +96,7 @@ def verify_strips(
         for found, root in zip(errors, _compared(graph, run, places, draw, number, tolerance, FEW, 1, enough, poll)):
             found.append(root.error())
         inputs += 1
-    roots = _compared(graph, run, places, rng, 0, tolerance, None, LEAST + 2, enough, poll)
+    roots = _compared(graph, run, places, rng, 0, tolerance, None, MIN_STRIPS + 2, enough, poll)
     outputs = tuple(worst_of_inputs([*found, root.error()]) for found, root in zip(errors, roots))
     compared = min(r.compared for r in roots)
     how = "all elements" if compared == 1 else f"{100 * compared:.3g} % of the elements of each output"
@@ -144,8 +144,8 @@ class OutputStrips:
         self.graph, self.root, self.axes = graph, root, axes
         self.shape = concrete(root.shape)
         self.count = max(1, min(axes.size, PIECE * axes.size // max(1, int(np.prod(self.shape)))))
-        while (taken := self._bytes(self.count)) > ROOM and self.count > 1:
-            self.count = max(1, min(self.count // 2, self.count * ROOM // taken))
+        while (taken := self._bytes(self.count)) > MAX_STRIP_BYTES and self.count > 1:
+            self.count = max(1, min(self.count // 2, self.count * MAX_STRIP_BYTES // taken))
         self.taken = taken
         starts = range(0, axes.size, self.count)
         inner = rng.permutation(starts[1:-1]).tolist()
@@ -255,4 +255,4 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["LEAST", "OutputStrips", "StripPart", "WholeOutput", "fingerprint", "strips_of", "verify_strips"]
+__all__ = ["MIN_STRIPS", "OutputStrips", "StripPart", "WholeOutput", "fingerprint", "strips_of", "verify_strips"]

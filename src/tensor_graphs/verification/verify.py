@@ -106,7 +106,7 @@ def verify(
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
-    if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, planned * size))):
+    if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, graph, planned * size))):
         device = ""
     if not device and tolerance != "exact":
         from .strips import has_large_values, strips_of, verify_strips
@@ -132,11 +132,7 @@ def verify(
                     raise
                 break
         inputs, exact, own = known[seeds]
-        given, began = _copied(inputs), time.perf_counter()
-        found = run(given)
-        long = time.perf_counter() - began > LATER_S
-        refuse_writes(have_other_bits(list(given.values()), list(inputs.values())))
-        del given
+        found, seconds = _called(run, inputs)
         there = device if any(map(is_torch, inputs.values())) else ""
         noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
         slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
@@ -145,7 +141,7 @@ def verify(
             judged = judge.all_judged(names, found, tolerated)
             last = seeds + 1 == planned or enough()
             if not seeds and all(one.passed for one in judged):
-                later = again(_copied(inputs), last, enough if long else _never)
+                later = again(_copied(inputs), last, enough if seconds > LATER_S else _never)
                 errors, later_omitted = _later_errors(judge, names, found, later, tolerated)
                 judged += errors
             for one in judged:
@@ -156,9 +152,26 @@ def verify(
             break
         seeds += 1
     outputs = tuple(worst_of_inputs(worst[n]) for n in names)
-    note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out" if planned == 1 else ""
-    note = f"{seeds} of {planned} inputs, no time was left for more" if seeds < planned else note
+    note = ""
+    if seeds < planned:
+        note = f"{seeds} of {planned} inputs, no time was left for more"
+    elif planned == 1:
+        note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out"
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
+
+
+def _called(
+    run: Callable[[Mapping[str, Any]], Sequence[Any]], inputs: Mapping[str, Any]
+) -> tuple[Sequence[Any], float]:
+    """(results, seconds) of a call of a program on copies of the inputs.
+
+    Raises VerificationError if the program writes to them.
+    """
+    given, began = _copied(inputs), time.perf_counter()
+    found = run(given)
+    seconds = time.perf_counter() - began
+    refuse_writes(have_other_bits(list(given.values()), list(inputs.values())))
+    return found, seconds
 
 
 def _never() -> bool:

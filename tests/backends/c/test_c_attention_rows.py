@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.c.attentions import MOST, attention_rows
+from tensor_graphs.backends.c.attentions import MAX_POSITIONS, attention_rows
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
@@ -103,7 +103,7 @@ def test_what_it_cannot_compute_is_refused() -> None:
     row, masked = ROWS["c.attention"], ROWS["c.attention_masked"]
     assert row.applies is not None and masked.applies is not None
     for call in (
-        call_of("c.attention", (1, 1), 16, 20, 8, 8), call_of("c.attention", (1, 1), 20, MOST + 1, 8, 8),
+        call_of("c.attention", (1, 1), 16, 20, 8, 8), call_of("c.attention", (1, 1), 20, MAX_POSITIONS + 1, 8, 8),
         call_of("c.attention", (1, 1), 30, 20, 8, 8, causal=True), call_of("c.attention", (1, 1), 30, 20, 8, 8, softcap=5.0),
     ):  # fmt: skip
         assert not row.applies(call)

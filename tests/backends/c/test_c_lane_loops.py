@@ -11,10 +11,12 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.c import helpers as c_helpers
 from tensor_graphs.backends.c.emit import kernel as c_source
-from tensor_graphs.backends.c.emitter import EMITTER, EXPONENTIAL
+from tensor_graphs.backends.c.emit.nest import ROW
+from tensor_graphs.backends.c.emitter import EMITTER, EXPONENTIAL, ROWS_KEPT, NestSchedule
 from tensor_graphs.backends.program.helpers.cpu_helpers import library_text
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ops.ops import OPS
 
 from .. import kernel_interpreter
 from ..test_kernel_ir import kernel as plain_kernel
@@ -33,6 +35,7 @@ def terms(width: int) -> dict[str, Tensor]:
     return {
         "gated": tg.sigmoid(x) * tg.tanh(y), "chosen": tg.where(tg.lt(x, y), tg.exp(x), tg.maximum(y, 0.5)),
         "rows": y * tg.sigmoid(g) + tg.tanh(g), "both": tg.exp(y) * tg.sigmoid(g), "softmax": tg.softmax(x),
+        "prologue": tg.softmax(tg.tanh(x) * tg.sigmoid(y)) * x, "least": tg.min(tg.tanh(x) + y, -1, True),
         "total": tg.sum(tg.exp(x) * y, -1, True), "normed": tg.exp(y) / (tg.sum(tg.tanh(y), -1, True) + 70.0),
     }  # fmt: skip
 
@@ -55,7 +58,7 @@ def test_values_of_all_sizes(compiled: Any, name: str) -> None:
         values["y"][0, : min(width, 12)] = SPECIAL[: min(width, 12)]
         kernel = plain_kernel(root)
         flat = {n: values[n].reshape(-1) for n in kernel.buffers if n != "out"}
-        want = np.zeros(5 if name == "total" else 5 * width)
+        want = np.zeros(5 if root.shape[1] == 1 else 5 * width)
         kernel_interpreter.run(kernel, {**{n: v.astype(np.float64) for n, v in flat.items()}, "out": want})
         out = np.full(want.shape, 7.0, np.float32)
         addresses = [(out if n == "out" else flat[n]).ctypes.data for n in kernel.buffers]
@@ -68,6 +71,24 @@ def test_values_of_the_innermost_axis_are_computed_once() -> None:
     text = text_of("both", 61)
     fill, rows = text.split("for (long i0", 1)
     assert "tanh" not in text and "exp_f" in fill and "lanes_exp" in rows
+
+
+def test_expensive_values_of_a_row_are_computed_once() -> None:
+    x, y, g = tg.input("x", (5, 48)), tg.input("y", (5, 48)), tg.input("g", (48,))
+    value = tg.tanh(x) * tg.sigmoid(y)
+    centred = value - tg.mean(value, -1, True)
+    for root in (tg.softmax(value) * x, tg.sum(centred * centred, -1, True) + centred, tg.layer_norm(value, g, g)):
+        text = c_source.emit(plain_kernel(root), "kernel")
+        assert text.count("lanes_tanh") == text.count("tanh_f") == 1
+
+
+def test_values_that_a_later_pass_computes_again_are_priced() -> None:
+    inputs = [tg.input("x", (2, width)) for width in (ROW, ROW + 1)]
+    once, again = (NestSchedule().again(plain_kernel(tg.softmax(tg.tanh(x)))) for x in inputs)
+    x = tg.tanh(tg.input("x", (64, 48)))
+    columns = tg.sum(x, 0, True) * tg.sum(x * x, 0, True)
+    assert NestSchedule().again(plain_kernel(columns)) == OPS["tanh"].flops * 64 * 48
+    assert once == 0.0 and again == (OPS["tanh"].flops * 2 + OPS["sub"].flops + OPS["exp"].flops) * 2 * (ROW + 1)
 
 
 def test_functions_are_those_of_scalars_bit_by_bit() -> None:
@@ -94,8 +115,11 @@ def test_functions_are_those_of_scalars_bit_by_bit() -> None:
         np.testing.assert_allclose(got["wide"], got["each"], rtol=0 if fused else 3e-7, atol=0)
 
 
-def test_only_kernels_with_exponentials_have_another_version() -> None:
+def test_only_kernels_with_exponentials_and_reduced_ones_have_other_versions() -> None:
     x = tg.input("x", (4, 8))
-    assert EMITTER.version_of([tg.softmax(x)]).endswith(EXPONENTIAL)
-    assert EMITTER.version_of([tg.silu(x) * x]).endswith(EXPONENTIAL)
-    assert not EMITTER.version_of([tg.gelu(x) + tg.relu(x)]).endswith(EXPONENTIAL)
+    plain = EMITTER.version
+    assert EMITTER.version_of([tg.softmax(x)]) == plain + EXPONENTIAL + ROWS_KEPT
+    assert EMITTER.version_of([tg.sum(tg.gelu(x) * x, -1)]) == plain + ROWS_KEPT
+    assert EMITTER.version_of([tg.silu(x) * x]) == plain + EXPONENTIAL
+    assert EMITTER.version_of([tg.exp(tg.sum(x * x, -1, True))]) == plain + EXPONENTIAL
+    assert EMITTER.version_of([tg.gelu(x) + tg.relu(x) / tg.sum(x, -1, True)]) == plain

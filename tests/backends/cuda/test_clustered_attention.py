@@ -37,6 +37,14 @@ def step_and_masks() -> Tensor:
     return found * c.silu(x("gate", 1, 1, 6, 64))
 
 
+def norm_of_another_row() -> Tensor:
+    """Queries divided by the norm of a longer row, of which scores must not need a single element."""
+    norm = t.rsqrt(t.mean(t.square(x("row", 1, 1, 1, 128)), axis=3) + 1e-5)
+    return c.masked_attention(
+        x("q", 1, 1, 4, 64) * norm, x("k", 1, 1, 32, 64), x("v", 1, 1, 32, 64), x("m", 1, 1, 1, 32), scale=0.125
+    )
+
+
 #: name -> (term, schedules)
 CASES: dict[str, tuple[Callable[[], Tensor], list[dict[str, int]]]] = {
     "grouped": (lambda: attention(64, 64, groups=2), [
@@ -52,6 +60,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], list[dict[str, int]]]] = {
     "odd room": (lambda: attention(37, 64), [schedule(2, 2, 1, 1), schedule(1, 1, 1, 1)]),
     "two positions": (lambda: attention(2, 64), [schedule(1, 1, 1, 1)]),
     "narrow values": (lambda: attention(32, 128, values=64), [schedule(2, 1, 1, 1)]),
+    "norm of another row": (norm_of_another_row, [schedule(1, 1, 1, 1)]),
     "masks and gates": (step_and_masks, [schedule(1, 3, 1, 1), schedule(2, 1, 1, 1), schedule(2, 2, 1, 1, early=1)]),
 }  # fmt: skip
 

@@ -96,6 +96,8 @@ FORCED: dict[str, list[dict[str, int]]] = {
         {"t0": 8, "v0": 4, "un": 4},
         {"t0": 8, "v0": 4, "un": 4, "early": 1, "warm": 1},
         {"tn": 2, "vn": 4, "t0": 8, "ahead": 3, "split": 2, "early": 1, "warm": 1},
+        {"tn": 4, "vn": 8, "t0": 8, "u0": 2, "ahead": 2, "staged": 1},
+        {"t0": 8, "v0": 4, "un": 4, "early": 1, "warm": 1, "staged": 1, "resident": 16},
     ],
     "gated_vector": [{"tn": 4, "vn": 4, "t0": 32, "split": 2}, {"tn": 8, "vn": 8, "t0": 64, "early": 1, "warm": 1}],
     "odd_vector": [{"tn": 8, "t0": 16, "early": 1, "warm": 1}, {"tn": 4, "vn": 1, "t0": 64, "early": 1, "warm": 1}],
@@ -265,6 +267,53 @@ def test_several_results_of_one_kernel(tmp_path: Path) -> None:
     template = template_of(BACKEND.emitter, [total, t.sum(total * total, axis=1, keepdims=True)])
     call = call_of(template, "float32")
     check(template, call, *_compiled_alone(template, call, tmp_path), "float32")
+
+
+@pytest.mark.parametrize("size", [80, 300])
+def test_a_block_computes_a_row_once_for_all_its_columns(size: int, tmp_path: Path) -> None:
+    """A norm of a residual sum, which is a result too, before two products; weights are read before the wait for the
+    previous kernel where a block covers the row."""
+    total = x("a", 1, size) + c.rms_norm(x("b", 1, size), x("g", size), eps=1e-6)
+    row = c.rms_norm(total, x("h", size), eps=1e-6)
+    gate, up = (t.matmul(row, t.transpose(x(name, 24, size))) for name in "wv")
+    template = template_of(BACKEND.emitter, [c.silu(gate) * up, total])
+    schedule = {"t0": 32, "v0": 4, "tn": 2, "un": 2, "u0": 1, "um": 1, "early": 1, "staged": 1}
+    call = replace(call_of(template, "bfloat16"), schedule=schedule, constant=frozenset("ghwv"))
+    launch, kernel = _compiled_alone(template, call, tmp_path)
+    before, after = launch.text.split("await_previous();")
+    held = all(f"read<4>({operand}" in before for operand in ("w_", "v_"))
+    assert held == (size <= 128) and "staged_row_[" not in before
+    assert after.count("__syncthreads") == 1 and after.count("across<Sum, 1, 64, 64>") == 2
+    check(template, call, launch, kernel, "bfloat16")
+
+
+def test_only_a_computed_row_of_one_product_is_staged() -> None:
+    for root in (_vector(1, (64, 48)), _vector(3, (96, 40)) + x("b", 40), _vector(1, (64, 48), lora=True)):
+        template = generated(root)
+        call = call_of(template, "bfloat16")
+        assert not any(s.get("staged") for s in template.space(call))  # type: ignore[misc]
+        assert template.fits is not None
+        first = next(dict(s) for s in template.space(call) if "t0" in s and not s.get("split"))  # type: ignore[misc]
+        assert template.fits(replace(call, schedule=first))
+        assert not template.fits(replace(call, schedule=first | {"staged": 1}))
+
+
+def test_large_products_are_tried_with_more_registers_for_loads() -> None:
+    """A bound on the blocks of a multiprocessor lets the compiler use the registers that they leave each other."""
+    sizes = {}
+    for columns in (64, 2048):
+        template = generated(t.matmul(x("a", 1, 8192), t.transpose(x("w", columns, 8192))))
+        call = call_of(template, "bfloat16")
+        sizes[columns] = [s for s in template.space(call) if s.get("resident")]  # type: ignore[misc]
+    assert not sizes[64] and sizes[2048]
+    first = sizes[2048][0]
+    threads = first["t0"] * first["tn"]
+    assert threads * first["resident"] == 1024
+    (launch,) = launches(template, replace(call, schedule=first))
+    assert isinstance(launch, CudaLaunch) and f"__launch_bounds__({threads}, {first['resident']})" in launch.text
+    assert template.fits is not None and not template.fits(
+        replace(call, schedule={**first, "resident": 2049 // threads + 1})
+    )
 
 
 # ---------------------------------------------------------------- made by hypothesis

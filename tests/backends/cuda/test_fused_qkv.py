@@ -462,6 +462,25 @@ def test_places_are_drawn_where_a_mask_shows_most() -> None:
     assert (found["i"].bound, found["i"].last) == (4, False)
 
 
+def test_a_limited_place_is_drawn_at_its_limit_also_where_a_row_is_written() -> None:
+    """Decoders limit the place to the cache: kernels were once timed with the first few positions visible."""
+    from tensor_graphs.backends.tuning.gpu_operands import draw, operand_roles
+
+    at = t.param("at", (1,), "int64")
+    place = t.reshape(t.maximum(t.minimum(at, 11), 0), (1, 1))
+    cache, row = t.param("cache", (1, 16)), t.param("row", (1, 1))
+    positions = t.reshape(t.iota((16,), 0), (1, 16))
+    written = t.where(t.lt(place, positions), t.scatter_elements(cache, place, row, 1), 0.0)
+    ring = t.where(t.le(place - t.mod(place - positions + 16, 16), place - 8), cache, 0.0)
+    for root in (written, ring):
+        found = operand_roles([root])["at"]
+        assert (found.bound, found.last, found.distinct) == (12, True, False)
+    pytest.importorskip("torch")
+    assert draw("at", Operand(at.type, (1,)), found, "cpu").item() == 11
+    several = t.scatter_elements(cache, t.reshape(t.param("to", (4,), "int64"), (1, 4)), t.param("rows", (1, 4)), 1)
+    assert operand_roles([several])["to"].distinct
+
+
 def test_what_a_huge_number_multiplies_says_yes_or_no() -> None:
     """Other numbers would make scores infinite, and right kernels of attention with a mask of tokens seem wrong."""
     from tensor_graphs.backends.tuning.gpu_operands import operand_roles

@@ -4,8 +4,6 @@ caller's stream and the caller's own recording are respected, and nothing waits 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,8 @@ from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
+
+from ...no_waiting import no_waiting
 
 torch = pytest.importorskip("torch")
 
@@ -124,15 +124,6 @@ def test_calls_on_several_streams_follow_each_other(device: str) -> None:
     torch.cuda.synchronize()
     for i, r in enumerate(results):
         torch.testing.assert_close(r, want[i % 2], rtol=0, atol=0)
-
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @gpu_only

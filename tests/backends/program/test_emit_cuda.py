@@ -121,6 +121,17 @@ def test_states_are_updated_in_place(device: str) -> None:
 
 
 @everywhere
+def test_a_state_that_no_kernel_reads_is_written_where_it_lies(device: str) -> None:
+    """As the logits of a decode step, which a sampler reads: a copy would be a kernel more."""
+    x, _s = t.input("x", (2, 3)), t.state("s", (2, 3))
+    program = Program(plan(Graph.of(x * 2.0, updates={"s": x + 1.0}, inputs=[x])), device=device)
+    assert "s.copy_" not in program.source
+    for n in (1.0, 2.0):
+        assert program(np.full((2, 3), n, np.float32)).tolist() == [[2 * n] * 3] * 2
+        assert (program.get_state("s") == n + 1).all()
+
+
+@everywhere
 def test_two_states_may_swap(device: str) -> None:
     a, b = t.state("a", (3,)), t.state("b", (3,))
     program = Program(plan(Graph.of(a + b, updates={"a": b, "b": a})), device=device).bind()

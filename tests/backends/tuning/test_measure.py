@@ -8,14 +8,22 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tensor_graphs.backends.registry import backend, template
-from tensor_graphs.backends.tuning import cpu_worker, kernel_strips, measured_operands, result_check
-from tensor_graphs.backends.tuning import measure_cpu as measure
+from tensor_graphs.backends.tuning import (
+    compiling_queue,
+    cpu_worker,
+    kernel_strips,
+    measured_operands,
+    result_check,
+    worker_process,
+)
+from tensor_graphs.backends.tuning.compiling_queue import CompilingQueue
 from tensor_graphs.backends.tuning.cpu_worker import (
     BUSY,
     PRELOAD,
@@ -28,9 +36,11 @@ from tensor_graphs.backends.tuning.cpu_worker import (
     timed,
 )
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer, CpuWorkerProcess, Failure, SinkBase, Timing
+from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measured_operands import drawn, operand_values, shown
+from tensor_graphs.backends.tuning.measurement import Failure, SinkBase, Timing
 from tensor_graphs.backends.tuning.result_check import Wrong, accuracy
+from tensor_graphs.backends.tuning.worker_process import CpuWorkerProcess
 from tensor_graphs.backends.verification.inputs import InputDistribution
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ops.ops import Type
@@ -154,16 +164,29 @@ def test_a_compiler_ends_with_its_worker(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_c_kernels_wait_for_the_compiler_and_others_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    going = threading.Event()
-    monkeypatch.setattr(cpu_worker, "executed", lambda source, name: going.wait(60.0))
-    monkeypatch.setattr(cpu_worker, "COMPILING_S", 0.01)
-    for _ in range(2):
-        cpu_worker.begin_compiling(template("numpy", "np.add"), ADD)
-    cpu_worker.wait_for_compiler("numpy")
-    assert len(cpu_worker._compiling) == 2
+    add, waited = template("numpy", "np.add"), list[float | None]()
+    monkeypatch.setattr(cpu_worker._compiling, "wait", lambda seconds=None: waited.append(seconds))
+    assert answer({**encode(add, ADD), "seconds": 1e-4})["ok"]
+    monkeypatch.setattr(cpu_worker, "decode", lambda job: (SimpleNamespace(backend="c"), ADD))
+    answer({})
+    assert waited == [cpu_worker.COMPILING_S, None]
+
+
+def test_kernels_compile_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    going, begun, queue = threading.Event(), list[str](), CompilingQueue()
+
+    def executed(source: str, name: str) -> None:
+        begun.append(name)
+        assert going.wait(60.0)
+        raise ValueError("reported by the job that measures the kernel")
+
+    monkeypatch.setattr(compiling_queue, "executed", executed)
+    assert queue.wait(0.0)
+    for name in ("np.add", "np.mul"):
+        queue.add(template("numpy", name), ADD)
+    assert not queue.wait(0.01) and begun in ([], ["np.add"])
     going.set()
-    cpu_worker.wait_for_compiler("c")
-    assert not cpu_worker._compiling
+    assert queue.wait() and begun == ["np.add", "np.mul"]
 
 
 def test_one_bad_kernel_costs_one_candidate(faulty: CpuWorkerProcess) -> None:
@@ -200,7 +223,7 @@ def test_a_kernel_that_nobody_waits_for_is_given_up_and_leaves_no_row(
 ) -> None:
     rows = Rows()
     for most, grace in ((0.05, 1e3), (1e3, 0.05)):  # in general, and of a search with a small budget
-        monkeypatch.setattr(measure, "GRACE_S", most)
+        monkeypatch.setattr(worker_process, "GRACE_S", most)
         measurer = CpuMeasurer(rows, seconds=0.002, worker=faulty, grace=grace)
         measurer.measure([candidate("np.sub", ADD)], worth=Over())  # it hangs; the worker's own timeout is 120 s
         assert not rows and not faulty.alive

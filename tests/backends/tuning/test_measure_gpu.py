@@ -30,8 +30,8 @@ from tensor_graphs.backends.tuning.compile_server import NICE
 from tensor_graphs.backends.tuning.gpu_process import HANGS_S, START_S, GpuProcess, own_lock
 from tensor_graphs.backends.tuning.kernel_searches import AGAIN, ALIKE
 from tensor_graphs.backends.tuning.keys import key_of
-from tensor_graphs.backends.tuning.measure_cpu import SinkBase, Timing
 from tensor_graphs.backends.tuning.measure_gpu import GpuMeasurer
+from tensor_graphs.backends.tuning.measurement import SinkBase, Timing
 from tensor_graphs.backends.tuning.schedule_search import key_of_schedule
 from tensor_graphs.backends.tuning.trials import Measured, Trial, rows_of
 from tensor_graphs.costdb.store.calibrate import calibration_rows

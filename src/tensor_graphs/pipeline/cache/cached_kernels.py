@@ -21,7 +21,7 @@ from ...private import read_sealed, sealed
 from ...writing.files import replacing_raw
 
 SUFFIX = ".kernels"
-LARGEST = 1 << 28  # maximum bytes of a file
+MAX_KERNEL_FILE_BYTES = 1 << 28  # maximum bytes of a file
 RESERVED = 1 << 20  # bytes of a file kept for names and facts, beside the kernels
 
 
@@ -42,8 +42,8 @@ def write_kernels(plan: Path, program: Program, source: str) -> str:
     found = None if program.manifest.sizes or not device(program.manifest.device).on_gpu else program.binaries
     if found is None:
         return ""
-    if (size := sum(map(len, found.files.values())) * 4 // 3) > LARGEST - RESERVED:  # in base64
-        return f"they take {size:,} bytes, more than the {LARGEST:,} that are read"
+    if (size := sum(map(len, found.files.values())) * 4 // 3) > MAX_KERNEL_FILE_BYTES - RESERVED:  # in base64
+        return f"they take {size:,} bytes, more than the {MAX_KERNEL_FILE_BYTES:,} that are read"
     texts = {name: base64.b64encode(text).decode() for name, text in found.texts().items()}
     content = json.dumps({"source": source, "files": texts}, separators=(",", ":")).encode()
     path = plan.with_suffix(SUFFIX)
@@ -62,7 +62,7 @@ def read_kernels(plan: Path, source: str) -> Binaries | None:
     """
     path = plan.with_suffix(SUFFIX)
     try:
-        stored = decode(_Stored, json.loads(read_sealed(path, LARGEST, path.name)))
+        stored = decode(_Stored, json.loads(read_sealed(path, MAX_KERNEL_FILE_BYTES, path.name)))
     except FileNotFoundError:
         return None
     except (TypeError, LookupError, RecursionError) as error:

@@ -17,15 +17,15 @@ from ...private import read_sealed, sealed
 from ...writing.files import replacing_raw
 
 FOLDER = "facts"
-MOST = 1024  # maximum number of facts; the most recently used are kept
-LARGEST = 1 << 12  # maximum bytes of a fact's file
+KEPT_FACTS = 1024  # maximum number of facts; the most recently used are kept
+MAX_FACT_BYTES = 1 << 12  # maximum bytes of a fact's file
 
 
 def fact(key: object) -> str | None:
     """The stored text under a key (equal keys have equal `repr`); None if there is none."""
     try:
         path = _path(key)
-        text = read_sealed(path, LARGEST, path.name).decode()
+        text = read_sealed(path, MAX_FACT_BYTES, path.name).decode()
         os.utime(path)
     except (OSError, ValueError):
         return None
@@ -38,7 +38,7 @@ def keep_fact(key: object, text: str) -> None:
     with suppress(OSError):
         with replacing_raw(path, own=True) as file:
             file.write(sealed(text.encode(), path.name))
-        cache_folder.evict(path.parent.glob("[!.]*"), MOST)  # hidden files are being written
+        cache_folder.evict(path.parent.glob("[!.]*"), KEPT_FACTS)  # hidden files are being written
 
 
 def _path(key: object) -> Path:

@@ -40,8 +40,8 @@ from .plan_file import Json, Lift, plan_from_json, plan_to_json, priced_steps
 FORMAT = 1
 FOLDER = "plans"
 WORSE = 1.1  # cost ratio to the cached cost from which a plan is stale
-LARGEST = 1 << 28  # maximum bytes of a plan file
-MOST = 256  # maximum number of cached plans; the most recently used are kept
+MAX_PLAN_BYTES = 1 << 28  # maximum bytes of a plan file
+KEPT_PLANS = 256  # maximum number of cached plans; the most recently used are kept
 
 
 class StalePlan(Exception):
@@ -150,7 +150,7 @@ class CacheEntry:
         """The stored JSON; None if there is none. Raises StalePlan if the file is damaged, or if its search was cut
         short by a smaller budget than `budget` seconds."""
         try:
-            data = json.loads(read_sealed(self.path, LARGEST, self.path.name))
+            data = json.loads(read_sealed(self.path, MAX_PLAN_BYTES, self.path.name))
             head = decode(_Head, data)
             if head.format != FORMAT:
                 raise ValueError(f"format {head.format}")
@@ -187,8 +187,8 @@ class CacheEntry:
             if checked and emit_for(plan_from_json(json.loads(json.dumps(written)), plan.graph, lift)).source != source:
                 return "its program has another source when it is generated again"
             content = sealed(json.dumps(data, separators=(",", ":")).encode(), self.path.name)
-            if len(content) > LARGEST:
-                return f"it takes {len(content):,} bytes, more than the {LARGEST:,} that are read"
+            if len(content) > MAX_PLAN_BYTES:
+                return f"it takes {len(content):,} bytes, more than the {MAX_PLAN_BYTES:,} that are read"
             with replacing_raw(self.path, own=True) as file:
                 file.write(content)
             self._evict()
@@ -199,7 +199,7 @@ class CacheEntry:
         return ""
 
     def _evict(self) -> None:
-        cache_folder.evict(self.path.parent.glob("*.json"), MOST)
+        cache_folder.evict(self.path.parent.glob("*.json"), KEPT_PLANS)
         for kernels in self.path.parent.glob(f"*{SUFFIX}"):
             if not kernels.with_suffix(".json").exists():  # a plan is written before its kernels
                 kernels.unlink(missing_ok=True)

@@ -14,9 +14,10 @@ from .session import Session
 
 FULL_S = 20.0  # budget from which all stages have their full time
 LAST_SOLVES_S = 2.5  # the last solves, and measuring what the plan to return lacks
-CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget that the latter may take; share of that in any case
+CLOSING, CLOSING_LEAST = 0.1, 0.2  # share of the budget for that measuring; share of this time that it gets in any case
 HOST_CLOSING = 0.2  # the first share on a CPU: plans of unmeasured kernels are up to twice as slow
-WHOLE_S = 1.5  # matching and solving the whole model with the kernels of its short form
+# carrying kernels of a short form over to the whole model, matching and solving it: in any case, and per e-node
+WHOLE_S, WHOLE_S_PER_NODE = 1.5, 1e-4
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
@@ -34,9 +35,9 @@ def closing_s(options: CommonOptions, on_gpu: bool) -> float:
     return min(CLOSING_S, (CLOSING if on_gpu else HOST_CLOSING) * options.budget)
 
 
-def whole_s(session: Session) -> float:
-    """Seconds that the search of a short form leaves for matching and solving the whole model."""
-    return scale(session) * WHOLE_S
+def whole_s(session: Session, nodes: int) -> float:
+    """Seconds that the search of a short form leaves for matching and solving the whole model of `nodes` e-nodes."""
+    return scale(session) * (WHOLE_S + WHOLE_S_PER_NODE * nodes)
 
 
 def ending_s(session: Session) -> float:
@@ -46,7 +47,7 @@ def ending_s(session: Session) -> float:
 
 def launching_s(session: Session) -> float:
     """Seconds that timing the finalists leaves for comparing launch overlaps (time_launching.py)."""
-    return LAUNCHING_S + session.expected.binding_s if session.options.budget >= FULL_S else 0.0
+    return LAUNCHING_S if session.options.budget >= FULL_S else 0.0
 
 
 def after_launching_s(session: Session) -> float:
@@ -66,8 +67,8 @@ def after_finalists_s(session: Session) -> float:
 
 
 def building_s(session: Session) -> float:
-    """Seconds from a plan to a program that has run."""
-    return scale(session) * (BUILD_S + FIRST_RUN_S)
+    """Seconds from a plan to a program that has run, with its weights on the device."""
+    return scale(session) * (BUILD_S + FIRST_RUN_S + session.expected.binding_s)
 
 
 def mandatory_s(session: Session, on_gpu: bool) -> float:

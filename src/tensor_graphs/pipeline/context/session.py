@@ -31,7 +31,7 @@ from ...writing.files import named_path
 from ..sources.caller import Caller
 from .expected import ExpectedTimes
 
-LEAST, LEAST_S = 0.2, 2.0  # minimum measuring time on a GPU: fraction of the budget, capped in seconds
+MIN_MEASURING_SHARE, MIN_MEASURING_S = 0.2, 2.0  # of measuring on a GPU: share of the budget, at most these seconds
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
 # time for tests of the caller's rules: fraction of the budget, and at least these seconds
 TESTING, TESTING_S = 0.5, 2.0
@@ -62,7 +62,7 @@ class Session:
     )  # why no cached plan was used; why this plan was not cached
     caller: Caller | None = None  # the source as a callable with examples, if it is one
     starting: Callable[[], bool] = lambda: False  # whether the measuring processes are still starting
-    ready_at: float | None = None  # when they were first seen to have started
+    ready_at: float | None = None  # time at which the measuring processes were first seen to have started
     finalists: list[FinalistReport] = field(default_factory=list)  # plans that were timed as whole programs
     whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
     background_clocks: list[tuple[str, Clock]] = field(default_factory=list)  # (activity, clock), for the timeline
@@ -217,7 +217,7 @@ class Session:
 
 def least_measuring(options: Options) -> float:
     """Minimum seconds of measuring on a GPU."""
-    return min(LEAST_S, LEAST * options.budget)
+    return min(MIN_MEASURING_S, MIN_MEASURING_SHARE * options.budget)
 
 
 def store_root(options: Options) -> Path:

@@ -23,7 +23,7 @@ from ..execution import timing
 from ..sources.caller import Caller
 from .size_ranges import Sizes
 
-LARGEST = 4096  # size up to which forms are timed
+MAX_TIMED_SIZE = 4096  # size up to which forms are timed
 NOISE = 0.03  # relative difference of times below which the plan for all sizes is preferred
 TIMED_S, SETTLED_S = 0.1, 0.02  # seconds of timing forms at one size: at most, and once medians are settled
 QUEUED = 8  # calls in a row on a GPU without waiting for their results
@@ -50,10 +50,10 @@ def winners(
     `fastest_at` names the fastest form at a size. If it differs at the two ends, `halvings` steps of bisection
     approximate the size from which the second form is fastest; with 0 steps that is the geometric mean.
     """
-    low, high = fastest_at(least), fastest_at(min(most, max(LARGEST, least)))
+    low, high = fastest_at(least), fastest_at(min(most, max(MAX_TIMED_SIZE, least)))
     if low == high:
         return [(least, most, low)]
-    below, above = least, min(most, max(LARGEST, least))
+    below, above = least, min(most, max(MAX_TIMED_SIZE, least))
     for _ in range(halvings):
         between = isqrt(below * above)
         if not below < between < above:
@@ -127,7 +127,7 @@ def _works(call: timing.Run) -> bool:
     """Whether a form runs at a size: there may be too little memory for it."""
     try:
         call()
-    except Exception:  # whatever the caller's function raises there
+    except Exception:  # any error that the caller's function raises at these sizes
         return False
     return True
 
@@ -151,4 +151,4 @@ def timed_calls(calls: Mapping[str, timing.Run], device: str, ended: Callable[[]
     return {name: [us / count for us in samples] for name, samples in taken.items()}
 
 
-__all__ = ["ALL", "CALLER", "HALVINGS", "LARGEST", "OWN", "Forms", "fastest", "timed_calls", "winners"]
+__all__ = ["ALL", "CALLER", "HALVINGS", "MAX_TIMED_SIZE", "OWN", "Forms", "fastest", "timed_calls", "winners"]

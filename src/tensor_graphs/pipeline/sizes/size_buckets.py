@@ -30,14 +30,14 @@ from ...report.report import Report
 from ...verification.comparison import FACTORS
 from ..context.session import Session
 from ..sources.caller import Caller, CallerForm
-from .bucket_forms import ALL, CALLER, HALVINGS, LARGEST, OWN, Forms, winners
+from .bucket_forms import ALL, CALLER, HALVINGS, MAX_TIMED_SIZE, OWN, Forms, winners
 from .size_ranges import Sizes, ranges
 
 BOUNDS = (16, 128, 1024)  # largest sizes of all buckets but the last, on a GPU
 FIRST = 0.5  # fraction of the budget for the plan of all sizes
-# a search of a bucket begins if at least LEAST of the budget is left, plus NEEDED of the seconds that the first search
-# spent in STAGES, which take about as long in each search
-LEAST, NEEDED = 0.05, 0.5
+# a search of a bucket begins if at least MIN_BUDGET_SHARE of the budget is left, plus NEEDED of the seconds that the
+# first search spent in STAGES, which take about as long in each search
+MIN_BUDGET_SHARE, NEEDED = 0.05, 0.5
 STAGES = ("saturate", "candidates", "build", "verify")
 
 Search = Callable[[Graph, Sizes], Program]
@@ -82,7 +82,7 @@ def middle(least: int, most: int) -> int:
 
     A power of two near the geometric mean, if there is one.
     """
-    mean = isqrt(least * min(most, max(LARGEST, 4 * least)))
+    mean = isqrt(least * min(most, max(MAX_TIMED_SIZE, 4 * least)))
     return min(max(1 << (mean - 1).bit_length() if mean > 1 else 1, least), most)
 
 
@@ -108,7 +108,9 @@ def with_buckets(
     }  # fmt: skip
     with session.stage("buckets", f"{len(rows)} of {name}"):
         lags = {row: _lag(forms, row) for row, forms in parts.items() if not row[0] <= searched <= row[1]}
-    least = LEAST * session.options.budget + NEEDED * sum(session.stage_clock.seconds.get(s, 0.0) for s in STAGES)
+    least = MIN_BUDGET_SHARE * session.options.budget + NEEDED * sum(
+        session.stage_clock.seconds.get(s, 0.0) for s in STAGES
+    )
     for row in sorted(lags, key=lambda row: -lags[row]):
         at, left = middle(*row), session.left
         share = max(left * lags[row] / sum(lags.values()), least)
@@ -147,7 +149,7 @@ def _lag(forms: Forms, row: tuple[int, int]) -> float:
         return abs(np.log(at / forms.sizes[forms.dimension])).item() or 1.0
     times = forms.timed(at)
     lag = median(times[ALL]) / median(times[CALLER])
-    return lag if 0 < lag < inf else 1.0  # one of them does not run there
+    return lag if 0 < lag < inf else 1.0  # one of the forms does not run at this size
 
 
 def _searched(

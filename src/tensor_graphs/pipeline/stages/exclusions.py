@@ -35,7 +35,7 @@ class Exclusions:
     unmeasured. `plain`: makes the hypergraph without rewriting, with every value stored in its compute dtype. `say`:
     receives messages. `sized`, for programs with free sizes only: (choice, error text) -> (names of the choice's
     suspect kernels for every size, "" for none; the candidates without them). `dropped`: texts that name what was
-    excluded.
+    excluded; `wrong`: the kernels among them whose results are wrong.
     """
 
     choose: Callable[[Hypergraph, Sequence[Budget]], Choice]
@@ -44,6 +44,7 @@ class Exclusions:
     say: Callable[[str], None]
     sized: Callable[[Choice, str], tuple[str, list[Candidate]]] | None = None
     dropped: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
     tighter: Choice | None = None  # the next choice, if already solved
     tightened: int = 0  # number of error budgets tried
 
@@ -153,14 +154,22 @@ class Exclusions:
                 return self.excluded(f"rewritten {family}", replace(found, candidates=kept))
         return self.without_rewrites()
 
-    def _without(self, found: Hypergraph, kernel: str) -> Hypergraph | None:
-        """The hypergraph without a kernel; None if the rest does not cover every output."""
-        kept = replace(found, candidates=[c for c in found.candidates if c.template.name != kernel])
+    def without_wrong(self, found: Hypergraph, kernels: Sequence[str]) -> Hypergraph | None:
+        """The hypergraph without kernels whose results are wrong, all of their names: generated kernels of one name
+        come from one emitter, which is wrong for other terms as well. None if the rest does not cover every output."""
+        kept = self._without(found, *kernels)
+        if kept is not None:
+            self.wrong += kernels
+        return kept
+
+    def _without(self, found: Hypergraph, *kernels: str) -> Hypergraph | None:
+        """The hypergraph without kernels; None if the rest does not cover every output."""
+        kept = replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
         try:
             self.tighter = self.choose(kept, ())
         except NoPlanError:
             return None
-        self.dropped.append(kernel)
+        self.dropped += kernels
         return kept
 
     def _tighten(self, found: Hypergraph, choice: Choice, finding: Diagnosis, verdict: Verification) -> bool:

@@ -30,7 +30,7 @@ MATCHING = 0.2  # fraction of the budget that must remain when matching ends
 MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measuring time
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
-GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if loading and rewriting took long
+GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
 
 
 def hypergraph(
@@ -92,7 +92,7 @@ def match_all(
     if graphs:
         return graphs
     if unrewritten is None:  # library kernels always cover the unrewritten graph
-        ended = lambda bound: enough(bound) or (session.over and not only_generated(backends))
+        ended = _late_generation_limit(session, backends, enough)
         unrewritten = hypergraph(session, view_of(task.work), backends, enough=ended, symbolic=task.symbolic)
         if unrewritten.stats.get("left_out"):
             session.omitted.append(Omission(OmittedWork.GENERATING))
@@ -140,6 +140,21 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
         return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
 
     return enough
+
+
+def _late_generation_limit(
+    session: Session, backends: Sequence[Backend], enough: Callable[[bool], bool]
+) -> Callable[[bool], bool]:
+    """Predicate that ends kernel generation for the unrewritten graph: with `enough`, or when the budget is over, on a
+    CPU not before generation has had its least time. Library kernels alone may take ten times as long as fused ones."""
+    least = 0.0 if on_gpu(backends) else GENERATING_LEAST * session.options.budget
+    until, optional = session.now() + least, not only_generated(backends)
+
+    def limit(bound: bool) -> bool:
+        over = session.progress.stopped or (session.over and session.now() >= until)
+        return enough(bound) or (optional and over)
+
+    return limit
 
 
 def stored_narrow(

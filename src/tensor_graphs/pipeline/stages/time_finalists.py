@@ -23,6 +23,7 @@ from ...verification.reference import sampled_near
 from ..context.reserves import after_finalists_s, launching_s
 from ..context.session import Session
 from ..execution import timing
+from ..execution.full_states import full_states
 from .prepare import Task
 from .time_launching import Compiler, begin_compiling, fastest_launching, other_forms
 
@@ -137,15 +138,11 @@ def sample_programs(
 ) -> list[Sequence[float]]:  # fmt: skip
     """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
     `ended()`."""
-
-    def first() -> None:  # states that advance with each call would run past the end of their cache
-        for p in programs:
-            if p.manifest.states:
-                p.reset()
-
     calls = {str(n): lambda p=p: p.flat_near(*values) for n, p in enumerate(programs)}
     clock = timing.cold_clock_of(programs[0].tensors)
-    samples = timing.sampled(calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=first)
+    samples = timing.sampled(
+        calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=full_states(programs)
+    )
     return [samples[n] for n in calls]
 
 

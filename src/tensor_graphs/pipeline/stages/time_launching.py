@@ -77,8 +77,8 @@ def _calls(plan: Plan, overlaps: Sequence[str]) -> list[tuple[Template, Call]]:
 
 
 def _room(session: Session) -> float:
-    """Seconds that compilers may take."""
-    return min(LONGEST_S, session.left - after_launching_s(session) - SAMPLING_S - session.expected.binding_s)
+    """Seconds that compilers may take; the programs share the weights of the one that has run."""
+    return min(LONGEST_S, session.left - after_launching_s(session) - SAMPLING_S)
 
 
 def fastest_launching(

@@ -21,6 +21,7 @@ from ...verification.memory_checks import input_output_bytes, memory_shortage
 from ...verification.reference import expected_seconds, sampled_near
 from ..context.session import Session
 from ..execution import timing
+from ..execution.full_states import full_states
 from ..execution.run_program import renamed
 from .prepare import Task
 
@@ -95,20 +96,19 @@ def _samples(
     memory; `ended` is polled."""
     inputs = sampled_near(task.model.graph, np.random.default_rng(session.options.seed), program.tensors)
     values = program.near([inputs[n] for n in program.input_names])
+    programs = {"before": before, "after": program}
 
-    def first() -> None:  # states that advance with each call would run past the end of their cache
-        before.reset()
-        program.reset()
+    def timed(*names: str) -> dict[str, list[float]]:
+        calls = {n: partial(programs[n].flat, *values) for n in names}
+        first, clock = full_states([programs[n] for n in names]), timing.clock_of(program.tensors)
+        return timing.sampled(calls, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
 
-    clock = timing.clock_of(program.tensors)
-    timed = partial(timing.sampled, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
-    calls = {"before": lambda: before.flat(*values), "after": lambda: program.flat(*values)}
     if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
-        return timed(calls)
+        return timed("before", "after")
     program.unbind()  # sequentially: two copies of the weights would double the peak memory
-    samples = timed({"before": calls["before"]})
+    samples = timed("before")
     before.unbind()
-    return samples | timed({"after": calls["after"]})
+    return samples | timed("after")
 
 
 __all__ = ["time_program"]

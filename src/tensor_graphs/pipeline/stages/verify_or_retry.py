@@ -3,6 +3,7 @@ stricter limits and tries again.
 
 The attempts, from the fastest plan to the unoptimized graph, which always passes:
 
+0. Exclude kernels that are wrong when run alone, beyond rounding; a warning of the report names them.
 1. If the plan stores 16-bit intermediates and a failing output has a wider dtype: store all intermediates in their
    compute dtypes.
 2. Bound the sum of the kernels' measured rounding errors (an error budget derived from the error of the failed plan).
@@ -63,17 +64,18 @@ NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 class FailedPlan:
     """A plan that failed verification.
 
-    `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `hurried`:
-    whether there is no time for the usual next plan. `narrow`: whether a failing output has a wider dtype than an
-    intermediate that the plan stores in 16 bits; `again`: whether the same plan with wider intermediates is next.
-    `kept`: if the cheapest plan of the model's own values is next, the hypergraph that it is chosen from. `finding`:
-    diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
+    `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `late`: whether
+    another verification as long would end too late. `hurried`: whether there is no time for the usual next plan.
+    `narrow`: whether a failing output has a wider dtype than an intermediate that the plan stores in 16 bits; `again`:
+    whether the same plan with wider intermediates is next. `kept`: if the cheapest plan of the model's own values is
+    next, the hypergraph that it is chosen from. `finding`: diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
     """
 
     verdict: Verification
     wrong: str
     attempt: int
     last: bool
+    late: bool
     hurried: bool
     narrow: bool
     again: bool
@@ -108,7 +110,7 @@ class Acceptance:
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
     over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
     late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
-    patience: float = math.inf  # most seconds that the verification of another plan may take if there is no time
+    patience: float = math.inf  # most seconds that the verification of another plan may take after the deadline
     now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
@@ -163,8 +165,8 @@ class Acceptance:
         When no time is left, a plan is verified on one input, and after a failure a plan without rewritten values is
         next, then the unoptimized graph.
 
-        Raises VerificationError for an error that rounding does not explain, NoPlanError where no plan is within a
-        numeric or "exact" tolerance.
+        Raises VerificationError for wrong rewrites, and for wrong results that no other plan avoids; NoPlanError where
+        no plan is within a numeric or "exact" tolerance.
         """
         try:
             return self._run(found)
@@ -194,7 +196,7 @@ class Acceptance:
                     found = self.exclusions.without_unmeasured(choice, error)
                     continue
                 if verdict.passed and not wrong:
-                    return choice, program, replace(verdict, failed=tuple(self.failed))
+                    return choice, program, self._accepted(verdict)
                 took = self.now() - began
             failure = self._failure(found, choice, program, verdict, wrong, attempt, took)
             stricter = self._stricter(found, choice, failure)
@@ -206,8 +208,15 @@ class Acceptance:
             if self._unexplained(verdict):
                 raise self._miscompiled(verdict, failure.finding)
             self._record(failure, known)
-            return choice, program, replace(verdict.of_unoptimized(), failed=tuple(self.failed))
+            return choice, program, self._accepted(verdict.of_unoptimized())
         raise _no_plan_within_tolerance()
+
+    def _accepted(self, verdict: Verification) -> Verification:
+        """The verdict on the accepted program, with the failed attempts before it and a warning of wrong kernels."""
+        wrong = " and ".join(self.exclusions.wrong)
+        text = wrong and f"results of {wrong} were wrong, so another plan was made; please report this with the model"
+        warning = "; ".join(filter(None, (verdict.warning, text)))
+        return replace(verdict, failed=tuple(self.failed), warning=warning)
 
     def _failure(
         self, found: Hypergraph, choice: Choice, program: Program, verdict: Verification, wrong: str, attempt: int,
@@ -216,8 +225,8 @@ class Acceptance:
         """What is known about a failed attempt, with the diagnosis of its kernels where it decides what is next."""
         out = self.exclusions
         last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
-        optional = not (wrong or last or verdict.miscompiled)
-        fits = not (optional and self.late(took))
+        optional, late = not (wrong or last or verdict.miscompiled), self.late(took)
+        fits = not (optional and late)
         narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
         again = narrow and not last and fits
         kept = None
@@ -230,12 +239,12 @@ class Acceptance:
             if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
                 kept = out.original(found, choice)
         hurried = not fits or finding is None
-        return FailedPlan(verdict, wrong, attempt, last, hurried, narrow, again, kept, finding or NO_DIAGNOSIS)
+        return FailedPlan(verdict, wrong, attempt, last, late, hurried, narrow, again, kept, finding or NO_DIAGNOSIS)
 
     def _stricter(self, found: Hypergraph, choice: Choice, failure: FailedPlan) -> Hypergraph | None:
         """The hypergraph that the next plan is chosen from after a failure; None if no stricter one is left.
 
-        Raises VerificationError if rounding does not explain the error.
+        Raises VerificationError if rounding does not explain the error and no exclusion can mend it.
         """
         out, verdict, wrong, last = self.exclusions, failure.verdict, failure.wrong, failure.last
         if wrong and REWRITES in out.dropped:
@@ -255,6 +264,8 @@ class Acceptance:
             self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
             self.omitted += [Omission(OmittedWork.OTHER_PLANS)] if failure.hurried else []
             return plain
+        if (right := self._without_wrong(found, failure)) is not None:
+            return right
         if failure.finding.miscompiled or (last and verdict.miscompiled):
             raise self._miscompiled(verdict, failure.finding)
         if last and not failure.finding.inaccurate:
@@ -264,6 +275,18 @@ class Acceptance:
         if stricter is not None:
             self.say(f"over tolerance, again without {out.dropped[-1]}")
         return stricter
+
+    def _without_wrong(self, found: Hypergraph, failure: FailedPlan) -> Hypergraph | None:
+        """The hypergraph without the kernels that are wrong when run alone, and without rewriting if there is no time;
+        None if rewrites are to blame, or if there is no other plan."""
+        wrong = failure.finding.wrong
+        if not wrong or failure.finding.rewrites or failure.attempt == MAX_ATTEMPTS:
+            return None
+        kept = self.exclusions.without_wrong(found, wrong)
+        if kept is None:
+            return None
+        self.say(f"wrong results, again without {' and '.join(wrong)}")
+        return self.exclusions.without_rewrites() if failure.late and not failure.last else kept
 
     def _diagnosed(self, program: Program) -> Diagnosis | None:
         """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when

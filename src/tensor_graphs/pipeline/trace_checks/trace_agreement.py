@@ -16,7 +16,7 @@ from ...verification.accumulation import summation_error
 from ...verification.comparison import allowed_error, misplaced, relative_error
 
 Array = np.ndarray[Any, Any]
-LARGEST = 0.1  # the largest relative error that counts as rounding: results that differ more have to be explained
+MAX_ROUNDING_ERROR = 0.1  # relative error up to which results differ by rounding; larger ones have to be explained
 ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in their own dtypes
 
 
@@ -38,7 +38,7 @@ class Rounding:
         own rounding error, and what another order of sums may cause."""
         error = relative_error(self.found[output], self.sharp[output])
         rounding = allowed_error("fast", error, self.roots[output].dtype) * ROUNDINGS
-        return min(LARGEST, rounding + self._sums[output])
+        return min(MAX_ROUNDING_ERROR, rounding + self._sums[output])
 
     def accepts(self, output: int, own: Array, exact: Array | None = None) -> bool:
         """Whether output number `output` of the function, `own`, equals the graph's up to rounding.

@@ -20,11 +20,19 @@ from ...errors import TraceError
 from ...models.functions.numpy_array import OwnFunction
 from ...verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
 from ...verification.reference import call_seconds, with_atomic_ops
-from ...verification.strips import LEAST, OutputStrips, StripPart, WholeOutput, fingerprint, has_large_values, strips_of
+from ...verification.strips import (
+    MIN_STRIPS,
+    OutputStrips,
+    StripPart,
+    WholeOutput,
+    fingerprint,
+    has_large_values,
+    strips_of,
+)
 from .trace_agreement import Array, Rounding, refuse, refuse_type, title_of
 from .trace_randomness import MORE, OptionalTime, random_state_kept, random_states
 
-HELD = 12  # sets of inputs and outputs that a comparison of whole outputs holds at most, float64 copies counted twice
+HELD_SETS = 12  # sets of inputs and outputs that comparing whole outputs holds; float64 copies count twice
 LARGE_DRAWING_CALLS = 4  # further calls of a large function that draws random numbers, to see whether they matter
 WHOLE_RUNS = 4  # calls of the function that take as long as comparing a whole output with its graph, at least
 LARGE_BYTES = 1 << 28  # bytes of inputs and outputs above which one input is used, and outputs are compared in strips
@@ -42,7 +50,9 @@ def is_large(graph: Graph) -> bool:
 
 def lacking_memory(graph: Graph) -> str:
     """Text that names the memory missing for a comparison of whole outputs; "" if it suffices."""
-    return memory_shortage(HELD * input_output_bytes(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True)))
+    return memory_shortage(
+        HELD_SETS * input_output_bytes(graph) + max(eager_bytes(graph), run_bytes(graph, float64=True))
+    )
 
 
 def compare_large(
@@ -105,7 +115,7 @@ def _judge_strips(
     compared = 1.0
     for name, own, place in zip(graph.names, found, places):
         done = 0
-        for start in place.starts[: LEAST + 2]:
+        for start in place.starts[: MIN_STRIPS + 2]:
             part = place.part(start, values)
             judge_strip(function, name, part, part.of(own))
             done += part.stop - part.start

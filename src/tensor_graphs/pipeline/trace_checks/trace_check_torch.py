@@ -196,7 +196,7 @@ def _compare_states(call: ExampleCall, graph: Graph) -> str:
               for name, n in names.items()}  # fmt: skip
     try:
         copied = replace(call, module=copy.deepcopy(call.module))
-    except Exception as error:  # whatever its own code raises
+    except Exception as error:  # any error of the module's own code
         return f"{GRAPH_ONLY}the module has state, and copying it raises {type(error).__name__}"
     graph = with_atomic_ops(graph)
     for _ in range(STEPS):

@@ -30,7 +30,7 @@ _READERS: tuple[tuple[Any, str], ...] = (
     *((read, "a file") for read in (np.load, np.loadtxt, np.fromfile)), (os.environ, "os.environ"), (os.getenv, "os.environ"),
 )  # fmt: skip
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "tensor_graphs"} - {"__main__"})
-MOST_CODES = 200  # functions that are looked at
+MOST_CODES = 200  # maximum number of functions whose code is searched
 
 
 def outside_reads(function: Any) -> list[str]:

@@ -11,16 +11,16 @@ from math import prod, sqrt
 from pathlib import Path
 from typing import Any
 
-from ...egraph.builders import builders as t
-from ...egraph.composites import composite_ops as c
-from ...egraph.ir.graph import Graph
-from ...egraph.ir.tensor import Tensor
-from ...egraph.ir.weight_data import Data
-from ...egraph.types.dims import concrete
-from ...errors import BadModelError, ShapeError, UnsupportedError
-from ..common.random_weights import RandomArray
-from .limits import check_size
-from .safetensors import read_json_file
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ir.weight_data import Data
+from tensor_graphs.egraph.types.dims import concrete
+from tensor_graphs.errors import BadModelError, ShapeError, UnsupportedError
+from tensor_graphs.models.common.random_weights import RandomArray
+from tensor_graphs.models.files.limits import check_size
+from tensor_graphs.models.files.safetensors import read_json_file
 
 _ACTIVATIONS: Mapping[Any, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x, 0: lambda x: x, "sigmoid": c.sigmoid, 1: c.sigmoid, "relu": c.relu, 2: c.relu,

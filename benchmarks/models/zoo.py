@@ -1,6 +1,7 @@
-"""Builds graphs of well-known architectures at any size with random weights, for tests, benchmarks and examples.
+"""Builds graphs of well-known architectures at any size with random weights, for benchmarks and tests.
 
-Weights are lazy and scaled so that activations stay near 1. (Folders of language models: random_checkpoints.py.)
+Weights are lazy and scaled so that activations stay near 1. Folders of language models are written
+by models/random_checkpoints.py.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import sqrt
 
-from ..egraph.builders import builders as t
-from ..egraph.composites import composite_ops as c
-from ..egraph.ir.graph import Graph
-from ..egraph.ir.tensor import Tensor
-from ..egraph.ir.weight_data import Data
-from ..egraph.types.dims import Dim
-from .common.random_weights import RandomArray
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.egraph.ir.weight_data import Data
+from tensor_graphs.egraph.types.dims import Dim
+from tensor_graphs.models.common.random_weights import RandomArray
 
 
 class Net:

@@ -1,0 +1,331 @@
+"""Convolutions of bytes in C against integer and float64 references, and their way from an ONNX model into a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tensor_graphs.backends.c.integer_convolutions import integer_convolution_rows
+from tensor_graphs.backends.c.integer_pools import integer_pool_rows
+from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.composites.quantized_ops import integer_conv
+from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.egraph.view.match import Matcher
+from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.models.onnx.load import load_onnx
+from tensor_graphs.models.onnx.quantize import dynamic_quantize
+
+from ..reference import expected
+from .test_c_convolutions import last
+
+pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
+ROWS = {row.name: row for row in (*integer_convolution_rows(), *integer_pool_rows())}
+ONE = (1, 1, 1, 1)
+SCALES, POINTS = "amspju", "zyoqv"  # operands: float factors and scales; zero points
+
+
+def result_dtype(name: str, kind: str) -> str:
+    return kind if "quantized" in name else "float32" if "scaled" in name else "int32"
+
+
+def call_of(
+    name: str, x: tuple[int, ...], k: int, window: tuple[int, int] = (3, 3), groups: int = 1, x_kind: str = "uint8",
+    w_kind: str = "int8", kind: str = "uint8", per_channel: bool = True, **attrs: tuple[int, ...],
+) -> Call:  # fmt: skip
+    """A call with channels-last images."""
+    geometry = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), **attrs}
+    pads, steps, apart = geometry["pads"], geometry["strides"], geometry["dilations"]
+    size = [(x[2 + i] + pads[i] + pads[2 + i] - (window[i] - 1) * apart[i] - 1) // steps[i] + 1 for i in range(2)]
+    out, channels = (x[0], k, *size), (k, 1, 1, 1) if per_channel else ONE
+    image = lambda shape, dtype: Operand(Type(shape, dtype), last(shape))
+    plain = lambda shape, dtype: Operand(Type(shape, dtype), contiguous(shape))
+    operands = {
+        "x": image(x, x_kind), "w": plain((k, x[1] // groups, *window), w_kind), "z": plain(ONE, x_kind), "y": plain(channels, w_kind),
+        "m": plain(((1, k, 1, 1) if "codes" in name else (k, 1, 1, 1)) if per_channel else ONE, "float32"), "b": plain((1, k, 1, 1), "int32" if "integer_bias" in name else "float32"),
+        "r": image(out, kind), **{n: plain(ONE, "float32") for n in "aspju"}, **{n: plain(ONE, kind) for n in "oqv"},
+    }  # fmt: skip
+    more = {"groups": groups, "e": channels, "d": w_kind}
+    more |= {"lo": -3.0, "hi": 20.5} if "clip" in name else {}
+    written = image(out, result_dtype(name, kind))
+    return Call({o: operands[o] for o in ROWS[name].operands}, written, {**geometry, **more})
+
+
+def drawn(call: Call, seed: int = 0) -> dict[str, Any]:
+    """Random operands; results are spread over the range of bytes."""
+    rng, found = np.random.default_rng(seed), {}
+    spread = 75.0**2 * np.sqrt(np.prod(call.operands["w"].type.shape[1:])) if "w" in call.operands else 1.0
+    for name, o in call.operands.items():
+        dtype, shape = o.type.dtype, o.type.shape
+        if name in SCALES:
+            values = rng.uniform(0.5, 1.5, shape) * (40.0 / spread if name == "m" else 1.0)
+        elif dtype == "float32":
+            values = 9.0 * rng.standard_normal(shape)
+        elif dtype == "int32":
+            values = rng.integers(-9000, 9000, shape)
+        else:
+            limits = np.iinfo(dtype)
+            values = rng.integers(limits.min, limits.max + 1, shape)
+            values = values // 8 + (limits.max + limits.min) // 2 if name in POINTS else values
+        found[name] = in_layout(np.asarray(values).astype(dtype), o)
+    return found
+
+
+def check(name: str, call: Call, seed: int = 0) -> None:
+    """Sums equal the reference; floats by rounding; bytes, but for few that are next to a half."""
+    row = ROWS[name]
+    assert row.applies is not None and row.applies(call), name
+    operands = drawn(call, seed)
+    got, want = compiled(row, call)(operands)()[0], expected(row, call, operands)
+    if got.dtype == np.float32:
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5)
+    elif got.dtype == np.int32:
+        np.testing.assert_array_equal(got, want)
+    else:
+        off = np.abs(got.astype(int) - want.astype(int))
+        assert off.max() <= 1 and (off > 0).mean() <= 2e-3, (name, off.max(), (off > 0).mean())
+        assert np.ptp(want.astype(int)) > 15, "a result that shows little"
+
+
+def usual_call(name: str, **more: Any) -> Call:
+    """A call that the kernel accepts."""
+    alone = "depthwise" in name
+    return call_of(name, (2, 20, 7, 9), 20 if alone else 52, groups=20 if alone else 1, **more)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "integer" in name])
+def test_every_epilogue(name: str) -> None:
+    check(name, usual_call(name))
+
+
+@pytest.mark.parametrize("name", ["c.integer_conv_quantized_bias_residual_relu", "c.integer_depthwise_quantized_bias"])
+def test_bytes_with_signs_and_one_scale(name: str) -> None:
+    check(name, usual_call(name, kind="int8", per_channel=False))
+    check(name, usual_call(name, x_kind="int8", kind="int8"))
+
+
+@pytest.mark.parametrize("name", ["", "_scaled_bias", "_quantized_bias", "_quantized_bias_residual"])
+@pytest.mark.parametrize("size", [(5, 7), (23, 17), (24, 16)])
+def test_windows_of_one_pixel(name: str, size: tuple[int, int]) -> None:
+    """Pixels at equal distances: several tiles a call, and a last one that is not whole."""
+    name = f"c.integer_conv{name}"
+    check(name, call_of(name, (2, 24, *size), 70, (1, 1), pads=(0, 0, 0, 0)))
+    check(name, call_of(name, (1, 8, *size), 40, (1, 1), groups=2, pads=(0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("window", [(3, 3), (5, 5), (2, 3), (6, 5)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_many_channels_side_by_side(window: tuple[int, int], strides: tuple[int, int]) -> None:
+    """Depthwise convolutions take 64 channels at a time, then 16, and the last few."""
+    pads = (1, 2, 0, 1)
+    for name, x_kind, kind in (
+        ("bias", "uint8", "uint8"),
+        ("bias_clip", "uint8", "int8"),
+        ("bias_relu", "int8", "int8"),
+    ):
+        name = f"c.integer_depthwise_quantized_{name}"
+        check(name, call_of(name, (2, 150, 9, 14), 150, window, 150, x_kind, kind=kind, strides=strides, pads=pads))
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_sums_are_exact(data: st.DataObject) -> None:
+    """Any window, stride, padding, dilation, group and sign."""
+    small = lambda most, least=1: data.draw(st.integers(least, most))
+    alone = data.draw(st.booleans())
+    groups = small(21) if alone else small(2)
+    x_kind, w_kind = (data.draw(st.sampled_from(("uint8", "int8"))) for _ in range(2))
+    own = 1 if alone else small(9) if groups == 1 else 4
+    if not alone and groups > 1:
+        x_kind = "uint8"
+    copied = not alone and (x_kind == "int8" or own % 4 != 0)
+    window, apart = (small(4), small(5)), (small(2), 1 if copied else small(2))
+    name = "c.integer_depthwise_zeros" if alone else "c.integer_conv_zeros"
+    call = call_of(
+        name, (small(2), groups * own, 9 + small(3), 11 + small(9)), groups * (1 if alone else small(40)), window, groups, x_kind, w_kind,
+        per_channel=data.draw(st.booleans()), strides=(small(3), small(3)), dilations=apart, pads=tuple(small(2, 0) for _ in range(4)),
+    )  # fmt: skip
+    check(name, call, seed=small(1000))
+
+
+def test_largest_sums_wrap_around_like_int32() -> None:
+    """Products of extreme bytes over many channels, and a bias that overflows."""
+    call = call_of("c.integer_conv_scaled_codes_integer_bias", (1, 64, 3, 3), 17)
+    operands = drawn(call)
+    operands["x"][...], operands["w"][...], operands["z"][...] = 255, -128, 0
+    operands["b"][...] = -(2**31) + 5
+    got = compiled(ROWS["c.integer_conv_scaled_codes_integer_bias"], call)(operands)()[0]
+    total = np.int64(-(2**31) + 5) - 255 * 128 * 64 * 9
+    assert got[0, 3, 1, 1] == pytest.approx(float(np.int32(total + 2**32)) * float(operands["m"][0, 3, 0, 0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("scale", [0.5, -0.5])
+def test_max_pool_of_bytes(kind: str, scale: float) -> None:
+    x, out = (2, 19, 7, 9), (2, 19, 4, 5)
+    attrs = {"kernel": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "dilations": (1, 1)}
+    image = lambda shape: Operand(Type(shape, kind), last(shape))
+    call = Call(
+        {"x": image(x), "s": Operand(Type(ONE, "float32"), ONE), "o": Operand(Type(ONE, kind), ONE)}, image(out), attrs
+    )
+    row, operands = ROWS["c.bytes_max_pool"], drawn(call)
+    operands["s"][...] = scale
+    assert row.applies is not None and row.applies(call)
+    want = expected(row, call, operands)
+    np.testing.assert_array_equal(compiled(row, call)(operands)()[0], want)
+    plain, only = ROWS[f"c.{kind}_max_pool"], replace(call, operands={"x": call.operands["x"]})
+    assert plain.applies is not None and plain.applies(only)
+    np.testing.assert_array_equal(compiled(plain, only)(operands)()[0], expected(plain, only, operands))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("channels", [3, 64, 150])
+def test_means_of_bytes(kind: str, channels: int) -> None:
+    x, out = (2, channels, 7, 9), (2, channels, 1, 1)
+    point = Operand(Type(ONE, kind), ONE)
+    operands = {"x": Operand(Type(x, kind), last(x)), "s": Operand(Type(ONE, "float32"), ONE), "z": point}
+    check("c.bytes_mean", Call(operands, Operand(Type(out, "float32"), contiguous(out)), {"axes": (2, 3)}))
+
+
+def test_calls_that_kernels_refuse() -> None:
+    name = "c.integer_conv_quantized"
+    call, applies = usual_call(name), ROWS[name].applies
+    assert applies is not None and applies(call)
+    refused = {
+        "w": Operand(Type((52, 20, 3, 3), "uint8"), contiguous((52, 20, 3, 3))),  # needs zero points
+        "m": Operand(Type((1, 20, 3, 3), "float32"), contiguous((1, 20, 3, 3))),  # no factor of channels
+        "s": Operand(Type((1, 52, 1, 1), "float32"), contiguous((1, 52, 1, 1))),  # one scale for each channel
+        "x": Operand(Type((2, 20, 7, 9), "uint8"), contiguous((2, 20, 7, 9))),  # row-major
+    }
+    for operand, other in refused.items():
+        assert not applies(replace(call, operands={**call.operands, operand: other})), operand
+
+
+# ---------------------------------------------------------------- models
+def chain(path: Path, operators: bool) -> Path:
+    """A quantized model: convolution with bias and ReLU, depthwise convolution, convolution added to the first one's
+    result; as QLinearConv, or as floats between QuantizeLinear and DequantizeLinear."""
+    onnx = pytest.importorskip("onnx")
+    helper, rng = onnx.helper, np.random.default_rng(3)
+    known, nodes = {}, []
+
+    def constant(name: str, value: Any) -> str:
+        known[name] = onnx.numpy_helper.from_array(np.asarray(value), name)
+        return name
+
+    def add(op: str, names: list[str], out: str, **attrs: Any) -> str:
+        nodes.append(helper.make_node(op, names, [out], **attrs))
+        return out
+
+    def point(name: str, scale: float, zero: int) -> list[str]:
+        return [constant(f"{name}_scale", np.float32(scale)), constant(f"{name}_zero", np.uint8(zero))]
+
+    def conv(name: str, x: str, given: list[str], found: list[str], groups: int, shape: tuple[int, ...]) -> str:
+        w = constant(f"{name}_w", rng.integers(-127, 128, shape).astype(np.int8))
+        scales = rng.uniform(0.5, 1.0, shape[0]).astype(np.float32) / np.float32(60 * np.prod(shape[1:]) ** 0.5)
+        by = [constant(f"{name}_w_scale", scales), constant(f"{name}_w_zero", np.zeros(shape[0], np.int8))]
+        b = constant(f"{name}_b", rng.integers(-900, 900, shape[0]).astype(np.int32))
+        more = {"group": groups, "pads": [shape[2] // 2] * 4}
+        if operators:
+            return add("QLinearConv", [x, *given, w, *by, *found, b], f"{name}_q", **more)
+        product = constant(f"{name}_b_scale", (scales * onnx.numpy_helper.to_array(known[given[0]])).astype(np.float32))
+        y = add("Conv", [add("DequantizeLinear", [x, *given], f"{name}_x"),
+                         add("DequantizeLinear", [w, *by], f"{name}_wf", axis=0),
+                         add("DequantizeLinear", [b, product], f"{name}_bf", axis=0)], f"{name}_y", **more)  # fmt: skip
+        return add("QuantizeLinear", [add("Relu", [y], f"{name}_r") if name == "one" else y, *found], f"{name}_q")
+
+    p = [
+        point("x", 0.03, 120),
+        point("a", 0.05, 0),
+        point("b", 0.06, 130),
+        point("c", 0.04, 128),
+        point("d", 0.09, 127),
+    ]
+    x = add("QuantizeLinear", ["x", *p[0]], "x_q")
+    a = conv("one", x, p[0], p[1], 1, (24, 8, 3, 3))
+    b = conv("two", a, p[1], p[2], 24, (24, 1, 3, 3))
+    c = conv("three", b, p[2], p[3], 1, (24, 24, 1, 1))
+    total = add("Add", [add("DequantizeLinear", [c, *p[3]], "c_f"), add("DequantizeLinear", [a, *p[1]], "a_f")], "sum")
+    add("DequantizeLinear", [add("QuantizeLinear", [total, *p[4]], "d_q"), *p[4]], "y")
+    value = lambda name, channels: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, 10, 10])
+    graph = helper.make_graph(nodes, "chain", [value("x", 8)], [value("y", 24)], list(known.values()))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("operators", [False, True], ids=["QDQ", "QLinearConv"])
+def test_a_chain_stays_in_bytes(operators: bool, tmp_path: Path) -> None:
+    """Each rounding of a convolution is one kernel from bytes to bytes, and the values are ONNX Runtime's."""
+    runtime = pytest.importorskip("onnxruntime")
+    import tensor_graphs as tg
+
+    path = chain(tmp_path / "chain.onnx", operators)
+    view = tg.saturate(path, backend="c", budget=20.0).view
+    matcher = Matcher(view)
+    rounded = {int(view.cls[n]) for n, op in enumerate(view.op) if op == "quantize"}
+    made: dict[int, set[str]] = {}
+    for name in ROWS:
+        for cls, _ in matcher.find(ROWS[name].terms[0]):
+            made.setdefault(cls, set()).add(name)
+    bias = "_codes_integer_bias" if operators else "_bias"
+    for part in (f"c.integer_depthwise_quantized{bias}", f"c.integer_conv_quantized{bias}_residual"):
+        assert any(part in made.get(cls, ()) for cls in rounded), part
+    first = f"c.integer_conv_quantized{bias}{'' if operators else '_relu'}"
+    assert any(first in made.get(cls, ()) for cls in rounded)
+    graph = load_onnx(path)
+    x = np.random.default_rng(0).standard_normal((1, 8, 10, 10)).astype(np.float32)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (want,), (got,) = (
+        session.run(None, {"x": x}),
+        evaluate(list(graph.roots), {"x": x}, params=graph.params, float64=True),
+    )
+    assert np.abs(got - want).max() < 0.0901, "more than one step of the result's scale"
+    assert (np.abs(got - want) > 1e-5).mean() < 5e-3
+
+
+def test_dynamic_quantization_matches() -> None:
+    """ConvInteger of a value quantized at run time, scaled and with a bias."""
+    x = t.input("x", (1, 8, 6, 6))
+    codes, scale, zero = dynamic_quantize(x)
+    w = t.param("w", (16, 8, 3, 3), "int8")
+    geometry = {"strides": (1, 1), "pads": (1, 1, 1, 1), "dilations": (1, 1), "groups": 1}
+    sums = integer_conv(codes, w, t.reshape(zero, ONE), t.full(ONE, 0, "int8"), **geometry)
+    y = t.cast(sums, "float32") * t.reshape(scale, ONE) + t.reshape(t.param("b", (16,)), (1, 16, 1, 1))
+    found = list(Matcher(view_of(Graph.of(y))).find(ROWS["c.integer_conv_scaled_codes_bias"].terms[0]))
+    assert len(found) == 1
+
+
+def test_conv_integer_is_that_of_onnx_runtime(tmp_path: Path) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(1)
+    draw = lambda shape: rng.integers(0, 256, shape).astype(np.uint8)
+    known = {"w": draw((6, 2, 3, 2)), "xz": draw(()), "wz": draw(())}
+    node = onnx.helper.make_node(
+        "ConvInteger", ["x", "w", "xz", "wz"], ["y"], group=2, pads=[1, 0, 1, 1], strides=[2, 1]
+    )
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [2, 4, 7, 6])
+    made = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, None)
+    graph = onnx.helper.make_graph(
+        [node], "sums", [given], [made], [onnx.numpy_helper.from_array(v, n) for n, v in known.items()]
+    )
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "sums.onnx",
+    )
+    x, found = draw((2, 4, 7, 6)), load_onnx(tmp_path / "sums.onnx")
+    session = runtime.InferenceSession(tmp_path / "sums.onnx", providers=["CPUExecutionProvider"])
+    assert {n.op for n in found.nodes()} >= {"integer_conv"}
+    np.testing.assert_array_equal(
+        evaluate(list(found.roots), {"x": x}, params=found.params)[0], session.run(None, {"x": x})[0]
+    )
