@@ -23,6 +23,7 @@ BUILT_IN = {
     "numpy": "library.numpy", "torch": "library.torch", "torch_cuda": "library.torch_cuda", "null": "library.null",
     "triton": "triton.backend", "nvrtc": "cuda.backend", "c": "c.backend", "pallas": "pallas.backend",
 }  # fmt: skip
+HOST_NAMES = ("numpy", "torch", "null", "c")  # built-in backends whose kernels work in the host's memory
 GROUP = "tensor_graphs.backends"
 Keep = Callable[[Template], bool]
 
@@ -47,16 +48,28 @@ def backends() -> Mapping[str, Target]:
     Raises UsageError if two backends have the same name.
     """
     there = {name: built_in(name) for name in BUILT_IN}
-    found = {name: target for name, target in there.items() if target is not None}
+    return {**{name: target for name, target in there.items() if target is not None}, **added()}
+
+
+@cache
+def added() -> Mapping[str, Target]:
+    """The backends that are not built in, by name. Raises UsageError if one has the name of another backend."""
+    found: dict[str, Target] = {}
     for entry in metadata.entry_points(group=GROUP):
-        if entry.name in found:
+        if entry.name in found or entry.name in BUILT_IN:
             raise UsageError(f"two backends are called {entry.name!r}", where=f"entry point {entry.value}")
         found[entry.name] = cast(Callable[[], Target], entry.load())()
-    for name, added in _registered.items():
+    for name, target in _registered.items():
         if name in found:
             raise UsageError(f"two backends are called {name!r}", where="register")
-        found[name] = added
+        found[name] = target
     return found
+
+
+def host_backends() -> list[Target]:
+    """All backends whose kernels work in the host's memory; the other built-in ones are not imported."""
+    own = [target for name in HOST_NAMES if (target := built_in(name)) is not None]
+    return [*own, *(target for target in added().values() if target.device == HOST)]
 
 
 @cache
@@ -73,17 +86,17 @@ _registered: dict[str, Target] = {}
 on_forget: list[Callable[[], None]] = []  # clear what other modules have cached of the backends
 
 
-def register(added: Target) -> None:
+def register(target: Target) -> None:
     """Add a backend for this process. Measuring processes know only built-in backends and entry points.
 
     Raises UsageError if another backend or a choice of `select` has the same name, or if another device has the name of
     the backend's device.
     """
-    if added.name in backends() or added.name in CHOICES:
-        raise UsageError(f"two backends are called {added.name!r}", where="register")
-    if devices().get(added.device.name, added.device) != added.device:
-        raise UsageError(f"two devices are called {added.device.name!r}", where=f"backend {added.name}")
-    _registered[added.name] = added
+    if target.name in backends() or target.name in CHOICES:
+        raise UsageError(f"two backends are called {target.name!r}", where="register")
+    if devices().get(target.device.name, target.device) != target.device:
+        raise UsageError(f"two devices are called {target.device.name!r}", where=f"backend {target.name}")
+    _registered[target.name] = target
     forget()
 
 
@@ -95,7 +108,7 @@ def unregister(name: str) -> None:
 
 def forget() -> None:
     """Drop the cached backends and devices, which are collected again on the next use."""
-    for clear in (backends.cache_clear, devices.cache_clear, _by_name.cache_clear, *on_forget):
+    for clear in (backends.cache_clear, added.cache_clear, devices.cache_clear, _by_name.cache_clear, *on_forget):
         clear()
 
 
@@ -119,16 +132,17 @@ def device(name: str) -> TargetDevice:
     return devices()[name]
 
 
+def find(name: str) -> Target | None:
+    """The backend of a name, None if there is none. Other built-in backends are not imported."""
+    return built_in(name) if name in BUILT_IN else added().get(name)
+
+
 def backend(name: str) -> Target:
     """The backend of a name. Raises UsageError for an unknown name; its hint lists the known ones."""
-    if name in BUILT_IN and (found := built_in(name)) is not None:
-        return found
-    known = backends()
-    if name not in known:
-        raise UsageError(
-            f"no backend is called {name!r}", hint=f"one of {', '.join(sorted({*CHOICES, *known} - HIDDEN))}"
-        )
-    return known[name]
+    if (found := find(name)) is None:
+        known = sorted({*CHOICES, *backends()} - HIDDEN)
+        raise UsageError(f"no backend is called {name!r}", hint=f"one of {', '.join(known)}")
+    return found
 
 
 def is_planning_only(choice: str) -> bool:
@@ -153,7 +167,7 @@ def select(choice: str | None = None) -> list[Target]:
     name = choice or settings.current().backend
     if name == "auto" and not backend("torch_cuda").unavailable():
         name = "gpu"
-    chosen = [backend(n) for n in CHOICES.get(name) or _with_host(name) if n == name or n in backends()]
+    chosen = [backend(n) for n in CHOICES.get(name) or _with_host(name) if n == name or find(n) is not None]
     planned = is_planning_only(name)
     usable = [b for b in chosen if planned or not b.unavailable()]
     if any(b.name == "torch" for b in usable):

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tensor_graphs.extract.solve.extraction import Extraction
 from tensor_graphs.extract.solve.greedy import best_greedy
-from tensor_graphs.extract.solve.problem import Extraction, Problem, evaluate
+from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import METHODS, solve
 

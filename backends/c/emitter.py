@@ -21,7 +21,7 @@ from ..ir.tiling import Shape
 from .emit.attention import few_row_attention
 from .emit.kernel import emit
 from .emit.lane_loops import WORTH
-from .emit.nest import ROW, LoopNest
+from .emit.nest import LoopNest
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
@@ -52,9 +52,10 @@ class NestSchedule(Schedule):
         return (shape.m, shape.n) if shape.kind == "attention" else (1, 1)
 
     def again(self, kernel: Kernel) -> float:
-        """Flops of expensive values of rows that are too long for a row buffer, in the passes after the first."""
-        long = any(e.axis.size > ROW for e in kernel.reductions)
-        return LoopNest(kernel, "").computed_again() if long else 0.0
+        """Flops of expensive values in the passes after the first, where no row buffer keeps them: rows that are too
+        long, and reductions along columns."""
+        passes = bool(kernel.reductions) and any(costly(e.op) for e in kernel.exprs)
+        return LoopNest(kernel, "").computed_again() if passes else 0.0
 
 
 def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -150,6 +151,40 @@ def c_clean(folder: Path, seconds: float = 600.0) -> None:
             shutil.rmtree(left, ignore_errors=True)  # leaves links alone
 
 
+def c_processor() -> str:
+    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the C
+    library's version. "" if unknown."""
+    import platform
+
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    found = next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "")
+    facts = " ".join((*sorted(found.split()), *platform.libc_ver()))
+    return f"{platform.machine()} {hashlib.sha256(facts.encode()).hexdigest()[:16]}" if found else ""
+
+
+def c_beside(file: str | None) -> bytes | None:
+    """The machine code that a saved program's folder has beside its source `file`. None without a file, if the code is
+    that of another source or processor, or if others than the owner of the source can change it."""
+    if file is None:
+        return None
+    source = Path(file).absolute()
+    folder = source.parent / "binaries"
+    code = folder / "kernels.so"
+    try:
+        manifest = json.loads(source.with_name("manifest.json").read_bytes())
+        known = {code: manifest["binaries"]["kernels.so"], source: manifest["source_sha256"]}
+        whole = all(hashlib.sha256(path.read_bytes()).hexdigest() == digest for path, digest in known.items())
+        facts = [os.lstat(path) for path in (folder, code)]
+        safe = all(f.st_uid == os.lstat(source).st_uid and not f.st_mode & 0o022 for f in facts)
+        here = json.loads((folder / "launches.json").read_bytes())["gpu"] == c_processor()
+        return code.read_bytes() if whole and safe and here else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
 def c_kept(binary: bytes | None, threads: bool = True) -> Any:
     """Load the library from the machine code that a saved program contains; None without code, or if it cannot be
     loaded here."""
@@ -189,6 +224,7 @@ HELPERS: dict[str, str] = {
 __all__ = [
     "HELPERS",
     "address",
+    "c_beside",
     "c_clean",
     "c_compiler",
     "c_flags",
@@ -199,5 +235,6 @@ __all__ = [
     "c_machine",
     "c_opened",
     "c_output",
+    "c_processor",
     "c_threads",
 ]

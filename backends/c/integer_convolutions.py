@@ -152,7 +152,7 @@ def _copied(call: Call) -> bool:
 
 
 def _direct(call: Call) -> bool:
-    """Condition on calls of the direct convolution."""
+    """Condition on calls: the direct convolution of bytes supports x's dtype and layout and the dilations."""
     x = call.operands["x"]
     if _copied(call):
         return pair(call, "dilations")[1] == 1 and min(x.strides) >= 0
@@ -160,7 +160,7 @@ def _direct(call: Call) -> bool:
 
 
 def _depthwise(call: Call) -> bool:
-    """Condition on calls of the depthwise convolution: one output channel for each input channel."""
+    """Condition on calls: the convolution is depthwise, with one output channel for each input channel."""
     k, c, *_ = extents(call.operands["w"])
     return c == 1 and k == call.attrs["groups"] and channels_last_x(call)
 

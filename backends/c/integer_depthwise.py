@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from .tiled_products import MAX_TAPS
 
-INTEGER_DEPTHWISE = """#ifdef QUAD_MASKS /* columns are made in few instructions */
-#define QUAD_WIDE 8
-#else
-#define QUAD_WIDE 4
-#endif
-/* The bytes of 16 channels at `at` in four lines, of which `count` exist: lane i has those of channel i. */
+WIDE_WEIGHTS = 40  # vectors of weights of 64 channels: two of four rows, five columns
+
+INTEGER_DEPTHWISE = """/* The bytes of 16 channels at `at` in four lines, of which `count` exist: lane i has those of channel i. */
 static inline __attribute__((always_inline)) quad_int quad_column(const uint8_t *const *lines, int64_t at, int count)
 {
 #ifdef QUAD_MASKS
@@ -53,10 +50,11 @@ static inline __attribute__((always_inline)) quad_int quad_taken(const quad_row 
     if (at < 0 || at >= q->wide) return q->pad;
     return quad_column(q->lines + 4 * four, (int64_t)at * q->c, q->count) ^ q->flip;
 }
+#ifdef QUAD_MASKS /* else columns take many instructions, and one result at a time is computed */
 /* R neighbouring results from column `first` on, with a window of KW columns and a step of S. */
 static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int KW, const quad_row *q, int first)
 {
-    quad_int sum[QUAD_WIDE];
+    quad_int sum[8];
     QUAD_UNROLLED for (int i = 0; i < R; i++) sum[i] = q->start;
     const int8_t *w = q->w;
     for (int four = 0; four < q->fours; four++, w += 64 * KW) {
@@ -67,20 +65,25 @@ static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int 
         }
     }
     if (q->e->kind == 2) {
-        quad_rounded_line(R, sum, q->e, q->at, (uint8_t *)q->y + q->to + (int64_t)first * q->c, q->c, q->count);
+        const quad_end e = *q->e;
+        const quad_vec by = *(const quad_vec *)(e.by + q->at), plus = *(const quad_vec *)(e.plus + q->at);
+        uint8_t *const y = (uint8_t *)q->y + q->to + (int64_t)first * q->c;
+        QUAD_UNROLLED for (int i = 0; i < R; i++) {
+            const quad_vec v = quad_clipped(__builtin_convertvector(sum[i], quad_vec) * by + plus, e.low, e.high);
+            quad_written(y + (int64_t)i * q->c, quad_whole(v, &e), q->count);
+        }
         return;
     }
-    quad_int found[QUAD_WIDE];
+    quad_int found[8];
     QUAD_UNROLLED for (int i = 0; i < R; i++) found[i] = sum[i];
     quad_stored(found, R, 1, q->count, q->e, q->at, q->r, q->y, q->to + (int64_t)first * q->c, q->c);
 }
-static inline __attribute__((always_inline)) void quad_pixel_line(int S, int KW, const quad_row *q, int columns)
+/* R pixels at a time; the last ones may be computed twice. */
+static inline __attribute__((always_inline)) void quad_pixel_line(int R, int S, int KW, const quad_row *q, int columns)
 {
-    int i = 0;
-    for (; i + QUAD_WIDE <= columns; i += QUAD_WIDE) quad_pixels(QUAD_WIDE, S, KW, q, i);
-    for (; i + QUAD_WIDE / 2 <= columns; i += QUAD_WIDE / 2) quad_pixels(QUAD_WIDE / 2, S, KW, q, i);
-    for (; i < columns; i++) quad_pixels(1, S, KW, q, i);
+    for (int i = 0; i < columns; i += R) quad_pixels(R, S, KW, q, i + R <= columns ? i : columns - R);
 }
+#endif
 /* Any window, and zero points of weights: one result at a time. */
 static void quad_any_line(const quad_row *q, int columns)
 {
@@ -100,6 +103,72 @@ static void quad_any_line(const quad_row *q, int columns)
         quad_stored(&sum, 1, 1, q->count, q->e, q->at, q->r, q->y, q->to + (int64_t)i * q->c, q->c);
     }
 }
+#ifdef QUAD_MASKS
+/* 64 channels side by side, rounded to bytes. Interleaving bytes of vectors puts channel 16 i + 4 k + m into lane 4 i + m of
+   operand k; packing four vectors of results to bytes puts it back. Blocks of 16 bytes of weights and numbers are ordered alike. */
+typedef struct {
+    _Alignas(64) int8_t w[@WEIGHTS@ * 64];
+    quad_int start[4];
+    quad_vec by[4], plus[4];
+} quad_block;
+static void quad_transposed(void *to, const void *from, int64_t apart)
+{
+    for (int k = 0; k < 4; k++)
+        for (int i = 0; i < 4; i++) __builtin_memcpy((char *)to + 64 * k + 16 * i, (const char *)from + apart * i + 16 * k, 16);
+}
+static inline __attribute__((always_inline)) void quad_columns(const quad_row *q, int four, int at, quad_int *d)
+{
+    if (at < 0 || at >= q->wide) {
+        for (int k = 0; k < 4; k++) d[k] = q->pad;
+        return;
+    }
+    __m512i r[4];
+    for (int i = 0; i < 4; i++)
+        r[i] = _mm512_xor_si512(_mm512_loadu_si512(q->lines[4 * four + i] + (int64_t)at * q->c), (__m512i)q->flip);
+    const __m512i a = _mm512_unpacklo_epi8(r[0], r[1]), b = _mm512_unpackhi_epi8(r[0], r[1]);
+    const __m512i e = _mm512_unpacklo_epi8(r[2], r[3]), f = _mm512_unpackhi_epi8(r[2], r[3]);
+    d[0] = (quad_int)_mm512_unpacklo_epi16(a, e), d[1] = (quad_int)_mm512_unpackhi_epi16(a, e);
+    d[2] = (quad_int)_mm512_unpacklo_epi16(b, f), d[3] = (quad_int)_mm512_unpackhi_epi16(b, f);
+}
+static inline __attribute__((always_inline)) void quad_wide_pixels(int R, int S, int KW, const quad_row *q, const quad_block *block, int first)
+{
+    quad_int sum[4][4];
+    QUAD_UNROLLED for (int i = 0; i < R; i++) QUAD_UNROLLED for (int k = 0; k < 4; k++) sum[i][k] = block->start[k];
+    const int8_t *w = block->w;
+    for (int four = 0; four < q->fours; four++, w += 256 * KW) {
+        QUAD_UNROLLED for (int j = 0; j < (R - 1) * S + KW; j++) {
+            quad_int d[4];
+            quad_columns(q, four, first * S - q->left + j, d);
+            QUAD_UNROLLED for (int u = 0; u < KW; u++)
+                if (j >= u && (j - u) % S == 0 && (j - u) / S < R)
+                    QUAD_UNROLLED for (int k = 0; k < 4; k++) sum[(j - u) / S][k] = quad_dot(sum[(j - u) / S][k], d[k], w + 256 * u + 64 * k);
+        }
+    }
+    const quad_end e = *q->e;
+    const int flip = e.flip;
+    QUAD_UNROLLED for (int i = 0; i < R; i++) {
+        __m512i v[4];
+        QUAD_UNROLLED for (int k = 0; k < 4; k++) {
+            const __m512 x = _mm512_fmadd_ps(_mm512_cvtepi32_ps((__m512i)sum[i][k]), (__m512)block->by[k], (__m512)block->plus[k]);
+            v[k] = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)quad_clipped((quad_vec)x, e.low, e.high)), _mm512_set1_epi32(e.zero + flip));
+        }
+        const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
+        _mm512_storeu_si512((uint8_t *)q->y + q->to + (int64_t)(first + i) * q->c, _mm512_xor_si512(bytes, _mm512_set1_epi8((char)flip)));
+    }
+}
+static inline __attribute__((always_inline)) void quad_wide_line(int S, int KW, const quad_row *q, int columns)
+{
+    quad_block block;
+    for (int t = 0; t < q->fours * KW; t++) quad_transposed(block.w + 256 * t, q->w + 64 * t, 64ll * q->fours * KW);
+    quad_transposed(block.start, q->e->start + q->at, 64);
+    quad_transposed(block.by, q->e->by + q->at, 64);
+    quad_transposed(block.plus, q->e->plus + q->at, 64);
+    for (int i = 0; i < columns; i += 4) quad_wide_pixels(4, S, KW, q, &block, i + 4 <= columns ? i : columns - 4);
+}
+#define QUAD_LINE(R, S, KW) (wide64 ? quad_wide_line(S, KW, &q, ow) : ow < R ? quad_any_line(&q, ow) : quad_pixel_line(R, S, KW, &q, ow))
+#else
+#define QUAD_LINE(R, S, KW) quad_any_line(&q, ow)
+#endif
 /* Depthwise convolution of bytes with packed weights (sums of each channel's, then chunks); x, y and the residual r are
    channels-last. Flags: as of quad_scales. room: four numbers a channel, then a line of zero points. */
 void quad_depthwise(const void *x, const void *w, const void *x_zero, const void *w_zero, const void *x_scale, const void *m,
@@ -116,10 +185,17 @@ void quad_depthwise(const void *x, const void *w, const void *x_zero, const void
     uint8_t *const none = (uint8_t *)room + 256 * chunks;
     const int value = quad_value(x_zero, 0, flags & 1) & 255, flip = flags & 1 ? 128 : 0;
     __builtin_memset(none, value, (unsigned long)wide * (unsigned long)c);
+    /* parts of 64 channels where they are rounded to bytes, then of 16 */
+    int wides = 0;
+#ifdef QUAD_MASKS
+    if (kind == 2 && !e.offset && ow >= 4 && dil_w == 1 && step_w <= 2 && (kw == 3 || kw == 5) && 4 * fours * kw <= @WEIGHTS@) wides = c / 64;
+#endif
+    const int parts = wides + chunks - 4 * wides;
     #pragma omp parallel for schedule(static)
-    for (int64_t task = 0; task < (int64_t)n * oh * chunks; task++) {
-        const int chunk = (int)(task % chunks), row = (int)(task / chunks % oh), channel = 16 * chunk;
-        const int64_t image = task / chunks / oh;
+    for (int64_t task = 0; task < (int64_t)n * oh * parts; task++) {
+        const int part = (int)(task % parts), row = (int)(task / parts % oh), wide64 = part < wides;
+        const int chunk = wide64 ? 4 * part : part + 3 * wides, channel = 16 * chunk;
+        const int64_t image = task / parts / oh;
         quad_row q = {
             {0}, packed + (int64_t)chunk * 64 * fours * kw, fours, kh, kw, wide, c, left, step_w, dil_w, c - channel < 16 ? c - channel : 16,
             *(const quad_int *)(e.start + channel), (flip * 0x01010101) - (quad_int){0}, ((value ^ flip) * 0x01010101) - (quad_int){0},
@@ -130,11 +206,11 @@ void quad_depthwise(const void *x, const void *w, const void *x_zero, const void
             q.lines[t] = (t < kh && v >= 0 && v < h ? (const uint8_t *)x + (image * h + v) * wide * c : none) + channel;
         }
         if (e.offset || dil_w != 1) quad_any_line(&q, ow);
-        else if (step_w == 1 && kw == 3) quad_pixel_line(1, 3, &q, ow);
-        else if (step_w == 2 && kw == 3) quad_pixel_line(2, 3, &q, ow);
-        else if (step_w == 1 && kw == 5) quad_pixel_line(1, 5, &q, ow);
-        else if (step_w == 2 && kw == 5) quad_pixel_line(2, 5, &q, ow);
+        else if (step_w == 1 && kw == 3) QUAD_LINE(8, 1, 3);
+        else if (step_w == 2 && kw == 3) QUAD_LINE(8, 2, 3);
+        else if (step_w == 1 && kw == 5) QUAD_LINE(4, 1, 5);
+        else if (step_w == 2 && kw == 5) QUAD_LINE(4, 2, 5);
         else quad_any_line(&q, ow);
     }
 }
-""".replace("@LINES@", str(MAX_TAPS + 3))
+""".replace("@LINES@", str(MAX_TAPS + 3)).replace("@WEIGHTS@", str(WIDE_WEIGHTS))

@@ -82,13 +82,13 @@ static inline __attribute__((always_inline)) quad_vec quad_rounded(quad_vec v)
 }
 /* What follows the sums. `kind` of results: 0 the sums (int32), 1 floats, 2 bytes, 3 bytes of a sum with the residual.
    Per channel (padded to whole panels): start: what sums begin with; by, plus: float factor and summand. low, high:
-   limits of the float, zero: zero point of the result. With a residual r (bytes ^ r_flip, zero point r_zero) the rounded
+   limits of the float, zero: zero point of the result, flip: 128 if it has a sign. With a residual r (bytes ^ r_flip, zero point r_zero) the rounded
    bytes are multiplied by `own`, the residual's by `other`, and the sum's limits are least and most.
    offset: zero points of weights (0: all are 0), by which sums of x over the window are multiplied. */
 typedef struct {
     const int32_t *start, *offset;
     const float *by, *plus;
-    int kind, zero, r_zero, r_flip;
+    int kind, zero, flip, r_zero, r_flip;
     float low, high, own, other, least, most;
 } quad_end;
 """
@@ -159,35 +159,77 @@ static __attribute__((noinline)) void quad_stored(const quad_int *sums, int ther
     else QUAD_STORED(quad_bytes, quad_added(QUAD_SCALED, quad_widened(r + place, count), &e), QUAD_BYTES)
 }
 """)
-    + contracted("""/* The same for R vectors of bytes, `line` bytes from one to the next, of which `count` are written. */
-static inline __attribute__((always_inline)) void quad_rounded_line(int R, const quad_int *sums, const quad_end *e, int64_t at,
-                                                                    uint8_t *y, int64_t line, int count)
+    + contracted("""#ifdef QUAD_MASKS
+/* The bytes of a pixel's P vectors of sums, of which the channels `there` are written; by, plus: their factors and summands;
+   r: a residual, or 0. Packing leaves four channels of each vector side by side, which a permutation sorts. */
+static inline __attribute__((always_inline)) void quad_ended(int P, const quad_int *sums, const quad_end *e, const float *by, const float *plus,
+                                                             const uint8_t *r, uint8_t *y, uint64_t there)
 {
-    const quad_vec by = *(const quad_vec *)(e->by + at), plus = *(const quad_vec *)(e->plus + at);
-    const float low = e->low, high = e->high;
-    const int zero = e->zero;
-    QUAD_UNROLLED for (int i = 0; i < R; i++) {
-        const quad_end own = {.zero = zero};
-        const quad_bytes b = quad_whole(quad_clipped(__builtin_convertvector(sums[i], quad_vec) * by + plus, low, high), &own);
-        quad_written(y + i * line, b, count);
+    __m512i v[4];
+    QUAD_UNROLLED for (int j = 0; j < 4; j++) {
+        if (j >= P) { v[j] = _mm512_setzero_si512(); continue; }
+        quad_vec x = __builtin_convertvector(sums[j], quad_vec) * *(const quad_vec *)(by + 16 * j) + *(const quad_vec *)(plus + 16 * j);
+        x = quad_clipped(x, e->low, e->high);
+        if (r) {
+            quad_int other = (quad_int)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((uint16_t)(there >> 16 * j), r + 16 * j));
+            other = (other ^ e->r_flip) - e->r_zero;
+            x = quad_clipped(quad_rounded(x) * e->own + __builtin_convertvector(other, quad_vec) * e->other, e->least, e->most);
+        }
+        v[j] = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)x), _mm512_set1_epi32(e->zero + e->flip));
+    }
+    const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
+    const __m512i sorted = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
+    _mm512_mask_storeu_epi8(y, there, _mm512_xor_si512(sorted, _mm512_set1_epi8((char)e->flip)));
+}
+#endif
+""")
+    + """/* Subtract the products of weights' zero points with the sums of x over the windows of `pixels` pixels. */
+static __attribute__((noinline)) void quad_centred(quad_int *sums, int pixels, int vectors, const uint8_t *const *rows, int taps, int run,
+                                                   const int32_t *offset)
+{
+    for (int i = 0; i < pixels; i++) {
+        int32_t sum = 0;
+        for (int t = 0; t < taps; t++)
+            for (int k = 0; k < run; k++) sum += rows[t * QUAD_ROWS + i][k];
+        for (int j = 0; j < vectors; j++) sums[i * vectors + j] -= *(const quad_int *)(offset + 16 * j) * sum;
     }
 }
-""")
-    + """/* Sums of products of R pixels and P panels, and what follows them. rows: QUAD_ROWS addresses for each tap. `panel`: bytes from
+/* Sums of products of R pixels and P panels, and what follows them. rows: QUAD_ROWS addresses for each tap. `panel`: bytes from
    one panel of weights to the next. there: pixels that exist; at: number of the first channel among padded ones; left:
-   channels of the last panel; to: first element of results; line: elements from one pixel to the next. */
+   channels of the last panel; to: first element of results; line: elements from one pixel to the next. tiles: whole tiles of R pixels
+   that follow each other, with `step` bytes from a pixel to the same one of the next tile. */
+#ifdef QUAD_MASKS
+#define QUAD_ENDED(R, P) \\
+    if (e->kind >= 2 && there >= R && !e->offset) { \\
+        const quad_end own = *e; \\
+        const uint64_t channels = ~0ull >> (64 - 16 * (P - 1) - left); \\
+        if (own.kind == 2) \\
+            QUAD_UNROLLED for (int i = 0; i < R; i++) \\
+                quad_ended(P, c[i], &own, own.by + at, own.plus + at, 0, (uint8_t *)y + to + i * line, channels); \\
+        else \\
+            QUAD_UNROLLED for (int i = 0; i < R; i++) \\
+                quad_ended(P, c[i], &own, own.by + at, own.plus + at, r + to + i * line, (uint8_t *)y + to + i * line, channels); \\
+        continue; \\
+    }
+#else
+#define QUAD_ENDED(R, P)
+#endif
 #define QUAD_KERNEL(R, P) \\
 static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows, int taps, int quads, int run, const int8_t *w, \\
-    int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line) \\
+    int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line, \\
+    int tiles, int64_t step) \\
 { \\
+  const int8_t *const begin = w; \\
+  for (int64_t tile = 0; tile < tiles; tile++, to += R * line) { \\
     quad_int c[R][P]; \\
+    w = begin; \\
     QUAD_UNROLLED for (int j = 0; j < P; j++) { \\
         const quad_int start = *(const quad_int *)(e->start + at + 16 * j); \\
         QUAD_UNROLLED for (int i = 0; i < R; i++) c[i][j] = start; \\
     } \\
     for (int t = 0; t < taps; t++) { \\
         const uint8_t *a[R]; \\
-        QUAD_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[t * QUAD_ROWS + i]; \\
+        QUAD_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[t * QUAD_ROWS + i] + tile * step; \\
         for (int64_t q = 0; q < quads; q++, w += 64) { \\
             QUAD_UNROLLED for (int i = 0; i < R; i++) { \\
                 int32_t four; \\
@@ -197,23 +239,12 @@ static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows,
             } \\
         } \\
     } \\
-    if (e->offset) \\
-        for (int i = 0; i < R; i++) { \\
-            int32_t sum = 0; \\
-            for (int t = 0; t < taps; t++) for (int k = 0; k < run; k++) sum += rows[t * QUAD_ROWS + i][k]; \\
-            QUAD_UNROLLED for (int j = 0; j < P; j++) c[i][j] -= *(const quad_int *)(e->offset + at + 16 * j) * sum; \\
-        } \\
-    if (e->kind == 2 && there >= R) { \\
-        QUAD_UNROLLED for (int j = 0; j < P; j++) { \\
-            quad_int own[R]; \\
-            QUAD_UNROLLED for (int i = 0; i < R; i++) own[i] = c[i][j]; \\
-            quad_rounded_line(R, own, e, at + 16 * j, (uint8_t *)y + to + 16 * j, line, j < P - 1 ? 16 : left); \\
-        } \\
-        return; \\
-    } \\
+    QUAD_ENDED(R, P) \\
     quad_int found[R * P]; \\
     QUAD_UNROLLED for (int i = 0; i < R; i++) QUAD_UNROLLED for (int j = 0; j < P; j++) found[i * P + j] = c[i][j]; \\
+    if (e->offset) quad_centred(found, R, P, rows, taps, run, e->offset + at); \\
     quad_stored(found, there < R ? there : R, P, left, e, at, r, y, to, line); \\
+  } \\
 }
 #define QUAD_KERNELS(P) QUAD_KERNEL(2, P) QUAD_KERNEL(6, P)
 QUAD_KERNELS(1)
@@ -221,7 +252,7 @@ QUAD_KERNELS(1)
 QUAD_KERNELS(2) QUAD_KERNELS(3) QUAD_KERNELS(4)
 #endif
 typedef void quad_kernel(const uint8_t *const *, int, int, int, const int8_t *, int64_t, const quad_end *, int, int64_t, int,
-                         const uint8_t *, void *, int64_t, int64_t);
+                         const uint8_t *, void *, int64_t, int64_t, int, int64_t);
 static inline quad_kernel *quad_kernel_of(int there, int panels)
 {
 #define QUAD_ROW(P) {quad_2_##P, quad_6_##P}
@@ -281,7 +312,7 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
             if (flags & 64) plus[i] = (float)((double)((const float *)s->b)[channel] / scale);
         }
     }
-    quad_end e = {start, any ? offset : 0, by, plus, kind, 0, 0, 0, low, high, 0, 0, least, most};
+    quad_end e = {start, any ? offset : 0, by, plus, kind, 0, flags & 4 ? 128 : 0, 0, 0, low, high, 0, 0, least, most};
     quad_limits(&e.low, &e.high, scale);
     const int bottom = flags & 4 ? -128 : 0, top = flags & 4 ? 127 : 255;
     if (kind == 2 || kind == 3) e.zero = quad_value(s->zero, 0, flags & 4);
@@ -302,7 +333,18 @@ static quad_end quad_end_of(const quad_scales *s, int kind, int flags, int group
 """
 ).replace("@ROWS@", str(ROWS))
 
-INTEGER_DIRECT = """/* Convolution of bytes with packed weights (sums of each channel's, then panels); y and the residual r are channels-last.
+INTEGER_DIRECT = """/* Three lines of bytes ^ flip side by side, in a loop that compilers vectorize. */
+static void quad_interleaved(const uint8_t *restrict a, const uint8_t *restrict b, const uint8_t *restrict c, int count, int flip,
+                             uint8_t *restrict to)
+{
+    const uint8_t f = (uint8_t)flip;
+    for (int i = 0; i < count; i++) {
+        to[3 * i] = a[i] ^ f;
+        to[3 * i + 1] = b[i] ^ f;
+        to[3 * i + 2] = c[i] ^ f;
+    }
+}
+/* Convolution of bytes with packed weights (sums of each channel's, then panels); y and the residual r are channels-last.
    x has the strides sn, sc, sh, sw in elements. Flags: as of quad_scales, and 512: x is copied to `room` with its padding, in
    which the pixels of a line of a window are one run. Else bytes have no sign, the channels of x are neighbours, those of a
    group a multiple of four, and padding reads a line of the zero point in room. room begins with four numbers a channel. */
@@ -339,6 +381,8 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
             const uint8_t *const from = (const uint8_t *)x + line / ph * sn + (int64_t)at * sh;
             if (sc == 1 && sw == c)
                 for (int64_t j = 0; j < (int64_t)last * c; j++) to[(int64_t)left * c + j] = from[j] ^ flip;
+            else if (sw == 1 && c == 3)
+                quad_interleaved(from, from + sc, from + 2 * (int64_t)sc, last, flip, to + (int64_t)left * c);
             else
                 for (int i = 0; i < c; i++)
                     for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc] ^ flip;
@@ -346,47 +390,60 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
     } else {
         __builtin_memset(more, x_byte, (unsigned long)own);
     }
+    /* several tiles a task: their first pixel is found by division, the others by counting */
+    const int several = tiles < 64 ? 1 : 8;
+    const int64_t lines = (tiles + several - 1) / several;
     #pragma omp parallel for schedule(static)
-    for (int64_t task = 0; task < tiles * groups * outer; task++) {
-        const int64_t tile = task % tiles, pixel = tile * QUAD_ROWS;
-        const int begin = (int)(task / tiles % outer) * inner, group = (int)(task / tiles / outer);
+    for (int64_t task = 0; task < lines * groups * outer; task++) {
+        const int64_t line = task % lines;
+        const int begin = (int)(task / lines % outer) * inner, group = (int)(task / lines / outer);
         const uint8_t *rows[@TAPS@ * QUAD_ROWS];
-        const int there = all - pixel < QUAD_ROWS ? (int)(all - pixel) : QUAD_ROWS;
         int image = 0, row = 0, column = 0;
         if (!flat) {
-            const int at = (int)(pixel % ((int64_t)oh * ow));
-            image = (int)(pixel / ((int64_t)oh * ow)), row = at / ow, column = at % ow;
+            const int64_t first = line * several * QUAD_ROWS;
+            const int at = (int)(first % ((int64_t)oh * ow));
+            image = (int)(first / ((int64_t)oh * ow)), row = at / ow, column = at % ow;
         }
-        for (int i = 0; i < QUAD_ROWS; i++) {
-            if (flat) {
-                rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
-                continue;
+        int at_once = 1; /* tiles of one call */
+        for (int64_t tile = line * several; tile < tiles && tile < (line + 1) * several; tile += at_once) {
+            const int64_t pixel = tile * QUAD_ROWS;
+            const int there = all - pixel < QUAD_ROWS ? (int)(all - pixel) : QUAD_ROWS;
+            if (flat && !e.offset) {
+                const int64_t whole = all / QUAD_ROWS - tile, rest = (line + 1) * several - tile;
+                at_once = whole < 1 ? 1 : whole < rest ? (int)whole : (int)rest;
             }
-            if (i >= there) { /* repeats the last pixel; not stored */
-                for (int t = 0; t < taps; t++) rows[t * QUAD_ROWS + i] = rows[t * QUAD_ROWS + i - 1];
-                continue;
-            }
-            if (copied) {
-                const uint8_t *const from = more + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
-                for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
-            } else {
-                const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
-                for (int t = 0; t < kh; t++) {
-                    const int v = row * step_h - top + t * dil_h;
-                    for (int u = 0; u < kw; u++) {
-                        const int s = column * step_w - left + u * dil_w;
-                        const int inside = v >= 0 && v < h && s >= 0 && s < wide;
-                        rows[(t * kw + u) * QUAD_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : more;
+            for (int i = 0; i < QUAD_ROWS; i++) {
+                if (flat) {
+                    rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
+                    continue;
+                }
+                if (i >= there) { /* repeats the last pixel; not stored */
+                    for (int t = 0; t < taps; t++) rows[t * QUAD_ROWS + i] = rows[t * QUAD_ROWS + i - 1];
+                    continue;
+                }
+                if (copied) {
+                    const uint8_t *const from = more + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
+                    for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
+                } else {
+                    const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
+                    for (int t = 0; t < kh; t++) {
+                        const int v = row * step_h - top + t * dil_h;
+                        for (int u = 0; u < kw; u++) {
+                            const int s = column * step_w - left + u * dil_w;
+                            const int inside = v >= 0 && v < h && s >= 0 && s < wide;
+                            rows[(t * kw + u) * QUAD_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : more;
+                        }
                     }
                 }
+                if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
             }
-            if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
-        }
-        for (int block = begin; block < blocks && block < begin + inner; block++) { /* of panels, in equal parts */
-            const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
-            const int behind = made - first * 16 - 16 * (count - 1), channel = group * made + first * 16;
-            quad_kernel_of(there, count)(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel, panel, &e, there,
-                                         ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k);
+            for (int block = begin; block < blocks && block < begin + inner; block++) { /* of panels, in equal parts */
+                const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
+                const int behind = made - first * 16 - 16 * (count - 1), channel = group * made + first * 16;
+                quad_kernel_of(there, count)(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel, panel, &e, there,
+                                             ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k,
+                                             at_once, (int64_t)QUAD_ROWS * sw);
+            }
         }
     }
 }

@@ -55,8 +55,6 @@ def _mul(b: Builder, x: Expr, y: Expr) -> Expr | None:
 
 def _div(b: Builder, x: Expr, y: Expr) -> Expr | None:
     n = _number(y)
-    if x.kind == "float" and y.op == "sqrt":
-        return b.mul(x, b.pointwise("rsqrt", y.args))
     if x.kind != "float" or n is None:
         return None
     # Graphs have a quotient with a number only where its rounding decides (egraph/simplify/jumps.py)
@@ -125,12 +123,9 @@ def _not(b: Builder, x: Expr) -> Expr | None:
 
 def _pow(b: Builder, x: Expr, y: Expr) -> Expr | None:
     n = _number(y)
-    if n in (1.0, 2.0, 3.0):
-        found = x
-        for _ in range(int(n) - 1):
-            found = b.mul(found, x)
-        return found
-    plain = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "recip"}.get(n) if n is not None else None
+    if n in (1.0, 2.0):  # cubes are left only where one rounding more decides
+        return x if n == 1.0 else b.mul(x, x)
+    plain = {0.5: "sqrt", -1.0: "recip"}.get(n) if n is not None else None
     return b.pointwise(plain, (x,)) if plain else None
 
 

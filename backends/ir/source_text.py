@@ -52,7 +52,7 @@ def dtype_text(dtype: str) -> str:
 #: Name that emitted source may use -> module to import it from ("": the name is the module).
 _STANDARD = {
     **dict.fromkeys(
-        ("ctypes", "functools", "hashlib", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""
+        ("ctypes", "functools", "hashlib", "json", "os", "shlex", "shutil", "subprocess", "tempfile", "warnings"), ""
     ),
     "partial": "functools",
     "Path": "pathlib",

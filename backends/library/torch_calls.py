@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from ...egraph.ops.ops import OPS
+from ...egraph.ops.type_laws import infer
 from ...extract.model.kernel import Call, Operand, Strides, contiguous
 from ...extract.model.library_kernel import identified, identify
 from ..runtime.views import view_strides
@@ -114,18 +116,29 @@ PRODUCTS = (
 )
 
 
+def fills_result(call: Call) -> bool:
+    """Condition on calls: the product or convolution of x and w (or, without w, x) has the result's shape. Otherwise
+    adding a bias or residual broadcasts it."""
+    types, shape = [call.operands[n].type for n in "xw" if n in call.operands], call.output.type.shape
+    if len(types) == 1:
+        return types[0].shape == shape
+    op = OPS["conv" if "strides" in call.attrs else "matmul"]
+    return infer(op, types, {name: call.attrs[name] for name in op.attrs}).shape == shape
+
+
 def bias_line(call: Call) -> bool:
-    """Condition on calls: the reshaped bias is a vector along the last axis."""
+    """Condition on calls: the reshaped bias is a vector along the last axis, and does not broadcast the product."""
     s = call.attrs.get("s")
     if s is None:
         return True
     size = extents(call.operands["b"])
-    return len(size) == 1 and tuple(s) == (1,) * (len(s) - 1) + size and size[0] == extents(call.output)[-1]
+    line = len(size) == 1 and tuple(s) == (1,) * (len(s) - 1) + size and size[0] == extents(call.output)[-1]
+    return line and fills_result(call)
 
 
 def residual_fits(call: Call) -> bool:
-    """Condition on calls: the residual has the result's type."""
-    return call.operands["r"].type == call.output.type
+    """Condition on calls: the residual has the result's type, and does not broadcast the value that it is added to."""
+    return call.operands["r"].type == call.output.type and fills_result(call)
 
 
 def batched_code(text: str) -> Callable[[Call], str]:
@@ -180,12 +193,13 @@ def weight_gradient_code(call: Call) -> str:
 
 
 def channel_bias(call: Call) -> bool:
-    """Condition on calls: the reshaped bias is a vector along the channels."""
+    """Condition on calls: the reshaped bias is a vector along the channels, and does not broadcast the result."""
     s = call.attrs.get("s")
     if s is None:
         return True
     size = extents(call.operands["b"])
-    return len(size) == 1 and tuple(s) == (1, *size) + (1,) * (len(s) - 2) and size[0] == extents(call.output)[1]
+    line = len(size) == 1 and tuple(s) == (1, *size) + (1,) * (len(s) - 2) and size[0] == extents(call.output)[1]
+    return line and fills_result(call)
 
 
 def planar(call: Call) -> bool:

@@ -186,7 +186,21 @@ def _group_norms(row: Row) -> Iterator[LibraryKernel]:
         )  # fmt: skip
 
 
-# ---------------------------------------------------------------- softmax, pooling, embeddings
+# ---------------------------------------------------------------- activations, softmax, pooling, embeddings
+def _alike(call: Call) -> bool:
+    """Condition on calls: operands and result have the same shape and float dtype."""
+    return len({(extents(o), o.type.dtype) for o in call.buffers.values()}) == 1 and one_float(call)
+
+
+def _gpu_relu_gradient() -> LibraryKernel:
+    """Gradient of a ReLU with the result y, in one kernel; as a comparison and a choice it takes several."""
+    return gpu_row(
+        "relu_gradient", "where(le(y, 0.0), 0.0, g)",
+        "torch.ops.aten.threshold_backward.grad_input({g}, {y}, 0.0, grad_input={out})", applies=both(_alike, filled),
+        family="pointwise", inplace=("g",),
+    )  # fmt: skip
+
+
 def _softmaxes(row: Row) -> Iterator[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction", "applies": both(one_float, filled)}
     for name in ("softmax", "log_softmax"):
@@ -261,7 +275,8 @@ def gpu_training() -> list[LibraryKernel]:
     return [
         *gpu_convolutions(), *_norms(gpu_row, norm, layer),
         *_batch_norms(gpu_row, channels), *_gpu_batch_norms(),
-        *_group_norms(gpu_row), *_softmaxes(gpu_row), *_gpu_pools(), *_embeddings(gpu_row, "{i}.clamp(0, {rows} - 1)"), *gpu_attentions(),
+        *_group_norms(gpu_row), *_softmaxes(gpu_row), _gpu_relu_gradient(), *_gpu_pools(),
+        *_embeddings(gpu_row, "{i}.clamp(0, {rows} - 1)"), *gpu_attentions(),
     ]  # fmt: skip
 
 

@@ -2,5 +2,6 @@
 
 In: a term and operand layouts.
 Out: a kernel of the IR.
-Imports: backends.ir, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, extract.fusion, extract.model.
+Imports: backends.ir, egraph.evaluate, egraph.ir, egraph.ops, egraph.simplify, egraph.types, extract.fusion,
+extract.model.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import product
 
 from ...egraph.ir.tensor import Tensor, make
@@ -20,6 +21,7 @@ from ..ir.integer_range import IntegerRanges
 from ..ir.kernel import Buffer
 from ..ir.simplify import as_index, conjuncts
 from ..ir.unfusable import Unfusable
+from .decisions import DECISIONS, decided_by_another_width, is_rounded_arithmetic
 
 
 class TermLowering:
@@ -37,6 +39,11 @@ class TermLowering:
         self.ranges = IntegerRanges(builder)
         self.unroll_limit = 0  # number of elements up to which a reduction is unrolled; 0: never
         self.written: frozenset[Tensor] = frozenset()  # scatters whose rows the kernel itself writes
+
+    @cached_property
+    def computed_in(self) -> str:
+        """The dtype in which the kernel computes floats."""
+        return "float64" if any(b.dtype == "float64" for b in self.buffers.values()) else "float32"
 
     def value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...] = ()) -> Expr:
         """Expression of the element of the tensor `t` at the index `at` (one per axis); memory is read only where all
@@ -65,6 +72,8 @@ class TermLowering:
     def _value(self, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
         if _reads_as_negative(t):
             raise Unfusable("uint64 values that int64 cannot represent")
+        if t.op in DECISIONS and decided_by_another_width(t, self.of, self.computed_in):
+            raise Unfusable("a decision by a float that the kernel computes in another width")
         if t in self.of:
             name = self.of[t]
             buffer = self.buffers[name]
@@ -168,9 +177,11 @@ def _iota(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr,
 def _cast(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
     x = r.value(t.args[0], at, guards)
     kind = dtypes.category(t.dtype)
+    if t.dtype == "float64" and t.args[0].dtype == "float32" and is_rounded_arithmetic(t.args[0], r.of):
+        raise Unfusable("a float32 result that is used in float64 in the same kernel, which would not round it")
     if kind == x.kind == "float" or t.dtype == t.args[0].dtype:
         return x  # dtypes of floats belong to buffers
-    if t.dtype == "float64" and x.kind == "int" and all(b.dtype != "float64" for b in r.buffers.values()):
+    if t.dtype == "float64" and x.kind == "int" and r.computed_in != "float64":
         raise Unfusable(
             "integers converted to float64 in a kernel that computes in float32"
         )  # float64 that no buffer has is computed in float32

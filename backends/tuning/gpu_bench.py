@@ -35,7 +35,7 @@ QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
 
 FIRST_US = 2000.0  # duration of the calls of the first recording, if the host's launches were as short as they seem
 ROTATION = 2  # minimum total size of rotating operand sets, as a multiple of the cache size
-CACHE_MULTIPLE_ROOMY = 3  # the same where memory allows
+CACHE_MULTIPLE_ROOMY = 3  # total size of these sets, as a multiple of the cache size, where memory allows
 HIDING = 3  # cache-filling copies that hide the host's launch overhead
 MOST_CALLS = 200
 # most µs of calls that are recorded only so that their operands exceed the cache, a small part of longer times

@@ -69,10 +69,11 @@ def _helpers(template: Template) -> str:
 
 @cache
 def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
-    from ..program.helpers.helper_functions import all_helpers, helper_names
+    from ..program.helpers.helper_functions import helper_names, known_helpers
 
-    sources = all_helpers()
-    return "\n".join(key_text(name, sources[name]) for name in helper_names((), [(backend, name) for name in setup]))
+    names = helper_names((), [(backend, name) for name in setup])
+    sources = known_helpers(names)
+    return "\n".join(key_text(name, sources[name]) for name in names)
 
 
 def key_text(name: str, source: str) -> str:
@@ -102,7 +103,7 @@ def machine_of(backend: str) -> MachineKey:
 @cache
 def _machine(backend: str, threads: int, gpu: str) -> MachineKey:
     """Machine key of a backend (`machine_of`), cached by the settings `threads` and `gpu` on which it depends."""
-    from ..registry import backends
+    from ..registry import find
 
-    found = backends().get(backend)
+    found = find(backend)
     return host_key(toolchain_key(backend)) if found is None else found.machine()

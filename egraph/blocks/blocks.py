@@ -19,6 +19,7 @@ The method; every step is linear in the graph:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,18 @@ def find_blocks(graph: Graph, *, max_nodes: int = 96) -> Blocks:
         states = tuple(text.states)
         instances.append(BlockInstance(index, tuple(text.inputs), tuple(text.params), tuple(text.outputs), states))
     return Blocks(graph, tuple(unique), tuple(instances))
+
+
+def compute_nodes_of(instance: BlockInstance) -> Iterator[Tensor]:
+    """The values of the model that one occurrence of a block (repeated subgraph) computes, outputs first."""
+    seen = {*instance.inputs, *instance.params, *instance.states}
+    stack = list(instance.outputs)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            stack += node.args
 
 
 def stamp(body: Graph, instance: BlockInstance, known: dict[Tensor, Tensor] | None = None) -> list[Tensor]:
@@ -197,4 +210,4 @@ class _Text:
         return Graph.of(outputs, inputs=[new[v] for v in self.inputs], name=name)
 
 
-__all__ = ["Block", "BlockInstance", "Blocks", "find_blocks", "stamp"]
+__all__ = ["Block", "BlockInstance", "Blocks", "compute_nodes_of", "find_blocks", "stamp"]

@@ -108,8 +108,8 @@ def dequantize(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 def quantize(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """x / scale rounded to whole numbers (ties to even), plus zero, clipped to the range of zero's dtype
 
-    x: floats [...]; scale: floats of equal rank and size 1, or one number for each index of an axis; zero: uint8 or
-    int8, shaped like scale or of size 1 along every axis. The result is [...] in the dtype of zero.
+    x: float32 or float64 [...]; scale: floats of equal rank and size 1, or one number for each index of an axis; zero:
+    uint8 or int8, shaped like scale or of size 1 along every axis. The result is [...] in the dtype of zero.
     """
     limits = np.iinfo(zero.dtype)
     whole = t.round(x / scale) + t.cast(zero, x.dtype)

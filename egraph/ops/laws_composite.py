@@ -207,16 +207,16 @@ def dequantize_text(op: Op, ranks: Sequence[int]) -> Cases:
 
 
 def quantize(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Result type of floats x with scales and zero points, one of each for all elements or for each index of an axis:
-    shape of x, dtype of the zero points.
+    """Result type of wide floats x with scales and zero points, one of each for all elements or for each index of an
+    axis: shape of x, dtype of the zero points.
 
     Raises ShapeError if the operands do not fit.
     """
     x, scale, zero = types
     if not x.rank == scale.rank == zero.rank or any(b not in (1, d) for d, b in zip(x.shape, scale.shape)):
         raise ShapeError("quantize needs operands of equal rank and scales that broadcast")
-    if x.dtype != scale.dtype or not dtypes.is_float(x.dtype) or zero.dtype not in BYTES:
-        raise ShapeError("quantize needs floats, scales of their dtype, and zero points of 8 bits")
+    if x.dtype != scale.dtype or x.dtype not in ("float32", "float64") or zero.dtype not in BYTES:
+        raise ShapeError("quantize needs float32 or float64, scales of that dtype, and zero points of 8 bits")
     if zero.shape not in (scale.shape, (1,) * x.rank):
         raise ShapeError(f"zero points are {zero.shape}, not {scale.shape} or all 1")
     return Type(x.shape, zero.dtype)

@@ -116,7 +116,11 @@ class Rule:
             for attr in (*rule.guards, *terms, *tests):
                 refuse_other_kinds(attr, tensors)
             if bare := [a.name for a in terms if isinstance(a, Name) and a.name in tensors]:
-                raise RuleError(f"the tensor {bare[0]} as an attribute", where=rule.name, hint="rank(x), size(x, 0)")
+                raise RuleError(
+                    f"the tensor {bare[0]} is used as an attribute",
+                    where=rule.name,
+                    hint="use a number: rank(x), size(x, 0)",
+                )
 
 
 def table(family: str, phase: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:

@@ -1,4 +1,4 @@
-"""Finds the values of a graph whose rounding decides a whole number or a truth value.
+"""Finds the values of a graph whose rounding decides a whole number, a truth value or an order.
 
 `floor(x / 49)` is 1 at 49, and 0 if the quotient is computed as the product with 1 / 49, which is just below 1.
 """
@@ -18,50 +18,110 @@ REMAINDERS = frozenset({"mod", "floordiv"})
 COMPARISONS = frozenset({"lt", "le", "eq"})
 JUMPS = STEPS | REMAINDERS | COMPARISONS | {"round", "sign", "quantize"}
 #: Elementwise ops that round nothing, or whose result is a whole number.
-PASSING = frozenset({"neg", "abs", "maximum", "minimum", "where"})
+PASSING = frozenset({"neg", "abs", "maximum", "minimum", "where", "relu", "clip"})
 UNROUNDED = PASSING | STEPS | {"sign", "cast", "round"}
 ORDERING = frozenset({"max", "min"})  # reductions that round nothing
+SORTS = frozenset({"argmax", "argmin", "argsort"})
 
 
 def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
-    """The floats that reach an operand of rounding, of a comparison or of a cast to integers through elementwise ops
-    and views. (Other ops, such as products of matrices, round in an order of their own.)"""
+    """The floats that reach an operand of rounding, of a comparison, of sorting or of a cast to integers through
+    elementwise ops, reductions and ops that move values. (Products of matrices round in an order of their own.)"""
     found: set[Tensor] = set()
-    for node in reversed(topological(list(roots))):
-        if _jumps(node) or (node in found and (node.entry.pointwise or node.entry.kind == "view")):
+    nodes = topological(list(roots))
+    continuous = _of_activations(nodes)
+    for node in reversed(nodes):
+        jumps = node.op in SORTS or (_jumps(node) and node not in continuous)
+        if jumps or (node in found and (_moves(node) or _is_elementwise(node))):
             found.update(a for a in node.args if dtypes.is_float(a.dtype))
     return frozenset(found)
 
 
-def rounding_decides(graph: Graph) -> bool:
-    """Whether rounding of elementwise arithmetic decides a whole number or a truth value: `floor(x / 49)`, a remainder,
-    a cast of `x * 0.1` to integers, `x / 255 > 0.5`. Rewriting by rules that are true of real numbers would give others
-    where the exact result is a whole number or the limit.
+def deciding(graph: Graph) -> frozenset[Tensor]:
+    """The elementwise arithmetic whose rounding decides a whole number, a truth value or an order: `floor(x / 49)`, a
+    remainder, a cast of `x * 0.1` to integers, `x / 255 > 0.5`. Rewriting it by rules that are true of real numbers
+    would give others where the exact result is a whole number, the limit or a tie.
 
-    Comparisons count where all of it is elementwise: behind sums and products their order decides anyway.
+    Behind sums and products the order of terms decides comparisons, unless all terms are exact, as sums of whole
+    numbers are. Then only arithmetic counts that rounds them (`x.sum() / 49 >= 1`), and products of matrices end it.
+    Sorting counts where all of it is elementwise. Conditions `x > 0` that choose between x and another value do not
+    count: activations are continuous there.
     """
     nodes = topological(list(graph.roots))
     plain: set[Tensor] = set()
     for node in nodes:
         if not node.args or (
-            (node.entry.pointwise or node.entry.kind == "view" or node.op in ORDERING) and plain.issuperset(node.args)
+            (node.entry.pointwise or _moves(node) or node.op in ORDERING or node.op in SORTS)
+            and plain.issuperset(node.args)
         ):
             plain.add(node)
-    found: set[Tensor] = set()
+    continuous = _of_activations(nodes)
+    all_of: set[Tensor] = set()  # values of which all arithmetic counts
+    rounded: set[Tensor] = set()  # values of which arithmetic counts that makes inexact values of whole numbers
+    deciding: set[Tensor] = set()
     for node in reversed(nodes):
         floats = [a for a in node.args if dtypes.is_float(a.dtype)]
         if floats and node.op in REMAINDERS:
-            return True
-        if node.op in STEPS or (node.op == "cast" and dtypes.category(node.dtype) == "int"):
-            found.update(floats)
-        elif node.op in COMPARISONS and _jumps(node):
-            found.update(a for a in floats if a in plain)
-        elif node in found:
-            if node.entry.pointwise and node.op not in UNROUNDED:
-                return True
-            if node.entry.kind == "view" or node.op in PASSING:
-                found.update(floats)
-    return False
+            deciding.add(node)
+            all_of.update(floats)
+        elif node.op in STEPS or (node.op == "cast" and dtypes.category(node.dtype) == "int"):
+            all_of.update(floats)
+            rounded.update(floats)
+        elif node.op in COMPARISONS and _jumps(node) and node not in continuous:
+            all_of.update(a for a in floats if a in plain)
+            rounded.update(floats)
+        elif node.op in SORTS:
+            all_of.update(a for a in floats if a in plain)
+        else:
+            if node in all_of:
+                if node.entry.pointwise and node.op not in UNROUNDED:
+                    deciding.add(node)
+                if (_moves(node) or node.entry.pointwise) and node.op not in STEPS | {"round"}:
+                    all_of.update(floats)
+            if node in rounded:
+                if _is_inexact(node):
+                    deciding.add(node)
+                if (_moves(node) or _is_elementwise(node)) and node.op not in STEPS | {"round"}:
+                    rounded.update(floats)
+    return frozenset(deciding)
+
+
+def _moves(node: Tensor) -> bool:
+    """Whether the elements of the result are elements of the operands, or constants."""
+    return node.entry.kind in ("view", "layout") or node.op in ("gather", "gather_elements", "scatter_elements")
+
+
+def _is_elementwise(node: Tensor) -> bool:
+    """Whether an op is elementwise or a reduction: exact for small whole numbers, if its arithmetic is."""
+    return node.entry.pointwise or node.entry.kind == "reduction" or node.op == "mean"
+
+
+def _is_inexact(node: Tensor) -> bool:
+    """Whether an op makes inexact values of whole numbers: quotients, roots and products with a constant that is no
+    power of two."""
+    if node.op == "mul":
+        values = [a.attr("value") for a in map(behind_views, node.args) if a.op == "full"]
+        return any(math.isfinite(v) and abs(math.frexp(v)[0]) not in (0.0, 0.5) for v in values)
+    return node.op in ("div", "mean", "recip", "sqrt", "rsqrt", "pow") and dtypes.is_float(node.dtype)
+
+
+def _of_activations(nodes: Sequence[Tensor]) -> set[Tensor]:
+    """The comparisons of a value x with 0 of which each use is a choice between x and another value."""
+    chosen: dict[Tensor, bool] = {}
+    for node in nodes:
+        for a in node.args:
+            if a.op in COMPARISONS:
+                x = _compared_with_zero(a)
+                here = node.op == "where" and x is not None and x in map(behind_views, node.args[1:])
+                chosen[a] = chosen.get(a, True) and here
+    return {node for node, only in chosen.items() if only}
+
+
+def _compared_with_zero(comparison: Tensor) -> Tensor | None:
+    """The value, behind its views, that is compared with 0; None if neither operand is 0."""
+    x, y = map(behind_views, comparison.args)
+    zero = [a.op == "full" and not a.attr("value") for a in (x, y)]
+    return y if zero[0] else x if zero[1] else None
 
 
 def _jumps(node: Tensor) -> bool:
@@ -70,10 +130,16 @@ def _jumps(node: Tensor) -> bool:
     return node.op in JUMPS and not any(_is_infinite(a) for a in node.args)
 
 
-def _is_infinite(x: Tensor) -> bool:
+def behind_views(x: Tensor) -> Tensor:
+    """The value whose elements a chain of views has."""
     while x.entry.kind == "view" and len(x.args) == 1:
         (x,) = x.args
+    return x
+
+
+def _is_infinite(x: Tensor) -> bool:
+    x = behind_views(x)
     return x.op == "full" and math.isinf(x.attr("value"))
 
 
-__all__ = ["before_jumps", "rounding_decides"]
+__all__ = ["before_jumps", "behind_views", "deciding"]

@@ -175,7 +175,7 @@ def simplify_pow(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[s
         return _whole(s, x, y)
     if power is None or (floats and s.exact) or x.dtype == "bool":
         return None
-    if floats and s.at_sharp and power in (3, 4):  # each product rounds, the power once
+    if floats and s.at_sharp and power in (3, 4, -0.5):  # each product, root or quotient rounds, the power once
         return None
     if power in (2, 3, 4):
         square = s.build("mul", (x, x))

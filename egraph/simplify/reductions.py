@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import frexp
 from typing import Any
 
 from ..ir.tensor import Tensor, make
@@ -31,6 +32,16 @@ def simplify_reduction(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: 
     return s.build(op, (x,), {"axes": kept}) if kept else x
 
 
+def mean_of_whole_numbers(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
+    """The quotient of the sum and the count, in place of a mean whose rounding decides a whole number or a truth value:
+    kernels of means multiply by the reciprocal, which makes no 3 of 36 / 12. None for other means."""
+    (x,), n = args, volume(tuple(args[0].shape[a] for a in attrs["axes"]))
+    if not s.at_sharp or not isinstance(n, int) or n < 2 or abs(frexp(n)[0]) == 0.5:
+        return None
+    total = s.build("sum", (x,), {"axes": attrs["axes"]})
+    return make("div", (total, fill((1,) * x.rank, float(n), x.dtype)), {})
+
+
 def any_of_positions(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
     """Comparisons of bounds in place of `any` over a mask of positions; None for other masks."""
     (x,), axes = args, attrs["axes"]
@@ -43,4 +54,4 @@ def along_one_element(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: d
     return x if x.shape[attrs["axis"]] == 1 or (x.op == "full" and op == "flip") else None
 
 
-__all__ = ["along_one_element", "any_of_positions", "simplify_reduction"]
+__all__ = ["along_one_element", "any_of_positions", "mean_of_whole_numbers", "simplify_reduction"]

@@ -32,7 +32,7 @@ from .pointwise import (
     simplify_where,
     without_broadcasts,
 )
-from .reductions import along_one_element, any_of_positions, simplify_reduction
+from .reductions import along_one_element, any_of_positions, mean_of_whole_numbers, simplify_reduction
 from .simplifier import FOLD_BYTES, Rule, Simplifier
 from .views import (
     simplify_concat,
@@ -87,7 +87,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "or": (simplify_logic,),
     "where": (simplify_where,),
     "cast": (simplify_cast,),
-    "mean": (simplify_reduction,),
+    "mean": (simplify_reduction, mean_of_whole_numbers),
     "max": (any_of_positions,),
     "cumsum": (along_one_element,),
     "flip": (along_one_element, simplify_flip),

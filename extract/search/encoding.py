@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from ..candidates.hypergraph import Hypergraph
 from ..solve.budgets import Budget, undominated
-from ..solve.problem import Extraction, FloatArray, Problem
+from ..solve.extraction import Extraction
+from ..solve.problem import FloatArray, Problem
 
 
 class EncodedHypergraph:

@@ -17,7 +17,7 @@ from ..model.gc_pause import gc_paused
 from ..model.kernel import Candidate
 from ..model.pricing import Priced
 from ..solve.budgets import Budget
-from ..solve.problem import Extraction
+from ..solve.extraction import Extraction
 from ..solve.solve import solve
 from ..solve.structures import Structures
 from .encoding import EncodedHypergraph

@@ -33,7 +33,7 @@ from ...errors import NoPlanError
 from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate
 from ..model.pricing import Priced
-from ..solve.problem import Extraction
+from ..solve.extraction import Extraction
 from .cutoff import CallToken, call_token, tree_costs
 from .measurement_state import (
     SCHEDULES,

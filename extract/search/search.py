@@ -21,7 +21,7 @@ from ..model.clock import Clock
 from ..model.gc_pause import gc_paused
 from ..model.pricing import Measurer, Priced, Pricer
 from ..solve.budgets import Budget
-from ..solve.problem import Extraction
+from ..solve.extraction import Extraction
 from .cutoff import CostCutoff, call_token
 from .lazy_pricing import LazyPrices
 from .measurement_state import MeasurementRequest, MeasurementState

@@ -19,7 +19,8 @@ import numpy as np
 
 from ...errors import ExtractionError
 from ..candidates.hypergraph import Hypergraph
-from ..solve.problem import Extraction, IntArray, relative_gap
+from ..solve.extraction import Extraction, relative_gap
+from ..solve.problem import IntArray
 from .encoding import EncodedHypergraph
 
 NESTED_ROUNDS = (0, 1, 2, 4, 8)

@@ -18,8 +18,9 @@ import numpy as np
 
 from ...errors import UsageError
 from .cpsat import Encoding, run, solver
+from .extraction import Extraction, relative_gap
 from .limited import Flags, LimitedReduction, within_limits
-from .problem import Extraction, Problem, evaluate, relative_gap
+from .problem import Problem, evaluate
 from .solve import solve
 
 DIVERSITY_UNITS = 10_000

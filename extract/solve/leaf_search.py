@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from .cpsat import SolverAnswer, solve_cpsat
+from .extraction import COST_TIE, Extraction, relative_gap
 from .frontier_dp import FrontierDP
 from .highs import solve_highs
 from .label_setting import BEAM_WIDTHS, LabelSetting
 from .local_search import local_search, promising_rows
-from .problem import COST_TIE, Extraction, IntArray, Problem, ProblemRows, relative_gap
+from .problem import IntArray, Problem, ProblemRows
 from .solve_clock import SolveClock
 
 EXACT_ROWS = 20_000

@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from ...errors import ExtractionError
 from .cpsat import SolverAnswer, solve_cpsat
+from .extraction import Extraction, relative_gap
 from .greedy import bottom_up, one_pass
 from .highs import solve_highs
 from .local_search import local_search, promising_rows
 from .presolve import detach, presolve
 from .presolver import PresolvedRows
-from .problem import LIMIT_ROUNDING, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
+from .problem import LIMIT_ROUNDING, IntArray, Problem, ProblemRows, evaluate, reachable
 
 Flags = npt.NDArray[np.bool_]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...errors import ExtractionError
-from .problem import Extraction, FloatArray, Limit, Problem
+from .extraction import Extraction
+from .problem import FloatArray, Limit, Problem
 
 Copy = tuple[int, int, int]
 """(class, source device index, target device index)."""

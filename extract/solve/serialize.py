@@ -23,7 +23,8 @@ from ...plain import is_file
 from ...wording import with_article
 from ...writing.files import named_path, write_bytes
 from ..model.gc_pause import gc_paused
-from .problem import Extraction, Problem, reachable
+from .extraction import Extraction
+from .problem import Problem, reachable
 
 MIN_FILE_MEMORY = 384 << 20
 MEMORY_PER_BYTE = 400

@@ -20,6 +20,7 @@ from ...errors import ExtractionError, UsageError
 from ..model.gc_pause import gc_paused
 from . import leaf_search
 from .components import Component, split_components
+from .extraction import COST_TIE, Extraction, relative_gap
 from .frontier_dp import FrontierDP
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
 from .label_setting import LabelSearchResult
@@ -28,7 +29,7 @@ from .limited import solve_limited
 from .local_search import local_search
 from .presolve import presolve
 from .presolver import PresolvedRows
-from .problem import COST_TIE, Extraction, IntArray, Problem, ProblemRows, evaluate, reachable, relative_gap
+from .problem import IntArray, Problem, ProblemRows, evaluate, reachable
 from .solve_clock import SolveClock
 from .structures import Structures
 

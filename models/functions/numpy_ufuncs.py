@@ -121,10 +121,15 @@ def _cube_root(x: Tensor) -> Tensor:
     return t.where(t.eq(near * near * near, x), near, found)
 
 
+def _degrees(x: Tensor) -> Tensor:
+    """Return x times NumPy's factor, which is computed in float32 for float32."""
+    return x * float(np.degrees(np.ones((), dtypes.numpy_dtype(x.dtype))))
+
+
 _FLOATS = {
     "tan": "tan", "sinh": "sinh", "cosh": "cosh", "arcsin": "asin", "arccos": "acos", "arcsinh": "asinh",
-    "arccosh": "acosh", "arctanh": "atanh", "exp2": "exp2", "deg2rad": "deg2rad", "rad2deg": "rad2deg",
-    "radians": "deg2rad", "degrees": "rad2deg",
+    "arccosh": "acosh", "arctanh": "atanh", "exp2": "exp2", "deg2rad": "deg2rad",
+    "radians": "deg2rad",
 }  # fmt: skip
 #: Builders: ufunc name -> function of operands in a loop's dtypes; returns the result or a tuple of results.
 UFUNCS: dict[str, Build] = {
@@ -133,7 +138,7 @@ UFUNCS: dict[str, Build] = {
     "floor_divide": t.floordiv, "remainder": t.mod, "fmod": _fmod, "divmod": lambda x, y: (t.floordiv(x, y), t.mod(x, y)),
     "power": _power, "float_power": _power, "negative": t.neg, "positive": lambda x: x, "conjugate": lambda x: x,
     "absolute": _of_bools(lambda x: x, t.abs), "fabs": t.abs, "sign": t.sign, "square": t.square, "reciprocal": _reciprocal,
-    "cbrt": lambda x: keep_zero_sign(x, _cube_root(t.abs(x))),
+    "degrees": _degrees, "rad2deg": _degrees, "cbrt": lambda x: keep_zero_sign(x, _cube_root(t.abs(x))),
     "log2": pointwise.scaled_log(2.0), "log10": pointwise.scaled_log(10.0), "logaddexp": _logaddexp(np.e),
     "logaddexp2": _logaddexp(2.0),
     "floor": pointwise.whole(t.floor), "ceil": pointwise.whole(t.ceil), "rint": t.round, "trunc": pointwise.trunc, "modf": _modf,

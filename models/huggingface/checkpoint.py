@@ -243,7 +243,7 @@ class Weights:
         stored = dtypes.name_of(source.dtype)
         if not dtypes.is_float(stored):
             raise UnsupportedError(f"tensor {spelled!r} holds {stored}", where=self.where,
-                                   hint="quantized checkpoints are not supported")  # fmt: skip
+                                   hint="a quantized checkpoint needs a quantization_config")  # fmt: skip
         self.params[spelled] = source
         return t.cast(t.param(spelled, wanted, stored), dtype)
 

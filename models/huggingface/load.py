@@ -95,8 +95,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 def architecture(config: Config) -> Architecture:
     """Return the registry entry of a config.
 
-    Raises UnsupportedError for unknown model types, configs with Python code (auto_map) and quantized weights. Raises
-    BadModelError without a model_type.
+    Raises UnsupportedError for unknown model types, configs with Python code (auto_map), and configs with a
+    quantization_config, which `dequantized` removes. Raises BadModelError without a model_type.
     """
     kind = config.text("model_type", "")
     if config.fields.get("auto_map"):
@@ -106,7 +106,11 @@ def architecture(config: Config) -> Architecture:
             hint="export the model to ONNX or with torch.export",
         )
     if config.fields.get("quantization_config"):
-        raise UnsupportedError("quantized checkpoints are not supported", where=config.where)
+        raise UnsupportedError(
+            "a quantization_config is read with the tensors of its folder, not alone",
+            where=config.where,
+            hint="load the folder, or remove quantization_config for float weights",
+        )
     if not kind:
         raise BadModelError("the config has no model_type", where=config.where)
     if kind not in ARCHITECTURES:

@@ -107,7 +107,7 @@ def _scatter_nd(n: Node) -> Result:
     x, index, updates = n.x(0), n.x(1), n.x(2)
     k = _tuple_length(index)
     if k > x.rank:
-        raise ShapeError(f"index tuples of length {k} for a rank-{x.rank} value")
+        raise ShapeError(f"index tuples have {k} numbers, but the value has rank {x.rank}")
     n.shaped(2, (*index.shape[:-1], *x.shape[k:]))
     rows, width = volume(index.shape[:-1]), volume(x.shape[k:])
     flat = t.reshape(_linear(n, index, x.shape[:k]), (rows, 1))

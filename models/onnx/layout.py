@@ -115,7 +115,7 @@ def _tile(n: Node) -> Result:
     x = n.x()
     repeats = n.dims(1)
     if len(repeats) != x.rank:
-        raise ShapeError(f"{len(repeats)} repeats for a rank-{x.rank} value")
+        raise ShapeError(f"there are {len(repeats)} repeats, but the value has rank {x.rank}")
     split: list[Dim] = [d for pair in zip([1] * x.rank, x.shape) for d in pair]
     wide = [d for pair in zip(repeats, x.shape) for d in pair]
     if all(r == 1 for r in repeats):

@@ -179,7 +179,9 @@ def _require_rows(n: Node, w: BlockLayout, part: str, position: int) -> None:
     value = n.value(position)
     shape = value.shape if isinstance(value, FourBits) else n.x(position).shape
     if len(shape) > 1 and shape[1 if w.by_inputs else 0] != w.rows:
-        raise ShapeError(f"{part} of shape {list(shape)} for a weight of {w.rows} rows and {w.inputs} inputs")
+        raise ShapeError(
+            f"{part} has shape {list(shape)}, which does not fit a weight of {w.rows} rows and {w.inputs} inputs"
+        )
 
 
 def _require(w: BlockLayout, part: str, fits: bool, data: Data) -> None:
@@ -187,7 +189,7 @@ def _require(w: BlockLayout, part: str, fits: bool, data: Data) -> None:
     if not fits:
         kind, shape = dtypes.name_of(data.dtype), list(data.shape)
         raise ShapeError(
-            f"{kind}{shape} as {part} of a weight of {w.rows} rows and {w.inputs} inputs of {w.bits} bits, in blocks of {w.block}"
+            f"{part} is {kind}{shape}, which does not fit a weight of {w.rows} rows and {w.inputs} inputs of {w.bits} bits, in blocks of {w.block}"
         )
 
 

@@ -311,12 +311,19 @@ def atan2(y: Value, x: Value) -> Tensor:
     return t.where(behind, ahead + half, ahead)
 
 
+#: Magnitudes between which a square neither overflows nor loses digits.
+_SQUARED = {"float64": (1e-140, 1e150), "float32": (1e-15, 1e18), "bfloat16": (1e-15, 1e18), "float16": (0.1, 100.0)}
+
+
 def hypot(x: Value, y: Value) -> Tensor:
-    """Return sqrt(x**2 + y**2), scaled by the larger operand so that the squares do not overflow."""
+    """Return sqrt(x**2 + y**2), which is 5 for 3 and 4; scaled by the larger operand where the squares would overflow
+    or underflow."""
     a, b = (t.abs(as_float(v)) for v in lift(x, y))
     top, low = t.maximum(a, b), t.minimum(a, b)
-    ratio = t.where(t.eq(top, 0), 0.0, t.div(low, t.where(t.eq(top, 0), 1.0, top)))
-    length = t.where(is_inf(top), top, top * t.sqrt(ratio * ratio + 1.0))
+    least, most = _SQUARED[a.dtype]
+    ratio = t.div(low, t.where(t.eq(top, 0), 1.0, top))
+    fits = t.logical_and(t.gt(top, least), t.lt(top, most))
+    length = t.where(fits, t.sqrt(a * a + b * b), top * t.sqrt(ratio * ratio + 1.0))
     return t.where(t.logical_or(is_inf(a), is_inf(b)), float("inf"), length)  # also beside NaN
 
 

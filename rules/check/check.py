@@ -30,9 +30,10 @@ from ...egraph.patterns.pattern_attrs import Apply, Attr, holds
 from ...egraph.patterns.rule import Rule
 from ...errors import RuleError, ShapeError
 from ..semantics.exponents import sure
+from ..semantics.instance import FAILURES, Instance
 from ..semantics.prime_field import BITS, agreement, finite, unrectified
 from ..semantics.sample import instances
-from ..semantics.sampler import FAILURES, INTS, Instance
+from ..semantics.sampler import INTS
 from .trial import ORDERS, STYLES, Refuted, RuleTrial
 
 Status = Literal["proved", "tested", "refuted", "unknown"]

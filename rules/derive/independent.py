@@ -22,8 +22,8 @@ from ...egraph.saturate.saturate import Limits, saturate_block
 from ...egraph.saturate.sessions import InProcess
 from ...egraph.view.view import EGraphView
 from ...errors import ShapeError
+from ..semantics.instance import FAILURES, Instance
 from ..semantics.sample import instances
-from ..semantics.sampler import FAILURES, Instance
 
 LIMITS = Limits(nodes=1500, iterations=5, seconds=5.0)
 

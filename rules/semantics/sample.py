@@ -18,9 +18,10 @@ from ...egraph.patterns.pattern import build
 from ...egraph.patterns.pattern_attrs import Attr, holds
 from ...egraph.patterns.rule import Rule
 from ...errors import RuleError, ShapeError
+from .instance import FAILURES, Instance
 from .sample_ops import HANDLERS
 from .sample_parts import result_dtype
-from .sampler import FAILURES, Instance, NotYet, Reject, Sampler, Want
+from .sampler import NotYet, Reject, Sampler, Want
 
 
 def attempt(

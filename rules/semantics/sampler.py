@@ -5,38 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from ...egraph.builders import builders as api
-from ...egraph.ir.tensor import Tensor
 from ...egraph.ops.ops import OPS, Type
 from ...egraph.ops.type_laws import LAWS, infer
-from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, build, subterms
+from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms
 from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, attr_names, evaluate, holds
 from ...egraph.patterns.rule import Rule
 from ...egraph.types import dtypes
 from ...errors import ShapeError
+from .instance import FAILURES
 
 Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any
-
-
-SIZES = (1, 2, 3, 4, 6)
-
-
-FLOATS = ("float32", "float32", "float32", "float64", "float16")
-
-
+SIZES = (1, 2, 3, 4, 6)  # sizes that the axes of an instance are drawn from
+FLOATS = ("float32", "float32", "float32", "float64", "float16")  # float dtypes that one is drawn from for an instance
 INTS = ("int64", "int32", "int8", "uint8")
-
-
-FAILURES = (
-    IndexError,
-    ValueError,
-    KeyError,
-    ZeroDivisionError,
-    TypeError,
-)  # raised by attribute expressions that have no value
 
 
 class Reject(Exception):
@@ -45,37 +29,6 @@ class Reject(Exception):
 
 class NotYet(Exception):
     """Raised when an attribute expression reads a variable that has no value yet."""
-
-
-@dataclass(frozen=True)
-class Instance:
-    """Concrete types and attribute values for the variables of a rule.
-
-    `weights` names the tensors that are parameters. `bounds` maps integer tensors that are used as indices to their
-    exclusive upper bound.
-    """
-
-    types: Mapping[str, Type]
-    attrs: Mapping[str, Any]
-    weights: frozenset[str]
-    bounds: Mapping[str, int] = field(default_factory=dict)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Make a leaf for each tensor variable: a param for weights, an input otherwise; returned by name."""
-        return {n: (api.param if n in self.weights else api.input)(n, t.shape, t.dtype) for n, t in self.types.items()}
-
-    def env(self) -> dict[str, Any]:
-        """The environment for evaluating attribute expressions and guards."""
-        return {**self.attrs, **{n: Fact(t, n in self.weights) for n, t in self.types.items()}}
-
-    def sides(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """(left, right) of each pair of sides. Raises ShapeError or one of `FAILURES` if a side has no type."""
-        tensors = self.tensors()
-        return [(build(a, tensors, self.attrs), build(b, tensors, self.attrs)) for a, b in zip(rule.lefts, rule.rights)]
-
-    def __str__(self) -> str:
-        tensors = [f"{n}: {t}{' (weight)' if n in self.weights else ''}" for n, t in sorted(self.types.items())]
-        return "; ".join([*tensors, *(f"{n} = {v!r}" for n, v in sorted(self.attrs.items()))])
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms
 from ...egraph.patterns.pattern_attrs import Apply, AttrConstant
 from ...egraph.patterns.rule import Rule
 from ..semantics.function_facts import is_whole
-from ..semantics.sampler import Instance
+from ..semantics.instance import Instance
 from ..semantics.solver import OutOfScope
 from ..semantics.structures import CONTRACTIONS, CREATED, bound, folds, is_contraction, is_layout, is_view, structures
 from ..semantics.sums import Extreme, Total

@@ -13,8 +13,8 @@ from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.saturate import Limits, saturate_block
 from ...egraph.saturate.sessions import SaturationSession
 from ...errors import RuleError, ShapeError
+from ..semantics.instance import FAILURES, Instance
 from ..semantics.sample import instances
-from ..semantics.sampler import FAILURES, Instance
 
 LIMITS = Limits(nodes=25_000, iterations=6, seconds=20.0)
 BATCH = 300  # candidates per e-graph

@@ -24,8 +24,8 @@ from ...egraph.patterns.pattern import variables
 from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Name, holds
 from ...egraph.patterns.rule import Rule
 from ..check.check import confirmed, judge
+from ..semantics.instance import Instance
 from ..semantics.sample import attempt, instances
-from ..semantics.sampler import Instance
 from ..semantics.solver import OutOfScope
 from ..smt.prove import typed
 from .terms import render_attr

@@ -145,6 +145,22 @@ def _dequantize(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     return [Type(kind.shape, s.rng.choice(("int8", kind.dtype))), Type(scales, kind.dtype), Type(zeros, kind.dtype)]
 
 
+def _quantize(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if kind.dtype not in ("uint8", "int8"):
+        raise Retry
+    scales = tuple(s.rng.choice((1, n)) for n in _ints(kind))
+    zeros = scales if s.rng.random() < 0.5 else (1,) * kind.rank
+    return [Type(kind.shape, s.dtype), Type(scales, s.dtype), Type(zeros, kind.dtype)]
+
+
+def _integer_conv(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if kind.dtype != "int32":
+        raise Retry
+    x, w = (Type(t.shape, s.rng.choice(("uint8", "int8"))) for t in _conv(s, call, kind))
+    channels = (s.rng.choice((1, _ints(w)[0])), *(1,) * (w.rank - 1))
+    return [x, w, Type((1,) * x.rank, x.dtype), Type(channels, w.dtype)]
+
+
 def _reduce(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape = _ints(kind)
     ones = [i for i, d in enumerate(shape) if d == 1]
@@ -483,6 +499,7 @@ _RULES: dict[str, Rule] = {
     "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter, "norm": _norm,
     "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
     "recurrent": _recurrent, "from_float8": _from_float8, "unpack": _unpack, "dequantize": _dequantize,
+    "quantize": _quantize, "integer_conv": _integer_conv,
     "conv_input_gradient": _conv_input_gradient, "conv_weight_gradient": _conv_weight_gradient,
     "norm_gradient": _norm_gradient, "channel_norm_gradient": _channel_norm_gradient, "softmax_gradient": _softmax_gradient,
     "channel_statistic": _channel_statistic, "attention_statistics": _attention_statistics, "attention_gradient": _attention_gradient,
@@ -499,7 +516,9 @@ def _root_shape(s: _Draw) -> Shape:
     return tuple(shape)
 
 
-def _root_dtype(s: _Draw) -> str:
+def _root_dtype(s: _Draw, term: pattern.Term) -> str:
+    if isinstance(term, pattern.PatternCall) and term.op == "quantize":
+        return s.rng.choice(("uint8", "int8"))
     return s.rng.choice((s.dtype, s.dtype, "bool", "int64"))
 
 
@@ -531,7 +550,7 @@ def _float_values(term: pattern.Term) -> dict[str, float]:
 
 def _attempt(template: Template, s: _Draw) -> Call | None:
     term = template.term
-    s.want(term, Type(_root_shape(s), _root_dtype(s)))
+    s.want(term, Type(_root_shape(s), _root_dtype(s, term)))
     floats = _float_values(term)
     for name in pattern.attr_variables(term):
         s.attrs.setdefault(name, floats.get(name))

@@ -67,12 +67,13 @@ def test_cuda_kernels_store_the_operand_once(turned: tuple[str, ...], tmp_path: 
 def test_blocks_that_walk_the_reduction_and_parts_of_it_are_refused() -> None:
     template = cuda_cpp.generated(gated())
     call = call_of(template)
-    first = dict(template.space(call)[0])
+    first = next(dict(s) for s in template.space(call) if not s.get("staged"))
     found = template.lower(call)
     assert found is not None and not found.cuts
     assert template.emitter.fits(found.kernel, found.shape, first, False)
     walked = {**first, "t0": 8, "u0": 1, "v0": 1}
     assert not template.emitter.fits(found.kernel, found.shape, walked, False)
+    assert template.emitter.fits(found.kernel, found.shape, {**walked, "staged": 1}, False)  # stored before the walk
     with pytest.raises(Unfusable, match="along the split reduction axis"):
         split(found.kernel, found.shape.outer[0], 2)
 

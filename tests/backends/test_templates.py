@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+import tensor_graphs as tg
 from tensor_graphs.backends.library import numpy_index_helpers, torch_helpers
 from tensor_graphs.backends.library.torch_rows import multiplies_bfloat16
 from tensor_graphs.backends.registry import backend
@@ -18,6 +21,8 @@ from tensor_graphs.extract.model.meaning import output_terms
 
 from .c.test_c_convolutions import ROWS as CONVOLUTIONS
 from .c.test_c_convolutions import usual_call
+from .c.test_c_integer_convolutions import ROWS as INTEGERS
+from .c.test_c_integer_convolutions import usual_call as usual_integer_call
 from .reference import expected
 from .sampled_calls import sample
 
@@ -29,7 +34,7 @@ HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 NEVER = {
     **{(name, d): "wide floats only" for name in ("np.softplus", "np.linear", "np.linear_columns") for d in HALVES},
     **{(f"np.{name}_half", d): "halves only" for name in ("softplus", "matmul", "linear") for d in WIDE},
-    **{("np.matmul", d): "wide floats only" for d in HALVES},
+    **{(f"np.{name}", d): "wide floats only" for name in ("matmul", "quantize") for d in HALVES},
     **{
         (f"torch.{mask}attention_{name}", d): "wide floats only: statistics of halves are float32"
         for mask in ("", "masked_")
@@ -48,8 +53,17 @@ def _never(template: Template, dtype: str) -> bool:
 
 def _cases() -> list:
     # Winograd's and depthwise convolutions need channels, and attention rows, that are not drawn here:
-    # test_c_convolutions.py, test_c_attention.py
-    elsewhere = ("c.winograd", "c.depthwise", "c.attention")
+    # test_c_convolutions.py, test_c_attention.py; bytes: test_c_integer_convolutions.py
+    elsewhere = (
+        "c.winograd",
+        "c.depthwise",
+        "c.attention",
+        "c.integer",
+        "c.bytes",
+        "c.uint8",
+        "c.int8",
+        "c.to_channels_last_bytes",
+    )
     named = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
     kernels = [t for t in named if not t.name.startswith(elsewhere)]
     return [pytest.param(t, d, id=f"{t.name}-{d}") for t in kernels for d in TOLERANCE]
@@ -215,7 +229,8 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
 
     drawn = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
     fits = lambda c: c and c.operands[operand].type == c.output.type and c.operands[operand].dense
-    call = usual_call(template.name) if template.name in CONVOLUTIONS else next(filter(fits, drawn))
+    usual = usual_call if template.name in CONVOLUTIONS else usual_integer_call if template.name in INTEGERS else None
+    call = usual(template.name) if usual else next(filter(fits, drawn))
     operands = {o: replace(x) for o, x in call.operands.items()}
     plan = kernel_plan(template, call)
     place = list(operands).index(operand)
@@ -269,3 +284,23 @@ def test_gradients_of_weights_are_told_from_other_convolutions() -> None:
     assert applies(8, 8, 3, pad=1) and applies(8, 4, 4, pad=1, dilation=2)  # of 3x3 kernels with stride 1 and 2
     assert not applies(8, 3, 8, pad=1)  # a convolution
     assert not applies(8, 8, 3, pad=1, groups=3)
+
+
+@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize(
+    ("left", "right", "added"),
+    [((1, 8), (8, 1), (12, 4)), ((12, 8), (8, 4), (3, 12, 4)), ((1, 4, 1, 7), (16, 4, 3, 3), (1, 16, 9, 7)), ((12, 8), (8, 1), (4,))],
+)  # fmt: skip
+def test_a_residual_that_broadcasts_a_product_is_added_apart(
+    backend: str, left: tuple[int, ...], right: tuple[int, ...], added: tuple[int, ...]
+) -> None:
+    """Kernels with a bias or residual compute the product at the size of the result."""
+    if backend == "torch":
+        pytest.importorskip("torch")
+    x, w, r = (tg.input(name, shape) for name, shape in (("x", left), ("w", right), ("r", added)))
+    product = tg.conv(x, w, pads=(1, 1, 1, 1)) if len(left) == 4 else x @ w
+    values = [np.random.default_rng(k).standard_normal(s).astype("f4") for k, s in enumerate((left, right, added))]
+    options: dict[str, Any] = {"measure": False, "budget": 1.0, "seed": 1}
+    found = tg.optimize(tg.relu(product + r), backend=backend, **options)(*values)
+    wanted = tg.optimize(tg.relu(product + r), backend="numpy", effort=0, **options)(*values)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

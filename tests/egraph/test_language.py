@@ -69,6 +69,11 @@ def _every_law() -> list[Tensor]:
         t.full((2, 2), 3), t.iota((2, 3), 1), c.logsumexp(x, axes=(1, 2)),
         make("from_float8", [t.param("f", (2, 3), "uint8")], {"dtype": "float32"}),
         packed, q4.dequantize(packed, t.param("s", (3, 2)), t.param("z", (3, 2), "int8")),
+        q4.quantize(image, t.full((1, 1, 1, 1), 0.5), t.full((1, 1, 1, 1), 3, "uint8")),
+        q4.integer_conv(
+            t.input("codes", (2, 4, 7, 6), "uint8"), t.param("k8", (6, 2, 3, 2), "int8"), t.full((1, 1, 1, 1), 3, "uint8"),
+            t.full((6, 1, 1, 1), 0, "int8"), strides=(2, 1), pads=(1, 0, 1, 1), dilations=(1, 2), groups=2,
+        ),
         make("recurrent", [x, t.input("first", (60,)), t.param("lstm", (440,))],
              {"cell": "lstm", "variant": "", "activations": "sigmoid tanh tanh", "hidden": 5, "width": 5, "layers": 1,
               "directions": 2}),

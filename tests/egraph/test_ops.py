@@ -101,6 +101,10 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
     "max_pool_gradient": [(((2, 2, 3, 2), (2, 2, 3, 2)), {"shape": (2, 2, 5, 4)}), (((1, 2, 3), (1, 2, 3)), {"shape": (1, 2, 7)})],
     "embedding_gradient": [(((2, 3, 4), (2, 3)), {"shape": (5, 4), "skipped": s}) for s in (-1, 1)],
     "dequantize": [(s, {}) for s in (((4, 6), (2, 3), (2, 3)), ((4, 6), (4, 1), (1, 1)), ((2, 0), (1, 1), (1, 1)))],
+    "quantize": [(s, {}) for s in (((4, 6), (1, 1), (1, 1)), ((4, 6), (4, 1), (1, 1)), ((3, 2), (1, 2), (1, 2)), ((2, 0), (1, 1), (1, 1)))],
+    "integer_conv": [(((2, 4, 7, 5), (6, 2, 3, 2), (1, 1, 1, 1), (6, 1, 1, 1)),
+                      {"strides": (2, 1), "pads": (1, 0, 1, 1), "dilations": (1, 2), "groups": 2}),
+                     (((1, 3, 5), (2, 3, 1), (1, 1, 1), (1, 1, 1)), {"strides": (1,), "pads": (0, 1), "dilations": (1,), "groups": 1})],
 }  # fmt: skip
 #: op -> attributes beside those of its law's cases.
 EXTRA: dict[str, dict[str, Any]] = {"group_norm": {"groups": 2}}
@@ -129,6 +133,10 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
     kinds = [dtype] * op.arity
     if op.law == "dequantize":
         kinds[1:] = "float32", "int8"
+    if op.law == "quantize":
+        kinds[2] = "int8"
+    if op.law == "integer_conv":
+        kinds[1] = kinds[3] = "int8"
     if op.law in INDEXED:
         kinds[1] = "int64"
     return kinds
@@ -138,13 +146,15 @@ def legal(op: Op) -> tuple[str, ...]:
     """The dtypes an op is defined for."""
     if op.law in ("from_float8", "unpack"):
         return ("uint8",)
+    if op.law == "integer_conv":
+        return ("uint8", "int8")
     if (
         op.floats_only
         or op.law in ("attention", "conv", "max_pool_gradient", "embedding_gradient")
         or op.name in FLOAT_MEANING
     ):
         return FLOATS
-    if op.name == "cross_entropy":
+    if op.name in ("cross_entropy", "quantize"):
         return ("float32", "float64")
     if op.name in ("and", "or", "xor"):
         return ("int32", "int64", "uint8", "bool")
@@ -204,7 +214,7 @@ def named(data: list[np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
 def test_decompositions(op: Op) -> None:
     """The type of a decomposition is the op's, its own op is not in it, and expanding ends."""
     for shapes, attrs in cases(op):
-        kinds = operand_dtypes(op, legal(op)[0] if op.law == "unpack" else "float32")
+        kinds = operand_dtypes(op, "float32" if "float32" in legal(op) else legal(op)[0])
         node = make(op.name, [t.input(f"x{i}", s, k) for i, (s, k) in enumerate(zip(shapes, kinds))], attrs)
         seen: set[str] = set()
         pending = [node]

@@ -90,9 +90,9 @@ def test_main_objects_have_rich_forms(explorer: Explorer) -> None:
 
 
 def test_extract_is_a_function_and_a_subpackage(explorer: Explorer) -> None:
-    import tensor_graphs.extract.solve.problem as problem
+    import tensor_graphs.extract.solve.extraction as extraction
 
-    assert isinstance(tg.extract(explorer), problem.Extraction)
+    assert isinstance(tg.extract(explorer), extraction.Extraction)
     assert Path(tg.extract.__file__).parent.name == "extract"
 
 

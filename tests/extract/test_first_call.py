@@ -1,4 +1,5 @@
-"""What a first call of `optimize` does not do: collect garbage during imports, import pandas for the cost store."""
+"""What a first call of `optimize` does not do: collect garbage during imports, import pandas for the cost store and the
+backends of other devices."""
 
 from __future__ import annotations
 
@@ -25,6 +26,11 @@ from tensor_graphs.costdb.store.store import Store
 assert len(Store(sys.argv[1], starter=lambda: ["cpu:another"]).snapshot)
 assert checked(shards.decode(next(starter.FOLDER.glob("*.parquet")).read_bytes()))[0].num_rows
 assert "pandas" not in sys.modules
+from tensor_graphs.backends.program.helpers.helper_functions import helper_names
+from tensor_graphs.backends.registry import select
+from tensor_graphs.backends.tuning.keys import machine_of
+assert [machine_of(b.name) for b in select("numpy")] and helper_names(["strided"], ())
+assert "tensor_graphs.backends.triton.backend" not in sys.modules
 """
 
 

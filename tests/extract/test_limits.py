@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from tensor_graphs.errors import ExtractionError, UsageError
 from tensor_graphs.extract.solve import leaf_search
+from tensor_graphs.extract.solve.extraction import Extraction
 from tensor_graphs.extract.solve.kbest import k_best
 from tensor_graphs.extract.solve.limited import within_limits
 from tensor_graphs.extract.solve.placement import place
-from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem, evaluate, reachable
+from tensor_graphs.extract.solve.problem import Limit, Problem, evaluate, reachable
 from tensor_graphs.extract.solve.solve import solve
 
 from .test_solve import brute_force

@@ -36,7 +36,7 @@ from tensor_graphs.extract.search.measurement_state import MeasurementState
 from tensor_graphs.extract.search.plan_solver import PlanSolver
 from tensor_graphs.extract.search.policy import MAX_ALTERNATIVES
 from tensor_graphs.extract.search.search import measure_ahead, search
-from tensor_graphs.extract.solve.problem import Extraction
+from tensor_graphs.extract.solve.extraction import Extraction
 
 X = tg.input("x", (8, 8))
 

@@ -31,7 +31,8 @@ from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.search.lazy_pricing import LazyPrices
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.extract.search.warm_start import candidate_rounds, choice_of_candidates, nested_rounds, warm_solve
-from tensor_graphs.extract.solve.problem import Extraction, Limit, Problem
+from tensor_graphs.extract.solve.extraction import Extraction
+from tensor_graphs.extract.solve.problem import Limit, Problem
 from tensor_graphs.extract.solve.solve import METHODS, solve
 from tensor_graphs.pipeline.costs.prices import CostPricer
 from tensor_graphs.pipeline.stages import choose as choosing

@@ -38,7 +38,7 @@ from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.model.storage_dtypes import narrow_types
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice
-from tensor_graphs.extract.solve.problem import Extraction
+from tensor_graphs.extract.solve.extraction import Extraction
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.cache.plan_file import plan_from_json, plan_to_json, priced_steps
 from tensor_graphs.pipeline.context.session import Session

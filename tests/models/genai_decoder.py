@@ -33,7 +33,7 @@ class Writer:
         return outputs[0]
 
     def linear(self, name: str, x: str, inputs: int, outputs: int, zeros: bool = False) -> str:
-        """A product with a weight of 4 bits, whose zero points are stored, or 8."""
+        """A product with a weight of 4 bits. Its zero points are stored if `zeros`, else all are 8."""
         blocks = inputs // BLOCK
         codes = self.rng.integers(0, 256, (outputs, blocks, BLOCK // 2)).astype(np.uint8)
         operands = [x, self.store(f"{name}.weight_Q4", codes)]

@@ -339,3 +339,34 @@ def test_whole_numbers_that_rounding_decides_are_those_of_the_function() -> None
     x = np.arange(200.0)
     for found, wanted in zip(program(x), bins(x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+#: Functions of whole numbers x and y (12 x 7) that are decided where arithmetic is exact or rounds in a known way.
+DECIDED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
+    "root": ("c", lambda x, y: np.floor(x / np.sqrt(y * y))),
+    "mean": ("c", lambda x, y: x.mean(1) == np.round(x.mean(1))),
+    "sum": ("numpy", lambda x, y: np.cumsum(x / 49, 1) >= 2),
+    "product": ("numpy", lambda x, y: (x @ y.T) / 49 == np.round((x @ y.T) / 49)),
+    "argmin": ("c", lambda x, y: np.argmin(x * 0.1 - y * 0.1, 1)),
+    "argsort": ("torch", lambda x, y: np.argsort(x * 0.3 + y * 0.3, 1, kind="stable")),
+    "neighbours": ("c", lambda x, y: np.diff(np.sort(x * 0.1 + y * 0.1, 1)) == 0),
+    "hypotenuse": ("c", lambda x, y: np.floor(np.hypot(np.stack([7 * x, 9 * x]), np.stack([24 * x, 40 * x])) / x)),
+    "degrees": ("numpy", lambda x, y: np.floor(np.degrees(np.radians(x)))),
+    "wider": ("c", lambda x, y: np.floor((x * x.dtype.type(0.1)).astype("f8") * 10)),
+    "wider bins": ("c", lambda x, y: np.searchsorted(np.arange(50) * 0.1, (x + y) * 0.1)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("name", DECIDED)
+def test_rounding_decides_as_in_the_function(name: str, dtype: str) -> None:
+    """Quotients of sums, means, roots, order of nearly equal values, and float32 results in float64."""
+    backend, function = DECIDED[name]
+    if backend == "torch":
+        pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    examples = [(50 * rng.random((12, 7)) + 1).astype(dtype) for _ in range(2)]
+    program = tg.optimize(function, (*examples,), **{**QUICK, "backend": backend}, allow_caller=False)
+    for factor in (1, 7, 49):
+        x, y = ((factor * rng.integers(1, high, (12, 7))).astype(dtype) for high in (9, 5))
+        np.testing.assert_array_equal(program(x, y), function(x, y))

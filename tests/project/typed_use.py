@@ -8,7 +8,7 @@ from typing import assert_type
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.extract.solve.problem import Extraction
+from tensor_graphs.extract.solve.extraction import Extraction
 from tensor_graphs.report.report import Report
 
 

@@ -18,7 +18,7 @@ from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.errors import ShapeError
 from tensor_graphs.rules.check.check import Verdict, judge
-from tensor_graphs.rules.semantics.sampler import Instance
+from tensor_graphs.rules.semantics.instance import Instance
 from tensor_graphs.rules.tables.partial import Partial
 
 from .output_regions import Box, wrong_region

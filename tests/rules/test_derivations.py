@@ -22,7 +22,7 @@ from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.sessions import InProcess
 from tensor_graphs.rules.check.check import check, judge
 from tensor_graphs.rules.derive.prove import LIMITS, Prover
-from tensor_graphs.rules.semantics.sampler import Instance
+from tensor_graphs.rules.semantics.instance import Instance
 from tensor_graphs.rules.tables import loops
 
 MOTION = re.compile(r"(split|merge)-(mul|sub)-(\d)-of-(\d)")

@@ -12,8 +12,8 @@ from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.patterns.pattern import PatternCall, subterms
 from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.rules.check.check import LIMITS, check, judge, mutate_guards
+from tensor_graphs.rules.semantics.instance import Instance
 from tensor_graphs.rules.semantics.sample import instances
-from tensor_graphs.rules.semantics.sampler import Instance
 
 BY_NAME = {r.name: r for r in rules.EVERY}
 GROWTH = ("collects", "rearranges", "expands")

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
     "group norm": (lambda a, w, b: F.group_norm(a, 2, w, b), (x(*IMAGE), x(*VECTOR), x(*VECTOR)),
                    ("torch.group_norm_with_statistics", "torch.group_norm_gradients4", "cuda.group_norm_with_statistics",
                     "cuda.group_norm_gradients4")),
+    "relu": (lambda a: F.relu(a), (x(4, 5),), ("cuda.relu_gradient",)),
     "softmax": (lambda a: F.softmax(a, -1), (x(4, 5),), ("torch.softmax_gradient", "cuda.softmax_gradient")),
     "log softmax": (lambda a: F.log_softmax(a, -1), (x(4, 5),), ("torch.log_softmax_gradient", "cuda.log_softmax_gradient")),
     "attention": (

@@ -228,7 +228,10 @@ class AttentionWriter(CValues):
         inside = self._over(scope, axes) if axes else scope.opened(None, "")
         inside.items.append(f"long seen = {size};")
         for number, at, strict in bounds:
-            name, none = self._fresh("n"), f"({self._at(at - (not strict))})"  # at `none` and below nothing is seen
+            name, none = (
+                self._fresh("n"),
+                f"({self._at(at - (not strict))})",
+            )  # a mask over numbers up to `none` hides every key
             inside.items += [
                 f"const long {name} = {self.value(number, inside)};",  # any number: what it is compared with is small
                 f"if ({name} < {none} + seen) seen = {name} < {none} ? 0 : {name} - {none};",

@@ -148,8 +148,8 @@ class LoopNest:
         return {e: over[e] for e in needed if _worth(e, over[e], needed - {e})}
 
     def _needed(self, loops: list[tuple[Axis, tuple[Expr, ...]]], shared: set[Expr]) -> set[Expr]:
-        """Those of the values `shared` (keys of `_alike`) that several of the `loops` (axis, bodies) compute or read if
-        a loop reads values that an earlier one has computed, in place of their operands."""
+        """The values among `shared` (keys of `_alike`) that several of the `loops` (axis, bodies) use: a loop uses the
+        values that it computes, but of a value that an earlier loop has computed only the value, not its operands."""
         uses, done = dict.fromkeys(shared, 0), set[Expr]()
         read = lambda e: self._alike(e) in done
         for axis, bodies in loops:
@@ -162,11 +162,12 @@ class LoopNest:
     def computed_again(self) -> float:
         """Flops of expensive values in the loops after the first that computes them, where no row buffer has them."""
         known, again, costly = set[Expr](), 0.0, self._costly()
+        read = lambda e: self._alike(e) in self.kept and self._alike(e) in known
         for axis, bodies in self._passes():
-            inside = {self._alike(e): e for e in _inside(bodies, axis) if e in costly}
+            inside = {self._alike(e): e for e in _inside(bodies, axis, read) if e in costly}
             repeats = [e for key, e in inside.items() if key in known and key not in self.kept]
             again += sum(flops(e.op) * prod(a.size for a in e.axes) for e in repeats)
-            known |= inside.keys()
+            known.update(inside)
         return again
 
     def _costly(self) -> set[Expr]:

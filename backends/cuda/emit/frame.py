@@ -68,8 +68,9 @@ class ThreadFrame(Writer[CudaScope]):
         if shape.joined and self.along["n"].block < shape.n:
             self.walked.add("n")
         self.dim_of = {a: d for d, g in self.groups.items() for a in g} | dict.fromkeys(shape.joined, "n")
-        if any({d, other} <= {*self.spans(e)} for e in kernel.exprs for d, other in layout.shared.items()):
-            raise Unfusable("a value that varies along two dimensions mapped to the same threads")
+        for owners in ([layout.shared.get(d, d) for d in self.spans(e)] for e in kernel.exprs if layout.shared):
+            if len({*owners}) < len(owners):
+                raise Unfusable("a value that varies along two dimensions mapped to the same threads")
         bound = {a for d, g in self.groups.items() for a in g if d not in self.walked} | {*shape.batch}
         self.scope = self.top = CudaScope(1, bound)
         self.ahead = CudaScope(1, set(bound))  # statements before the wait for the previous kernel

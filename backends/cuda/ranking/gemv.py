@@ -31,6 +31,8 @@ AHEAD = 3  # prefetch distance of the cp.async pipeline in loop iterations
 RING = 47 << 10  # limit of a block's prefetch ring in bytes of shared memory
 NORM = 6  # operations per element of a norm, which loads of matrices hide
 ISSUED = 1.4e5  # operations of longer prologues that an SM issues in a µs
+# µs of staging a row: for each block of an SM, each doubling of a block's threads, each operation of a thread
+STAGED, BARRIERS, SERIAL = 0.15, 0.05, 0.0015
 WARM = 8 << 20  # bytes of matrices from which an L2 prefetch before the wait was slower than none
 
 
@@ -162,6 +164,8 @@ class GemvRanking(RankingModel):
         each = max(0, self.prologue - NORM) * threads * vector * depth * rounds
         beyond = self.rows * (self.prologue * self.length if self.staged else each)  # operations of a block
         us += beyond * share / ISSUED
+        if self.staged:
+            us += STAGED * share + BARRIERS * log2(threads / 32) + SERIAL * self.prologue * self.length / threads
         return us * (1.15 if ahead else 1.0) + (JOIN + 0.03 * split if split > 1 else 0.0)
 
     def us(self, columns: int, across: int, held: int, threads: int, split: int, ring: int = 0) -> float:

@@ -238,7 +238,7 @@ class ProgramEmitter(EmittedValues):
 
         if self.in_c:
             self._join_calls()
-            self.helpers |= {"c_library", "c_function", "c_kept"}
+            self.helpers |= {"c_library", "c_function", "c_kept", "c_beside"}
         function = self._function()
         if self.takes_tensors:
             offered = tuple(self.offered)

@@ -69,6 +69,9 @@ class GpuProgramEmitter(ProgramEmitter):
         return "torch"
 
     def _reserve(self) -> None:
+        from ..helpers.helper_functions import all_helpers
+
+        self.taken |= all_helpers().keys()
         super()._reserve()
         for v in sorted(self.fresh_outputs):
             self.names[v, "torch"] = identifier(self.plan.values[v].name or f"v{v}", self.taken)

@@ -47,7 +47,7 @@ from .memory_plan import symbolic_bytes
 
 ALIGNMENT = 256  # bytes: alignment of CUDA's allocator, sufficient for tensor maps
 MOST_WARM = 24  # choices of sizes at which kernels are compiled ahead
-ROWS = 64  # products of more rows have a multiple of this number
+ROWS = 64  # products of more rows get their number of rows rounded up to a multiple of this
 
 
 @dataclass

@@ -28,9 +28,9 @@ def is_torch(template: Template) -> bool:
 def operand_kind(template: Template) -> str:
     """The form in which the code of `template` takes its operands, such as "numpy" or "torch"
     (`contract.Target.operands`)."""
-    from ...registry import backends
+    from ...registry import find
 
-    found = backends().get(template.backend)
+    found = find(template.backend)
     return "numpy" if found is None else found.operands
 
 
@@ -80,9 +80,9 @@ class EmittedValues:
 
     # ------------------------------------------------------------ names and where values come from
     def _reserve(self) -> None:
-        from ..helpers.helper_functions import all_helpers
+        from ..helpers.helper_functions import host_helpers
 
-        self.taken |= set(all_helpers())
+        self.taken |= host_helpers().keys()
         for step in self.plan.steps:
             if step.template.source is not None:
                 python = isinstance(step.template, UserKernel) or self._kind(step.template) != "address"

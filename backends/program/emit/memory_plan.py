@@ -207,7 +207,7 @@ def _all_inplace(step: Step, victim: int, root: Mapping[int, int], output: int) 
 
 def _pinned(plan: Plan, root: Mapping[int, int], last: Mapping[int, int], made: Mapping[int, int]) -> dict[int, str]:
     """New state value -> name of the state, for values that can be written directly to the state's memory, because no
-    later step reads the old value, or none at all."""
+    later step, or no step, reads the old value."""
     states = {v.name: v.id for v in plan.values if v.origin == "state"}
     found: dict[int, str] = {}
     for name, update in plan.updates.items():

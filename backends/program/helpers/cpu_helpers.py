@@ -115,7 +115,8 @@ def library_text(
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions if name in called)
     given = "" if threads else ", threads=False"
     return (
-        f'C_SOURCE = r"""{source}\n"""\nC_BINARY = globals().get("C_BINARY")  # machine code for this processor, in saved programs\n'
+        f'C_SOURCE = r"""{source}\n"""\n# machine code for this processor, of saved programs\n'
+        f'C_BINARY = globals().get("C_BINARY") or c_beside(globals().get("__file__"))\n'
         f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given})\n{made}"
     )
 

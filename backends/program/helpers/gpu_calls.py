@@ -60,6 +60,7 @@ class Calls:
     """
 
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
+    PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
@@ -371,13 +372,14 @@ class Calls:
     def find_addresses(self, given: Sequence[Any], stream: int) -> None:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
-        the recordings differ, or if the results of such a call are not those of one that copies."""
-        copied, self.why_copied = self.copied, "results differ"
+        the recordings differ; those tensors are with which the results are not those of a call that copies."""
+        copied = self.copied
         try:
             self.found, numbers = self.found_addresses(given)
-            self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
-            if not numbers or self.proven(given, stream, numbers):
-                self.why_copied = "addresses are not among the parameters" if self.copied else ""
+            proven = self.proven_among(given, stream, sorted(numbers))
+            why = "addresses are not among the parameters" if proven == numbers else "results differ"
+            self.why_copied = why if self.copied else ""
+            if proven or not numbers:
                 return
         except (LookupError, torch.cuda.OutOfMemoryError) as error:
             self.why_copied = str(error)
@@ -399,6 +401,21 @@ class Calls:
         spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
         raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
         return library_launches(self.kernels.driver, raw, {one.node.value for one in self.kernels.table}, *spans)
+
+    def proven_among(self, given: Sequence[Any], stream: int, numbers: list[int]) -> set[int]:
+        """Set `copied` and `wide` for the tensors among `numbers` that calls may have elsewhere (`proven`), and return
+        these: all of them, or what halving the rest again and again finds within `PROVING_S` seconds."""
+        copied, found, groups, until = self.copied, set[int](), [numbers], perf_counter() + self.PROVING_S
+        while groups and groups[-1] and perf_counter() < until:
+            group = groups.pop()
+            more = found | {*group}
+            self.copied, self.wide = copied - more, {i for i in more if i < self.count}
+            if self.proven(given, stream, more):
+                found = more
+            elif len(group) > 1:
+                groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+        self.copied, self.wide = copied - found, {i for i in found if i < self.count}
+        return found
 
     def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
         """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
-from ...registry import backends, devices, on_forget
+from ...device import HOST
+from ...registry import backends, devices, host_backends, on_forget
 from ...user.files import HELPERS as USER_HELPERS
 
 
@@ -22,15 +23,30 @@ def all_helpers() -> dict[str, str]:
     return found | USER_HELPERS
 
 
-on_forget.append(all_helpers.cache_clear)
+@cache
+def host_helpers() -> dict[str, str]:
+    """Those of `all_helpers` that programs on the CPU may contain, without importing the backends of other devices."""
+    found = dict(HOST.programs.helpers)
+    for b in host_backends():
+        found |= b.helpers
+    return found | USER_HELPERS
+
+
+def known_helpers(names: Iterable[str]) -> Mapping[str, str]:
+    """Source by name of at least the helper functions `names` and those that they call."""
+    host = host_helpers()
+    return host if host.keys() >= {*names} else all_helpers()
+
+
+on_forget += [all_helpers.cache_clear, host_helpers.cache_clear]
 
 
 def helper_names(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> list[str]:
     """Sorted names of the helper functions that emitted code needs: `names`, the helpers in `setups` (pairs of a
     backend's and a helper's name), and all helpers that these call."""
-    known = all_helpers()
     found: set[str] = set()
     todo = {*names, *(name for _, name in setups)}
+    known = known_helpers(todo)
     while todo:
         found |= todo
         called = {c for name in todo for c in _called(known[name])}
@@ -47,5 +63,6 @@ def _called(source: str) -> frozenset[str]:
 def helper_source(names: Iterable[str], setups: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yields the sources of all helper functions that emitted code needs, sorted by name. `names`: helpers; `setups`:
     further ones, as pairs of a backend's and a helper's name. Helpers that these call are included."""
-    known = all_helpers()
-    return (known[name] for name in helper_names(names, setups))
+    needed = helper_names(names, setups)
+    known = known_helpers(needed)
+    return (known[name] for name in needed)

@@ -14,7 +14,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from ...ir.definitions import sources_of
-from .cuda_driver import DriverConfig
+from .cuda_driver import DriverConfig, parameter_memory
 from .gpu_launches import DirectLaunch
 
 if TYPE_CHECKING:
@@ -46,9 +46,28 @@ class LibraryLaunch(DirectLaunch):
         try:
             self.start = self.read(driver, node)
             self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
-        except LookupError:  # nothing of it is set; results tell whether it uses a tensor that moves
-            self.layout = []
+        except LookupError:
+            self.start = self.read_buffer()
         self.slots, self.boxes, self.config, self.touches = [], [], DriverConfig(), True
+
+    def read_buffer(self) -> int:
+        """Copy the parameters of a launch that has them as one buffer (cuBLAS's kernels for Hopper GPUs); returns the
+        copy's address. If there is no buffer, nothing of the launch is set: results tell whether it uses a tensor that
+        moves."""
+        found: dict[int, int] = {}
+        self.layout, at = [], 0
+        options = ctypes.cast(self.how.extra or 0, ctypes.POINTER(ctypes.c_void_p))
+        while self.how.extra and options[at]:  # pairs of a key and a value: 1 a buffer, 2 the address of its size
+            found[options[at]], at = options[at + 1], at + 2
+        if not found.get(1) or not found.get(2):
+            return 0
+        self.size = ctypes.c_size_t(ctypes.c_size_t.from_address(found[2]).value)
+        self.layout = [(0, self.size.value)]
+        self.memory, base, self.parameters = parameter_memory(self.layout)
+        ctypes.memmove(base, found[1], self.size.value)
+        self.options = (ctypes.c_void_p * 5)(1, base, 2, ctypes.addressof(self.size), 0)
+        self.how.parameters, self.how.extra = None, ctypes.addressof(self.options)
+        return int(base)
 
     def words(self) -> Iterator[Any]:
         """The aligned words of 8 bytes within the parameters."""

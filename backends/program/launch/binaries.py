@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import builtins
 import json
-import platform
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from typing import Any
 
 from ....plain import decode, read_bytes, strict_json
 from ....private import read_sealed
+from ...c.helpers import c_processor
 
 FOLDER, LAUNCHES, C_LIBRARY = "binaries", "launches.json", "kernels.so"
 MAX_BINARY_BYTES = 1 << 28  # maximum bytes of one file
@@ -133,19 +132,7 @@ def _library(space: Mapping[str, Any], library: Any, here: str) -> Binaries | No
     return Binaries(here, {C_LIBRARY: code}, [])
 
 
-@cache
-def processor() -> str:
-    """Name of this CPU for compiled C code: its architecture, and a hash of its instruction set extensions and of the C
-    library's version. "" if unknown."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    if found is None:
-        return ""
-    facts = (*sorted(found[1].split()), *platform.libc_ver())
-    return f"{platform.machine()} {sha256(' '.join(facts).encode()).hexdigest()[:16]}"
+processor = cache(c_processor)
 
 
 def write_binaries(folder: Path, binaries: Binaries | None) -> dict[str, str]:

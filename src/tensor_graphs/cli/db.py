@@ -37,7 +37,7 @@ def db_failures(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 @app.command("accuracy")
 def db_accuracy(costdb: CostDb = None, as_json: Json = False) -> Answer:
-    """Held-out accuracy of predicted kernel times and of the ranking of schedules, per device."""
+    """Report the held-out accuracy of predicted kernel times and of rankings of schedules, by device."""
     from ..costdb.store.accuracy import accuracy
 
     store = _store(costdb)
@@ -57,7 +57,10 @@ def db_check(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 
 @app.command("merge")
-def db_merge(other: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
+def db_merge(
+    other: Annotated[Path, typer.Argument(help="folder of the other store, or of the shards that `measure` wrote")],
+    costdb: CostDb = None, as_json: Json = False,
+) -> Answer:  # fmt: skip
     """Import another store's shards."""
     found = _store(costdb, new=True).merge(other)
     return Answer({"merge": found.to_json()}, repr(found))
@@ -116,7 +119,9 @@ def db_compact(costdb: CostDb = None, as_json: Json = False) -> Answer:
 
 
 @app.command("export")
-def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answer:
+def db_export(
+    path: Annotated[Path, typer.Argument(help="Parquet file to write")], costdb: CostDb = None, as_json: Json = False,
+) -> Answer:  # fmt: skip
     """Write all rows as one Parquet file."""
     rows = _store(costdb).export(path)
     return Answer({"rows": rows, "output": str(path)}, f"{counted(rows, 'row')} written to {path}")
@@ -124,7 +129,7 @@ def db_export(path: Path, costdb: CostDb = None, as_json: Json = False) -> Answe
 
 @app.command("export-starter")
 def db_export_starter(
-    folder: Path, costdb: CostDb = None,
+    folder: Annotated[Path, typer.Argument(help="folder for the files")], costdb: CostDb = None,
     megabytes: Annotated[float, typer.Option(help="largest size of a device's file")] = 1.0, as_json: Json = False,
 ) -> Answer:  # fmt: skip
     """Write starter rows, one file per device: measured times that searches on a new machine begin with (setting

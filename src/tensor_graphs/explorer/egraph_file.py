@@ -40,7 +40,8 @@ from ..extract.model.pricing import Priced
 from ..extract.search.encoding import EncodedHypergraph
 from ..extract.search.plan import plan_of
 from ..extract.search.search import Choice
-from ..extract.solve.problem import Extraction, Problem, reachable
+from ..extract.solve.extraction import Extraction
+from ..extract.solve.problem import Problem, reachable
 from ..extract.solve.serialize import parse_egraph, read_document, read_egraph, to_json, write_egraph
 from ..models.files.native import load_graph, save_graph
 from ..option_checks import is_progress, of_kind

@@ -15,7 +15,8 @@ from ..egraph.explain.explain import Explanation, classes_of, explain
 from ..egraph.ir.graph import Graph
 from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError
-from ..extract.solve.problem import Extraction, Problem, reachable
+from ..extract.solve.extraction import Extraction
+from ..extract.solve.problem import Problem, reachable
 from ..extract.solve.solve import solve
 from ..rules import ALL
 from .chosen_terms import chosen_terms

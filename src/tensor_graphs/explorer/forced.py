@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import ExtractionError, NoPlanError
-from ..extract.solve.problem import Extraction, Problem, reachable
+from ..extract.solve.extraction import Extraction
+from ..extract.solve.problem import Problem, reachable
 from ..extract.solve.solve import solve
 
 MOST_CONSUMERS = 6  # consumers that are forced in turn so that a forced kernel's result is used

@@ -260,16 +260,17 @@ def test_the_text_is_the_same_for_all_kernels() -> None:
     assert versions == {VERSION} != {ROWS["c.depthwise_conv"].version}, "measurements belong to the text"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4), (2, 33, 40)])
-def test_a_copy_to_channels_last(shape: tuple[int, ...]) -> None:
-    (row,) = image_copy_rows()
-    kind, rng = Type(shape, "float32"), np.random.default_rng(0)
+def test_a_copy_to_channels_last(shape: tuple[int, ...], dtype: str) -> None:
+    row = {"float32": image_copy_rows()[0], "int8": image_copy_rows()[1]}[dtype]
+    kind, rng = Type(shape, dtype), np.random.default_rng(0)
     call = Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, last(shape)), {})
     assert row.applies is not None and row.applies(call)
-    x = rng.standard_normal(shape).astype(np.float32)
+    x = (9 * rng.standard_normal(shape)).astype(dtype)
     found = compiled(row, call)({"x": x})()[0]
     np.testing.assert_array_equal(found, x)
-    assert found.strides[1] == 4 or shape[1] == 1
+    assert found.strides[1] == x.itemsize or shape[1] == 1
     if shape[1] > 1:
         assert not row.applies(Call({"x": Operand(kind, last(shape))}, Operand(kind, last(shape)), {}))
         assert not row.applies(Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, contiguous(shape)), {}))

@@ -103,7 +103,7 @@ def usual_call(name: str, **more: Any) -> Call:
     return call_of(name, (2, 20, 7, 9), 20 if alone else 52, groups=20 if alone else 1, **more)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "c.bytes_max_pool"])
+@pytest.mark.parametrize("name", [name for name in ROWS if "integer" in name])
 def test_every_epilogue(name: str) -> None:
     check(name, usual_call(name))
 
@@ -112,6 +112,29 @@ def test_every_epilogue(name: str) -> None:
 def test_bytes_with_signs_and_one_scale(name: str) -> None:
     check(name, usual_call(name, kind="int8", per_channel=False))
     check(name, usual_call(name, x_kind="int8", kind="int8"))
+
+
+@pytest.mark.parametrize("name", ["", "_scaled_bias", "_quantized_bias", "_quantized_bias_residual"])
+@pytest.mark.parametrize("size", [(5, 7), (23, 17), (24, 16)])
+def test_windows_of_one_pixel(name: str, size: tuple[int, int]) -> None:
+    """Pixels at equal distances: several tiles a call, and a last one that is not whole."""
+    name = f"c.integer_conv{name}"
+    check(name, call_of(name, (2, 24, *size), 70, (1, 1), pads=(0, 0, 0, 0)))
+    check(name, call_of(name, (1, 8, *size), 40, (1, 1), groups=2, pads=(0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("window", [(3, 3), (5, 5), (2, 3), (6, 5)])
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_many_channels_side_by_side(window: tuple[int, int], strides: tuple[int, int]) -> None:
+    """Depthwise convolutions take 64 channels at a time, then 16, and the last few."""
+    pads = (1, 2, 0, 1)
+    for name, x_kind, kind in (
+        ("bias", "uint8", "uint8"),
+        ("bias_clip", "uint8", "int8"),
+        ("bias_relu", "int8", "int8"),
+    ):
+        name = f"c.integer_depthwise_quantized_{name}"
+        check(name, call_of(name, (2, 150, 9, 14), 150, window, 150, x_kind, kind=kind, strides=strides, pads=pads))
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,8 +181,20 @@ def test_max_pool_of_bytes(kind: str, scale: float) -> None:
     row, operands = ROWS["c.bytes_max_pool"], drawn(call)
     operands["s"][...] = scale
     assert row.applies is not None and row.applies(call)
-    got = compiled(row, call)(operands)()[0]
-    np.testing.assert_array_equal(got, expected(row, call, operands))
+    want = expected(row, call, operands)
+    np.testing.assert_array_equal(compiled(row, call)(operands)()[0], want)
+    plain, only = ROWS[f"c.{kind}_max_pool"], replace(call, operands={"x": call.operands["x"]})
+    assert plain.applies is not None and plain.applies(only)
+    np.testing.assert_array_equal(compiled(plain, only)(operands)()[0], expected(plain, only, operands))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int8"])
+@pytest.mark.parametrize("channels", [3, 64, 150])
+def test_means_of_bytes(kind: str, channels: int) -> None:
+    x, out = (2, channels, 7, 9), (2, channels, 1, 1)
+    point = Operand(Type(ONE, kind), ONE)
+    operands = {"x": Operand(Type(x, kind), last(x)), "s": Operand(Type(ONE, "float32"), ONE), "z": point}
+    check("c.bytes_mean", Call(operands, Operand(Type(out, "float32"), contiguous(out)), {"axes": (2, 3)}))
 
 
 def test_calls_that_kernels_refuse() -> None:
@@ -269,3 +304,28 @@ def test_dynamic_quantization_matches() -> None:
     y = t.cast(sums, "float32") * t.reshape(scale, ONE) + t.reshape(t.param("b", (16,)), (1, 16, 1, 1))
     found = list(Matcher(view_of(Graph.of(y))).find(ROWS["c.integer_conv_scaled_codes_bias"].terms[0]))
     assert len(found) == 1
+
+
+def test_conv_integer_is_that_of_onnx_runtime(tmp_path: Path) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(1)
+    draw = lambda shape: rng.integers(0, 256, shape).astype(np.uint8)
+    known = {"w": draw((6, 2, 3, 2)), "xz": draw(()), "wz": draw(())}
+    node = onnx.helper.make_node(
+        "ConvInteger", ["x", "w", "xz", "wz"], ["y"], group=2, pads=[1, 0, 1, 1], strides=[2, 1]
+    )
+    given = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [2, 4, 7, 6])
+    made = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, None)
+    graph = onnx.helper.make_graph(
+        [node], "sums", [given], [made], [onnx.numpy_helper.from_array(v, n) for n, v in known.items()]
+    )
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9),
+        tmp_path / "sums.onnx",
+    )
+    x, found = draw((2, 4, 7, 6)), load_onnx(tmp_path / "sums.onnx")
+    session = runtime.InferenceSession(tmp_path / "sums.onnx", providers=["CPUExecutionProvider"])
+    assert {n.op for n in found.nodes()} >= {"integer_conv"}
+    np.testing.assert_array_equal(
+        evaluate(list(found.roots), {"x": x}, params=found.params)[0], session.run(None, {"x": x})[0]
+    )

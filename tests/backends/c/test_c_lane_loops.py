@@ -82,9 +82,12 @@ def test_expensive_values_of_a_row_are_computed_once() -> None:
         assert text.count("lanes_tanh") == text.count("tanh_f") == 1
 
 
-def test_passes_over_rows_too_long_for_a_buffer_are_priced() -> None:
+def test_values_that_a_later_pass_computes_again_are_priced() -> None:
     inputs = [tg.input("x", (2, width)) for width in (ROW, ROW + 1)]
     once, again = (NestSchedule().again(plain_kernel(tg.softmax(tg.tanh(x)))) for x in inputs)
+    x = tg.tanh(tg.input("x", (64, 48)))
+    columns = tg.sum(x, 0, True) * tg.sum(x * x, 0, True)
+    assert NestSchedule().again(plain_kernel(columns)) == OPS["tanh"].flops * 64 * 48
     assert once == 0.0 and again == (OPS["tanh"].flops * 2 + OPS["sub"].flops + OPS["exp"].flops) * 2 * (ROW + 1)
 
 

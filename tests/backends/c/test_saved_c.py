@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import runpy
 import warnings
 from hashlib import sha256
 from pathlib import Path
@@ -47,6 +48,24 @@ def test_a_loaded_program_needs_no_compiler(saved: Path, monkeypatch: pytest.Mon
     loaded = tg.load_program(saved)
     right(loaded)
     right(tg.load_program(loaded.save(tmp_path / "again")))
+
+
+def test_an_imported_program_needs_no_compiler(saved: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`import program` finds the library beside the file, unless it is another one or somebody else may have put it
+    there."""
+    no_compiler(monkeypatch, tmp_path / "home")
+    source, library = saved / "program.py", saved / "binaries" / "kernels.so"
+    assert "bind" in runpy.run_path(str(source))
+
+    def refused() -> None:
+        with pytest.raises(RuntimeError, match="the C compiler cannot be used"):
+            runpy.run_path(str(source))
+
+    library.chmod(0o666)
+    refused()
+    library.chmod(0o600)
+    source.write_text(source.read_text() + "# changed\n")
+    refused()
 
 
 def test_a_program_that_was_not_called_is_saved_with_its_kernels(saved: Path, tmp_path: Path) -> None:

@@ -101,6 +101,16 @@ def test_attention_of_few_rows_computes_what_is_specified(dtype: str, tmp_path: 
         check(template, call, launch, kernels[launch.name], dtype)
 
 
+def test_a_sum_for_each_element_of_a_query_is_refused() -> None:
+    """Threads along the head would each add up another sum, and exchange the parts. So reads a step that gathers its
+    rows where a head may span two of them."""
+    y = x("y", 32, 64)
+    queries = x("q", 1, 1, 4, 32) * t.reshape(t.sum(y * y, axis=1), (1, 1, 1, 32))
+    term = c.masked_attention(queries, x("k", 1, 1, 16, 32), x("v", 1, 1, 16, 32), x("m", 1, 1, 1, 16), scale=1.0)
+    template = generated(term)
+    assert template.lower(call_of(template, "float32")) is None
+
+
 def check_visible(
     term: Tensor,
     chosen: dict[str, int],

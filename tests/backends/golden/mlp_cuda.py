@@ -40,6 +40,7 @@ class Calls:
     """
 
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
+    PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
@@ -351,13 +352,14 @@ class Calls:
     def find_addresses(self, given: Sequence[Any], stream: int) -> None:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
-        the recordings differ, or if the results of such a call are not those of one that copies."""
-        copied, self.why_copied = self.copied, "results differ"
+        the recordings differ; those tensors are with which the results are not those of a call that copies."""
+        copied = self.copied
         try:
             self.found, numbers = self.found_addresses(given)
-            self.copied, self.wide = copied - numbers, {i for i in numbers if i < self.count}
-            if not numbers or self.proven(given, stream, numbers):
-                self.why_copied = "addresses are not among the parameters" if self.copied else ""
+            proven = self.proven_among(given, stream, sorted(numbers))
+            why = "addresses are not among the parameters" if proven == numbers else "results differ"
+            self.why_copied = why if self.copied else ""
+            if proven or not numbers:
                 return
         except (LookupError, torch.cuda.OutOfMemoryError) as error:
             self.why_copied = str(error)
@@ -379,6 +381,21 @@ class Calls:
         spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
         raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
         return library_launches(self.kernels.driver, raw, {one.node.value for one in self.kernels.table}, *spans)
+
+    def proven_among(self, given: Sequence[Any], stream: int, numbers: list[int]) -> set[int]:
+        """Set `copied` and `wide` for the tensors among `numbers` that calls may have elsewhere (`proven`), and return
+        these: all of them, or what halving the rest again and again finds within `PROVING_S` seconds."""
+        copied, found, groups, until = self.copied, set[int](), [numbers], perf_counter() + self.PROVING_S
+        while groups and groups[-1] and perf_counter() < until:
+            group = groups.pop()
+            more = found | {*group}
+            self.copied, self.wide = copied - more, {i for i in more if i < self.count}
+            if self.proven(given, stream, more):
+                found = more
+            elif len(group) > 1:
+                groups += [group[len(group) // 2 :], group[: len(group) // 2]]
+        self.copied, self.wide = copied - found, {i for i in found if i < self.count}
+        return found
 
     def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
         """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves
@@ -785,9 +802,28 @@ class LibraryLaunch(DirectLaunch):
         try:
             self.start = self.read(driver, node)
             self.how.parameters, self.how.extra = ctypes.addressof(self.parameters), None
-        except LookupError:  # nothing of it is set; results tell whether it uses a tensor that moves
-            self.layout = []
+        except LookupError:
+            self.start = self.read_buffer()
         self.slots, self.boxes, self.config, self.touches = [], [], DriverConfig(), True
+
+    def read_buffer(self) -> int:
+        """Copy the parameters of a launch that has them as one buffer (cuBLAS's kernels for Hopper GPUs); returns the
+        copy's address. If there is no buffer, nothing of the launch is set: results tell whether it uses a tensor that
+        moves."""
+        found: dict[int, int] = {}
+        self.layout, at = [], 0
+        options = ctypes.cast(self.how.extra or 0, ctypes.POINTER(ctypes.c_void_p))
+        while self.how.extra and options[at]:  # pairs of a key and a value: 1 a buffer, 2 the address of its size
+            found[options[at]], at = options[at + 1], at + 2
+        if not found.get(1) or not found.get(2):
+            return 0
+        self.size = ctypes.c_size_t(ctypes.c_size_t.from_address(found[2]).value)
+        self.layout = [(0, self.size.value)]
+        self.memory, base, self.parameters = parameter_memory(self.layout)
+        ctypes.memmove(base, found[1], self.size.value)
+        self.options = (ctypes.c_void_p * 5)(1, base, 2, ctypes.addressof(self.size), 0)
+        self.how.parameters, self.how.extra = None, ctypes.addressof(self.options)
+        return int(base)
 
     def words(self) -> Iterator[Any]:
         """The aligned words of 8 bytes within the parameters."""

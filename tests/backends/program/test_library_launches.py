@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches, library_launches
+from tensor_graphs.backends.program.helpers.cuda_driver import KernelNode
 from tensor_graphs.backends.program.launch import direct_calls
 
 from .. import driver_host
@@ -104,8 +105,9 @@ def test_states_are_not_advanced_by_the_search_for_addresses(driver: Any) -> Non
 
 
 @pytest.mark.parametrize("lost", [0, 2])
-def test_an_address_that_is_not_found_means_copies(driver: Any, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library may keep an address elsewhere than among the parameters of a kernel: then the results differ."""
+def test_an_address_that_is_not_found_means_a_copy(driver: Any, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library may keep an address elsewhere than among the parameters of a kernel: then the results differ, and the
+    tensor is found by which they do."""
 
     def launch(own: Any, x: Any, y: Any, out: Any, more: Any) -> Any:
         Kernel(driver.library, "add")(x, y, out)
@@ -124,7 +126,31 @@ def test_an_address_that_is_not_found_means_copies(driver: Any, lost: int, monke
     run, given = program(launch, driver, 2, 4), vectors(3)
     for x, y in given:
         torch.testing.assert_close(run(x, y)[1], x + (x + y))
-    assert len(compared) == 2 and run.copied == {0, 1, 2, 3} and not run.found
+    assert len(compared) == 2 and run.copied == set(run.places) == {lost} and run.why_copied == "results differ"
+
+
+def test_without_time_to_find_such_a_tensor_all_are_copied(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_calls.Calls, "PROVING_S", -1.0)
+    run, given = program(both(driver), driver, 2), vectors(3)
+    for x, y in given:
+        torch.testing.assert_close(run(x, y)[1], (x + y) + y)
+    assert run.copied == {0, 1, 2} and not run.found and not run.wide
+
+
+def test_parameters_may_be_one_buffer() -> None:
+    """As of cuBLAS's kernels for Hopper GPUs; a graph node gets the copy, with addresses set in it."""
+    words, size = (ctypes.c_uint64 * 3)(5, 6, 7), ctypes.c_size_t(24)
+    options = (ctypes.c_void_p * 5)(2, ctypes.addressof(size), 1, ctypes.addressof(words), 0)
+    one = library_launches.LibraryLaunch.__new__(library_launches.LibraryLaunch)
+    one.how = KernelNode(extra=ctypes.addressof(options))
+    one.start = one.read_buffer()
+    assert one.layout == [(0, 24)] and [w.value for w in one.words()] == [5, 6, 7]
+    next(iter(one.words())).value = 8
+    given = (ctypes.c_void_p * 5).from_address(one.how.extra)
+    assert given[0] == 1 and given[2] == 2 and not given[4] and one.how.parameters is None
+    assert ctypes.c_uint64.from_address(given[1]).value == 8 and ctypes.c_size_t.from_address(given[3]).value == 24
+    one.how = KernelNode()
+    assert one.read_buffer() == 0 and not list(one.words())
 
 
 @pytest.mark.parametrize("fault", ["kernels", "type", "ambiguous", "memory", "driver"])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from threading import Thread
+from typing import Any
 
 from ...backends.admission.use import admitted
 from ...backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
@@ -15,6 +18,7 @@ from ...egraph.saturate.worker import default_pool
 from ...errors import DeviceUnavailableError, WorkerError, warned
 from ...extract.model.kernel import Backend
 from ...extract.model.pricing import Measurer
+from ...extract.search.preload import STORE_MODULES, import_in_background
 from ...options import CommonOptions, Options
 from ..context.reserves import closing_s
 from ..context.session import Session, store_of
@@ -93,11 +97,24 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
 
 
 def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
-    """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started."""
+    """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started; and, in
+    threads, what this process needs after loading the model: the cost store's libraries, its context on the GPU."""
     if session.started is None and (on_gpu(backends) or session.options.budget <= SMALL_S):
         store = store_of(session)
         measurer = measurer_of(session.options, backends, store)
-        session.started = None if measurer is None else (store, measurer)
+        if measurer is not None:
+            session.started = store, measurer
+            import_in_background(STORE_MODULES)
+            if on_gpu(backends):
+                Thread(target=_begin_device, args=(sys.modules.get("torch"),), name="device", daemon=True).start()
+
+
+def _begin_device(torch: Any) -> None:
+    """Make this process's context on the GPU, unless the caller has; it takes half a second or more. `torch`: the
+    module, None if it is not imported yet."""
+    with suppress(Exception):  # whoever needs the device first reports the error
+        if torch is not None and not torch.cuda.is_initialized():
+            torch.zeros(1, device="cuda")
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:

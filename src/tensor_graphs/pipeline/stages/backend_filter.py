@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...backends.user.templates import USER_PREFIX
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
 from ...egraph.ops.ops import OPS, Type
@@ -50,10 +51,11 @@ class FilteredBackend:
         return self.base.prepare(asked)
 
 
-def within_loss(backend: Backend, limit: float) -> FilteredBackend:
+def within_loss(backend: Backend, limit: float, *, each_rounds: bool = False) -> FilteredBackend:
     """Backend restricted to library kernels that lose at most `limit` (relative error) by rounding operands to fewer
-    digits."""
-    return FilteredBackend(backend, [t for t in backend.templates if t.loss <= limit])
+    digits. `each_rounds`: without kernels of `x * y + z` (`torch.addcmul`), which round once, as a comparison sees."""
+    kept = [t for t in backend.templates if t.loss <= limit and not (each_rounds and _multiplies_and_adds(t))]
+    return FilteredBackend(backend, kept)
 
 
 def exact_only(backend: Backend) -> FilteredBackend:
@@ -88,6 +90,16 @@ def _op(template: Template) -> str:
 def _is_composite(template: Template) -> bool:
     """Whether a kernel's op is composite; its expansion has exact kernels."""
     return _op(template) in OPS and OPS[_op(template)].composite
+
+
+def _multiplies_and_adds(template: Template) -> bool:
+    """Whether a kernel of the package computes x * y + z."""
+    ops = [_pattern_op(a) for a in getattr(template.term, "args", ())]
+    return _op(template) == "add" and "mul" in ops and not template.name.startswith(USER_PREFIX)
+
+
+def _pattern_op(pattern: object) -> str:
+    return pattern.op if isinstance(pattern, PatternCall) else ""
 
 
 def _is_fused(template: Template) -> bool:

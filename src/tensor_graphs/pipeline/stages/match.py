@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ...backends.registry import backends_storing_narrow, on_gpu
 from ...backends.runtime.views import view_strides
 from ...backends.user.templates import USER_PREFIX
+from ...egraph.simplify.jumps import JUMPS, SORTS
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.candidates.candidates import candidate_hypergraph
 from ...extract.candidates.carried import CarriedKernels
@@ -57,7 +58,8 @@ def match_kernels(
     timed as a stage: for background threads."""
     limit, opened = rounding_allowance(session.options.tolerance), session.lowerings.opened
     exact = session.options.exact
-    chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit) for b in backends]
+    decides = not (JUMPS | SORTS).isdisjoint(view.op)
+    chosen = [exact_only(opened(b)) if exact else within_loss(opened(b), limit, each_rounds=decides) for b in backends]
     if symbolic is not None:
         lifted = symbolic.view(view)
         types = symbolic.narrow(lifted) if narrow and not exact else ()

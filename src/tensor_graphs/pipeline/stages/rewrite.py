@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...egraph.blocks.blocks import Blocks, find_blocks
+from ...egraph.blocks.blocks import Blocks, compute_nodes_of, find_blocks
 from ...egraph.ir.graph import Graph
 from ...egraph.patterns.rule import Rule
 from ...egraph.saturate.union import saturate_in_stages
-from ...egraph.simplify.jumps import rounding_decides
+from ...egraph.simplify.jumps import deciding
 from ...egraph.view.joined_view import join_blocks
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.search.preload import SOLVER_MODULES, STORE_MODULES, import_in_background
@@ -49,8 +49,9 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
     """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
     time. `blocks`: those of the graph, if they are found already. `kept`: seconds that are not to be shared.
 
-    With `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger
-    of the budget and the limit of seconds: then a warning says that the next call may find another plan.
+    Nothing is rewritten if no time is left. With `deterministic` only the limits of e-nodes and rounds end saturation,
+    unless it takes PATIENCE times the larger of the budget and the limit of seconds: then a warning says that the next
+    call may find another plan.
     """
     options, limits = session.options, session.options.saturation_limits
     if blocks is None:
@@ -67,11 +68,11 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         rules = [r for r in session.rules if r.exact or not options.exact]
         graphs = [b.graph for b in blocks.unique]
-        *less, views = saturate_in_stages(
+        *less, views = [[view_of(g) for g in graphs]] if deadline <= 0 else saturate_in_stages(
             options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
-            stop=lambda: session.progress.stopped, careful=[g for g in graphs if rounding_decides(g)],
+            stop=lambda: session.progress.stopped, careful=_careful(blocks),
         )  # fmt: skip
-    ended = [v.report.stopped for v in views]
+    ended = ["seconds" if deadline <= 0 else v.report.stopped for v in views]
     if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
         session.progress.stopped = True
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
@@ -84,6 +85,16 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
     with session.stage("join blocks"):
         smaller = [join_blocks(blocks, stage) for stage in less]
         return Rewritten(join_blocks(blocks, views), blocks, views, smaller)
+
+
+def _careful(blocks: Blocks) -> list[Graph]:
+    """Graphs of the unique blocks (repeated subgraphs) that only exact rules may rewrite, because their rounding
+    decides a whole number, a truth value or an order, in the same block or in another one."""
+    decides = deciding(blocks.graph)
+    if not decides:
+        return []
+    found = {i.block for i in blocks.instances if not decides.isdisjoint(compute_nodes_of(i))}
+    return [blocks.unique[k].graph for k in sorted(found)]
 
 
 def found_blocks(session: Session, work: Graph) -> Blocks:
