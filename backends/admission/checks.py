@@ -320,7 +320,8 @@ def _fault(
                 break
         if off.any():
             return f"NaN or infinity in {int(off.sum())} unexpected elements, or missing there"
-    return kernel_fault(got, want, k, dtype, allowed, disturbed)
+    fault = kernel_fault(got, want, k, dtype, allowed, disturbed)
+    return "" if fault is None else fault.message
 
 
 def _located(got: Array, want: Array, allowed: float) -> tuple[float, tuple[int, ...]]:

@@ -306,7 +306,7 @@ class Bench:
         else:
             found, want = dict.fromkeys(NORMS, 0.0), want.to(got.dtype)
         if fault := kernel_fault(got, want, k, kind.dtype, self.allowed, disturbed):
-            raise Wrong(fault)
+            raise Wrong(fault.message, fault.ratio)
         return found
 
     # ------------------------------------------------------------ time

@@ -174,7 +174,7 @@ def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return {"ok": True, **_JOBS[stage](job)}
     except Wrong as error:
-        return {"ok": False, "status": "wrong", "stage": stage, "message": str(error)}
+        return {"ok": False, "status": "wrong", "stage": stage, "message": str(error), "ratio": error.ratio}
     except Exception as error:
         message = f"{type(error).__name__}: {error}"[:400]
         fatal = _broken()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,11 +34,12 @@ class Timing:
 class Failure:
     """Reason for a missing measurement: `status` is wrong, error, memory, crash, timeout or cut (the time was up; never
     stored); on a GPU also emit-error, resources or spills. `message`: the error's text. `stage`: the step that failed,
-    such as compile."""
+    such as compile. `ratio`: of a wrong result its error as a multiple of what is allowed, if known, else infinite."""
 
     status: str
     message: str
     stage: str = ""
+    ratio: float = math.inf
 
 
 class Sink(Protocol):

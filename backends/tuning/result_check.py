@@ -22,8 +22,12 @@ PIECE = 1 << 15  # elements whose errors are computed at a time: their arrays st
 
 class Wrong(Exception):
     """Raised when a kernel's result has a wrong type or layout, or differs from its reference by more than is
-    allowed.
+    allowed: by `ratio` times as much, infinite if no such number exists.
     """
+
+    def __init__(self, message: str, ratio: float = math.inf) -> None:
+        super().__init__(message)
+        self.ratio = ratio
 
 
 def accuracy(got: Array, want: Array) -> dict[str, float]:
@@ -113,7 +117,7 @@ def check_values(
         if not found["rel_fro"] <= TOLERANCE[kind.dtype]:
             raise Wrong(f"relative error {found['rel_fro']:.3g}")
     if fault := kernel_fault(got, want, k, kind.dtype, allowed, disturbed):
-        raise Wrong(fault)
+        raise Wrong(fault.message, fault.ratio)
     return found
 
 

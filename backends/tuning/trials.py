@@ -32,6 +32,9 @@ WRONG = ("wrong", "error")  # failure statuses of schedules that are wrong or co
 # limit of schedules that fault, crash, hang, or are wrong with none right; then the kernel's other schedules are not
 # tried
 GIVE_UP = 3
+# a result whose error is at most this multiple of what is allowed may come from rounding in this schedule alone: it
+# says nothing about the kernel's other schedules
+NEAR = 2.0
 RANK_WEIGHT = 0.02  # relative difference of time that one place of a ranking model is worth
 CONFIRMED = 2  # of a kernel's shipped schedules that a search measures first
 _numbers = count()
@@ -108,7 +111,8 @@ class Measured:
         A kernel with wrong results in some schedules most often has wrong results in all, and each check takes long
         (0.7 to 2.8 seconds for a matrix product).
         """
-        wrong = sum(t.failure is not None and t.failure.status in WRONG for t in self.trials)
+        failures = [t.failure for t in self.trials if t.failure is not None]
+        wrong = sum(f.status in WRONG and f.ratio > NEAR for f in failures)
         if self.broken >= GIVE_UP:
             return f"{self.broken} other schedules ended the process"
         return f"{wrong} others are wrong" if wrong >= GIVE_UP and all(t.us == math.inf for t in self.trials) else ""
@@ -160,7 +164,7 @@ def failed(one: Trial, reply: Reply) -> bool:
     """Whether a worker's reply is a failure, which is then recorded in the trial."""
     if reply["ok"]:
         return False
-    one.failure = Failure(reply["status"], reply["message"], reply.get("stage", ""))
+    one.failure = Failure(reply["status"], reply["message"], reply.get("stage", ""), reply.get("ratio", math.inf))
     return True
 
 

@@ -129,9 +129,20 @@ def _accumulates(op: Op) -> bool:
     return op.kind in ("reduction", "contraction") and op.rounding != "never"
 
 
-def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: RoundingSensitivity) -> str:
-    """Judge a kernel's result `got`, of dtype `dtype`, against its float64 reference `want`; returns text about its
-    error, "" if the result is acceptable.
+@dataclass(frozen=True)
+class KernelFault:
+    """Why a kernel's result is not acceptable. `ratio`: its largest error as a multiple of what is allowed there;
+    infinite for integers and bools."""
+
+    message: str
+    ratio: float = math.inf
+
+
+def kernel_fault(
+    got: Any, want: Any, k: int, dtype: str, allowed: float, disturbed: RoundingSensitivity
+) -> KernelFault | None:
+    """Judge a kernel's result `got`, of dtype `dtype`, against its float64 reference `want`; returns None if the result
+    is acceptable.
 
     `k`: index of the output in `disturbed`. `allowed`: relative error of the whole (see `compare.KERNEL`).
     """
@@ -147,10 +158,12 @@ def kernel_fault(got: Any, want: Any, k: int, dtype: str, allowed: float, distur
     for moved in disturbed.refined() if place.ratio > limit else ():
         place = judge(moved[k])
         if place.ratio <= limit:
-            return ""
+            return None
     if place.ratio <= limit:
-        return ""
-    return f"integers or bools differ: {place.where}" if discrete else place.message
+        return None
+    return (
+        KernelFault(f"integers or bools differ: {place.where}") if discrete else KernelFault(place.message, place.ratio)
+    )
 
 
 def _nothing(x: Any, root: Tensor) -> Any:
@@ -257,4 +270,4 @@ def _undefined(node: Tensor, operands: Sequence[Any]) -> Any | None:
     return off if bool(off.any()) else None
 
 
-__all__ = ["RoundingSensitivity", "kernel_fault"]
+__all__ = ["KernelFault", "RoundingSensitivity", "kernel_fault"]
