@@ -1,0 +1,128 @@
+"""Finds other kernels for the places of a choice's kernels: the same kernel with another schedule, or another kernel
+that computes the same values from the same operands. All equal kernels of a choice are exchanged together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from ..model.kernel import Candidate
+from ..model.pricing import Priced
+from .search import Choice
+
+FAR = 2  # schedules that differ in so many parameters from all before them come first
+PASSING = frozenset(["early", "warm"])  # parameters of the launch, which do not count for that
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Other kernels in the places of some equal kernels of a choice, all with one schedule.
+
+    `places`: index of a chosen candidate -> index of the candidate in its place, which may be the same. `price`: price
+    of the latter, with its schedule.
+    """
+
+    places: Mapping[int, int]
+    price: Priced
+
+    def applied(self, choice: Choice) -> Choice:
+        """The choice with the kernels exchanged."""
+        prices = list(choice.prices)
+        for i in self.places.values():
+            prices[i] = self.price
+        made = replace(choice, chosen=[self.places.get(i, i) for i in choice.chosen], prices=prices)
+        return replace(made, extraction=replace(choice.extraction, cost=made.cost, optimal=False))
+
+    def text(self, choice: Choice) -> str:
+        """Number and name of the kernels, type of their result, and schedule."""
+        made = choice.hypergraph.candidates[next(iter(self.places.values()))]
+        schedule = " ".join(f"{k}={v}" for k, v in self.price.schedule)
+        return f"{len(self.places)} x {made.template.name} {made.call.output.type}: {schedule}"
+
+
+class Swaps:
+    """Other kernels for the kernels of choices of one hypergraph."""
+
+    def __init__(self, choice: Choice) -> None:
+        self.candidates = choice.hypergraph.candidates
+        needed = {self.candidates[i].output.cls for i in choice.chosen}
+        self.by_place: dict[Any, list[int]] = defaultdict(list)
+        for i, c in enumerate(self.candidates):
+            if c.output.cls in needed and not c.is_view:
+                self.by_place[_place(c)].append(i)
+
+    def groups(self, choice: Choice, share: float) -> list[list[int]]:
+        """The kernels of a choice that occur several times, as lists of equal ones, those that take most of the time
+        first; without those that take less than a `share` of it together."""
+        found: dict[Any, list[int]] = defaultdict(list)
+        for i in choice.chosen:
+            if not self.candidates[i].is_view:
+                found[_kernel(self.candidates[i])].append(i)
+        timed = [(sum(choice.prices[i].us for i in g), g) for g in found.values() if len(g) > 1]
+        return [g for us, g in sorted(timed, reverse=True) if us >= share * choice.cost]
+
+    def others(self, group: Sequence[int]) -> list[dict[int, int]]:
+        """For each kernel that can be in the places of a group: its index for each index of the group. The kernel of
+        the group comes first."""
+        made = [{i: i for i in group}]
+        for other in self.by_place[_place(self.candidates[group[0]])]:
+            if other != group[0]:
+                kernel = _kernel(self.candidates[other])
+                alike = {
+                    i: j
+                    for i in group
+                    for j in self.by_place[_place(self.candidates[i])]
+                    if _kernel(self.candidates[j]) == kernel
+                }
+                made += [alike] if len(alike) == len(group) else []
+        return made
+
+    def swaps(
+        self, choice: Choice, group: Sequence[int], measured: Callable[[Candidate], Sequence[Priced]], *, count: int,
+        gap: float, preferred: Callable[[Priced], bool] = lambda price: True,
+    ) -> list[Swap]:  # fmt: skip
+        """At most `count` exchanges of a group of equal kernels for measured ones that take at most (1 + `gap`) times
+        the time of the fastest of them: `preferred` schedules first, of these such that differ much from all before
+        them, each in the order of their times."""
+        known = [Swap(o, p) for o in self.others(group) for p in measured(self.candidates[o[group[0]]])]
+        now = (group[0], choice.prices[group[0]].schedule)
+        limit = (1 + gap) * min((s.price.us for s in known), default=0.0)
+        near = [s for s in known if s.price.us <= limit and (s.places[group[0]], s.price.schedule) != now]
+        near.sort(key=lambda s: (not preferred(s.price), s.price.us))
+        return list(islice(_diverse(near, group[0], now), count))
+
+
+def _diverse(swaps: Sequence[Swap], first: int, now: tuple[int, tuple[tuple[str, int], ...]]) -> Iterator[Swap]:
+    """Yields the exchanges that differ much from all before them, then the others, both in the order given."""
+    before, rest = [now], list[Swap]()
+    for s in swaps:
+        if all(
+            s.places[first] != kernel or _distance(s.price.schedule, schedule) >= FAR for kernel, schedule in before
+        ):
+            before.append((s.places[first], s.price.schedule))
+            yield s
+        else:
+            rest.append(s)
+    yield from rest
+
+
+def _distance(one: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> int:
+    """Number of parameters in which two schedules differ."""
+    return len({name for name, _ in set(one) ^ set(other)} - PASSING)
+
+
+def _kernel(candidate: Candidate) -> Any:
+    """Key of a kernel call, equal wherever in the graph the call is."""
+    call = candidate.call
+    return candidate.template.identity, tuple((o.type, o.strides) for o in call.buffers.values()), repr(call.attrs)
+
+
+def _place(candidate: Candidate) -> Any:
+    """The vertices that a candidate reads and makes."""
+    return frozenset(candidate.outputs), frozenset(v for _, v in candidate.inputs)
+
+
+__all__ = ["Swap", "Swaps"]
