@@ -13,6 +13,8 @@ from ..model.kernel import Candidate
 from ..model.pricing import Priced
 from .search import Choice
 
+Measured = Callable[[Candidate], Sequence[Priced]]  # the prices of a candidate's measured schedules, fastest first
+Wanted = Callable[[Candidate], bool]
 FAR = 2  # schedules that differ in so many parameters from all before them come first
 PASSING = frozenset(["early", "warm"])  # parameters of the launch, which do not count for that
 
@@ -80,18 +82,31 @@ class Swaps:
                 made += [alike] if len(alike) == len(group) else []
         return made
 
+    def unmeasured(
+        self, choice: Choice, group: Sequence[int], measured: Measured, wanted: Wanted, gap: float
+    ) -> int | None:  # fmt: skip
+        """The candidate that is predicted to be the fastest of the `wanted` ones that can be in the place of a group's
+        first kernel. None if one of them was measured, or if all take more than (1 + `gap`) times the time of that
+        kernel."""
+        first = group[0]
+        known = [j for o in self.others(group) for j in (o[first],) if wanted(self.candidates[j])]
+        best = min(known, key=lambda j: choice.prices[j].us, default=None)
+        if best is None or any(measured(self.candidates[j]) for j in known):
+            return None
+        return best if choice.prices[best].us <= (1 + gap) * choice.prices[first].us else None
+
     def swaps(
-        self, choice: Choice, group: Sequence[int], measured: Callable[[Candidate], Sequence[Priced]], *, count: int,
-        gap: float, preferred: Callable[[Priced], bool] = lambda price: True,
+        self, choice: Choice, group: Sequence[int], measured: Measured, *, count: int,
+        gap: float, rank: Callable[[Candidate, Priced], int] = lambda candidate, price: 0,
     ) -> list[Swap]:  # fmt: skip
         """At most `count` exchanges of a group of equal kernels for measured ones that take at most (1 + `gap`) times
-        the time of the fastest of them: `preferred` schedules first, of these such that differ much from all before
-        them, each in the order of their times."""
+        the time of the fastest of them: such that differ much from all before them first, each in the order of their
+        `rank`, then of their times."""
         known = [Swap(o, p) for o in self.others(group) for p in measured(self.candidates[o[group[0]]])]
         now = (group[0], choice.prices[group[0]].schedule)
         limit = (1 + gap) * min((s.price.us for s in known), default=0.0)
         near = [s for s in known if s.price.us <= limit and (s.places[group[0]], s.price.schedule) != now]
-        near.sort(key=lambda s: (not preferred(s.price), s.price.us))
+        near.sort(key=lambda s: (rank(self.candidates[s.places[group[0]]], s.price), s.price.us))
         return list(islice(_diverse(near, group[0], now), count))
 
 
@@ -125,4 +140,4 @@ def _place(candidate: Candidate) -> Any:
     return frozenset(candidate.outputs), frozenset(v for _, v in candidate.inputs)
 
 
-__all__ = ["Swap", "Swaps"]
+__all__ = ["Measured", "Swap", "Swaps"]

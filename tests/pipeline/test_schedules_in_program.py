@@ -66,7 +66,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> Choice:
             self.name = "test"
             self.templates = (other, *(t for t in backend("numpy").templates if t.name in US))
 
-    return search(candidate_hypergraph(view_of(GRAPH), [Kernels()], view_strides), Pricer(), deterministic=True)  # type: ignore[arg-type]
+    return search(candidate_hypergraph(view_of(GRAPH), [Kernels()], view_strides), Pricer(), deterministic=True)
 
 
 class Simulated:
@@ -111,16 +111,30 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_schedules, "results_of", lambda program, values: [torch.full((3,), program.result)])
 
 
-def timed(choice: Choice, budget: float = 40.0, work: float = 0.0) -> tuple[Choice, Any, Session, list[Any]]:
-    """The choice after timing, its program, the session, and the calls that were compiled."""
+def timed(
+    choice: Choice, budget: float = 40.0, work: float = 0.0, late_known: str = ""
+) -> tuple[Choice, Any, Session, list[Any]]:  # fmt: skip
+    """The choice after timing, its program, the session, and the calls that were compiled. `late_known`: a kernel that
+    is measured when it is asked for."""
     late, compiled = [0.0], list[Any]()
     session = Session(Options(backend="gpu", budget=budget), now=lambda: sum(late))
     task: Any = SimpleNamespace(on_gpu=True, symbolic=None, model=SimpleNamespace(graph=GRAPH))
     build: Callable[[Choice], Any] = lambda c: Simulated(c, late, work)
-    best, program = fastest_finalist(
-        session, task, choice, build(choice), build, lambda calls, seconds: not compiled.extend(calls),
-        lambda candidate: priced(candidate.template.name),
-    )  # fmt: skip
+    asked = set[str]()
+
+    def compiler(calls: Any, seconds: float) -> bool:
+        compiled.extend(calls)
+        return True
+
+    def look(candidates: Any, *, worth: Any) -> None:
+        assert all(worth(c) < 60.0 for c in candidates) and not worth.ended()
+        asked.update(c.template.name for c in candidates)
+
+    def measured(candidate: Any) -> list[Priced]:
+        name = candidate.template.name
+        return priced(name) if name != late_known or name in asked else []
+
+    best, program = fastest_finalist(session, task, choice, build(choice), build, compiler, measured, look)
     return best, program, session, compiled
 
 
@@ -153,6 +167,15 @@ def test_schedules_with_other_results_are_left_out(choice: Choice, monkeypatch: 
     monkeypatch.setattr(Simulated, "wrong", "other tanh")
     best, program, _, _ = timed(choice)
     assert kernels(best)[0] == ("np.tanh", 2) and program.us == 140.0
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_kernel_that_could_hold_weights_is_measured_first(
+    choice: Choice, holds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_schedules, "_holding", lambda c: holds and c.template.name == "other tanh")
+    best, _, _, _ = timed(choice, late_known="other tanh")
+    assert kernels(best)[0] == (("other tanh", 1) if holds else ("np.tanh", 2))
 
 
 @pytest.mark.parametrize(("budget", "work", "omitted"), [(10.0, 0.0, False), (40.0, 36.0, True), (40.0, 37.5, True)])

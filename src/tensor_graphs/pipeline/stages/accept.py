@@ -70,7 +70,8 @@ def acceptance(
     )  # fmt: skip
     if measurer is not None:
         compiler = measurer.compile if measurer.ahead else None
-        loop.fastest = partial(fastest_finalist, session, task, compiler=compiler, measured=pricer.measured)
+        look = measurer.measure if measurer.ahead else None
+        loop.fastest = partial(fastest_finalist, session, task, compiler=compiler, measured=pricer.measured, look=look)
     if symbolic is not None:
         loop.plan = symbolic.plan
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(

@@ -27,7 +27,7 @@ from ..execution import timing
 from ..execution.full_states import full_states
 from .prepare import Task
 from .time_launching import Compiler, begin_compiling, fastest_launching, other_forms
-from .time_schedules import Measured, begin_compiling_schedules, fastest_schedules
+from .time_schedules import Look, Measured, begin_compiling_schedules, fastest_schedules
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -45,6 +45,7 @@ TIMED = 1 << 20  # number of the input set on which programs are timed; verifica
 def fastest_finalist(
     session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
     compiler: Compiler | None = None, measured: Measured = lambda candidate: (),
+    look: Look | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
     """Time the finalists (the few best plans) as whole programs; returns the fastest one with its program.
 
@@ -54,7 +55,7 @@ def fastest_finalist(
     the others were measured alone, hence checked; the program is verified later. Then the launch overlap is
     chosen (time_launching.py); `compiler` compiles the programs for that in advance (None: kernels are launched as they
     were measured). Finally, schedules of repeated kernels are chosen (time_schedules.py) among those that `measured`
-    gives.
+    gives; `look` measures further kernels.
     """
     if not (task.on_gpu and session.whole) or task.symbolic is not None or session.progress.stopped:
         return choice, program
@@ -74,7 +75,7 @@ def fastest_finalist(
             choice, program = _fastest(session, choice, program, build, compiler, values)
         sample = lambda made, ended: sample_programs(made, values, ended)
         with session.stage(SCHEDULES):
-            return fastest_schedules(session, choice, program, build, compiler, measured, values, sample, fastest)
+            return fastest_schedules(session, choice, program, build, compiler, measured, values, sample, fastest, look)
     except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
         session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
         return choice, program

@@ -8,21 +8,24 @@ checked; those that take most of the time come first (coordinate descent).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
-from ...backends.program.launch.launching import HELD, changes_schedules, plan_for_launching
+from ...backends.program.launch.launching import HELD, HOLDING, changes_schedules, plan_for_launching
 from ...backends.program.program import Program
+from ...errors import WorkerError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.plan import Plan, Step
 from ...extract.model.pricing import Priced
 from ...extract.search.search import Choice
-from ...extract.search.swaps import Swap, Swaps
+from ...extract.search.swaps import Measured, Swap, Swaps
 from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
+from ...wording import counted
 from ..context.reserves import after_finalists_s, schedules_s
 from ..context.session import Session
 from .time_launching import Compiler, results_of
@@ -35,11 +38,19 @@ NEAR = 1.05  # factor of a program's time that overlapping launches may cost whi
 DIFFERENT = 0.05  # relative difference of results above which they are not another order of sums
 MAX_BYTES = 4 << 30  # device bytes of the programs of one kernel's schedules, without weights that they share
 BATCH_S = 0.4  # seconds, at most, of sampling programs
+# Other kernels that are measured first: share of the program's time of the kernels that they are for, relative excess
+# of their predicted times, their number, and the share of the seconds that this takes at most.
+LOOK_SHARE, LOOK_GAP, LOOKS, LOOK = 0.05, 0.5, 3, 0.35
 
 Build = Callable[[Choice], Program]
-Measured = Callable[[Candidate], Sequence[Priced]]  # `CostPricer.measured`
 Sample = Callable[[Sequence[Program], Callable[[], bool]], Sequence[Sequence[float]]]
 Fastest = Callable[[Sequence[Sequence[float]]], int]
+
+
+class Look(Protocol):
+    """`Measurer.measure`: measures kernels in processes of their own."""
+
+    def __call__(self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float]) -> object: ...
 
 
 def begin_compiling_schedules(
@@ -50,11 +61,11 @@ def begin_compiling_schedules(
     if plan is None or compiler is None or not _room(session):
         return
     swaps, overlap = Swaps(choice), choice.launching or HELD
-    preferred = _preferred(overlap)
+    rank = _rank(overlap)
     tried = [
         s
         for group in swaps.groups(choice, SHARE)
-        for s in swaps.swaps(choice, group, measured, count=COUNT, gap=GAP, preferred=preferred)
+        for s in swaps.swaps(choice, group, measured, count=COUNT, gap=GAP, rank=rank)
     ]
     if tried:
         compiler([call for s in tried for call in _calls(choice, plan, s, overlap)], 0.0)
@@ -62,13 +73,14 @@ def begin_compiling_schedules(
 
 def fastest_schedules(
     session: Session, choice: Choice, program: Program, build: Build, compiler: Compiler | None, measured: Measured,
-    values: Sequence[Any], sample: Sample, fastest: Fastest,
+    values: Sequence[Any], sample: Sample, fastest: Fastest, look: Look | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
     """The choice with its program, or with the kernels and the launch overlap that make it faster by more than noise.
 
     `build` returns the program of a choice. `compiler` compiles kernels in advance. `measured` gives the prices of a
     candidate kernel's measured schedules. `values`: inputs on the device. `sample` times programs in turn until its
     argument returns True, `fastest` returns the index of the fastest one that is surely faster than the first, or 0.
+    `look` measures kernels that could read weights before they wait, where none for the same values was measured.
     The result's choice has the given one as `Choice.alone`. All other programs release their weights.
     """
     if compiler is None or session.progress.stopped or getattr(program, "plan", None) is None:
@@ -81,6 +93,8 @@ def fastest_schedules(
         session.omitted.append(Omission(OmittedWork.TIMING_SCHEDULES))
         return choice, program
     until = session.now() + seconds
+    if look is not None:
+        _measure_others(session, choice, swaps, measured, look, session.now() + LOOK * seconds)
     ended = lambda: session.now() >= until or session.progress.stopped
     descent = _Descent(
         session, build, compiler, measured, values, sample, fastest, until, ended, swaps, choice, program
@@ -92,6 +106,36 @@ def _room(session: Session) -> float:
     """Seconds for trying schedules, 0.0 if they are too few."""
     left = min(MOST * schedules_s(session), session.left - after_finalists_s(session))
     return left if left >= LEAST_S else 0.0
+
+
+@dataclass(frozen=True)
+class _Worth:
+    """Cost cutoff of measuring (`extract.search.cutoff.CostCutoff`): µs by candidate, until `ended`."""
+
+    us: Mapping[int, float]  # by id of the candidate
+    ended: Callable[[], bool]
+
+    def __call__(self, candidate: Candidate) -> float:
+        return self.us.get(id(candidate), math.inf)
+
+
+def _measure_others(
+    session: Session, choice: Choice, swaps: Swaps, measured: Measured, look: Look, until: float
+) -> None:  # fmt: skip
+    """Measure other kernels for the places of those that take most of the time, until a time of the session's clock."""
+    candidates, found = choice.hypergraph.candidates, dict[int, float]()
+    for group in swaps.groups(choice, LOOK_SHARE):
+        other = swaps.unmeasured(choice, group, measured, _holding, LOOK_GAP)
+        if other is not None and len(found) < LOOKS:
+            found[other] = (1 + LOOK_GAP) * choice.prices[group[0]].us
+    if not found:
+        return
+    session.progress.say("schedules", f"measuring {counted(len(found), 'other kernel')}")
+    ended = lambda: session.now() >= until or session.progress.stopped
+    try:
+        look([candidates[i] for i in found], worth=_Worth({id(candidates[i]): us for i, us in found.items()}, ended))
+    except WorkerError as error:
+        session.warnings.append(f"nothing more was measured: {error.message}")
 
 
 @dataclass
@@ -147,8 +191,8 @@ class _Descent:
 
     def _exchange(self, group: Sequence[int], want: Sequence[Any]) -> None:
         """Try other kernels in the places of a group, and keep the fastest."""
-        preferred = _preferred(self.choice.launching)
-        found = self.swaps.swaps(self.choice, group, self.measured, count=COUNT, gap=GAP, preferred=preferred)
+        rank = _rank(self.choice.launching)
+        found = self.swaps.swaps(self.choice, group, self.measured, count=COUNT, gap=GAP, rank=rank)
         plan = self.program.plan
         assert plan is not None
         calls = [call for s in found for call in _calls(self.choice, plan, s, self.choice.launching)]
@@ -210,9 +254,19 @@ class _Descent:
         return self.first, self.own
 
 
-def _preferred(launching: str) -> Callable[[Priced], bool]:
-    """Whether a schedule's kernel starts while its predecessor runs, where launches overlap."""
-    return lambda price: not launching or bool(dict(price.schedule).get("early"))
+def _rank(launching: str) -> Callable[[Candidate, Priced], int]:
+    """Order in which kernels are tried where launches overlap: first those that read weights before they wait, then
+    those that start while their predecessor runs."""
+
+    def rank(candidate: Candidate, price: Priced) -> int:
+        early = bool(dict(price.schedule).get("early"))
+        return 0 if not launching or (early and _holding(candidate)) else 1 if early else 2
+
+    return rank
+
+
+def _holding(candidate: Candidate) -> bool:
+    return candidate.template.backend in HOLDING
 
 
 def _calls(choice: Choice, plan: Plan, swap: Swap, launching: str) -> list[tuple[Template, Call]]:
@@ -250,4 +304,4 @@ def _close(a: Any, b: Any) -> bool:
     return bool(same.all()) and bool((x - y).norm() <= DIFFERENT * y.norm())
 
 
-__all__ = ["begin_compiling_schedules", "fastest_schedules"]
+__all__ = ["Look", "Measured", "begin_compiling_schedules", "fastest_schedules"]
