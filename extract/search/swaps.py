@@ -50,11 +50,10 @@ class Swaps:
 
     def __init__(self, choice: Choice) -> None:
         self.candidates = choice.hypergraph.candidates
-        needed = {self.candidates[i].output.cls for i in choice.chosen}
-        self.by_place: dict[Any, list[int]] = defaultdict(list)
+        self.makers: dict[int, list[int]] = defaultdict(list)  # e-class -> the candidates that make it
         for i, c in enumerate(self.candidates):
-            if c.output.cls in needed and not c.is_view:
-                self.by_place[_place(c)].append(i)
+            for vertex in c.outputs:
+                self.makers[vertex.cls].append(i)
 
     def groups(self, choice: Choice, share: float) -> list[list[int]]:
         """The kernels of a choice that occur several times, as lists of equal ones, those that take most of the time
@@ -70,17 +69,16 @@ class Swaps:
         """For each kernel that can be in the places of a group: its index for each index of the group. The kernel of
         the group comes first."""
         made = [{i: i for i in group}]
-        for other in self.by_place[_place(self.candidates[group[0]])]:
-            if other != group[0]:
-                kernel = _kernel(self.candidates[other])
-                alike = {
-                    i: j
-                    for i in group
-                    for j in self.by_place[_place(self.candidates[i])]
-                    if _kernel(self.candidates[j]) == kernel
-                }
-                made += [alike] if len(alike) == len(group) else []
+        kernels = {i: {_kernel(self.candidates[j]): j for j in self._in_place_of(i)} for i in group}
+        for kernel, other in kernels[group[0]].items():
+            alike = {i: known[kernel] for i, known in kernels.items() if kernel in known}
+            made += [alike] if other != group[0] and len(alike) == len(group) else []
         return made
+
+    def _in_place_of(self, index: int) -> list[int]:
+        """The candidates that read and make the same vertices as one of them."""
+        place = _place(self.candidates[index])
+        return [j for j in self.makers[self.candidates[index].output.cls] if _place(self.candidates[j]) == place]
 
     def unmeasured(
         self, choice: Choice, group: Sequence[int], measured: Measured, wanted: Wanted, gap: float

@@ -156,7 +156,7 @@ def test_repeated_kernels_get_the_schedule_that_is_fastest_in_the_program(choice
         "m": 1,
     }
     tried = [f.changed for f in session.finalists]
-    assert tried[0] == "" and tried[-1] == "all of these" and "2 x other tanh" in tried[2]
+    assert tried[0] == tried[-1] == "" and "2 x other tanh" in tried[2]
     assert [f.chosen for f in session.finalists] == [False] * (len(tried) - 1) + [True]
     assert not any("n=4" in text for text in tried) and {t.name for t, _ in compiled} == {"np.tanh", "other tanh"}
     report = Report("m", "gpu", finalists=session.finalists)

@@ -24,7 +24,7 @@ from ...verification.reference import sampled_near
 from ..context.reserves import after_finalists_s, launching_s, schedules_s
 from ..context.session import Session
 from ..execution import timing
-from ..execution.full_states import full_states
+from ..execution.full_states import state_resets
 from .prepare import Task
 from .time_launching import Compiler, begin_compiling, fastest_launching, other_forms
 from .time_schedules import Look, Measured, begin_compiling_schedules, fastest_schedules
@@ -152,7 +152,7 @@ def sample_programs(
     """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
     `ended()`."""
     calls = {str(n): lambda p=p: p.flat_near(*values) for n, p in enumerate(programs)}
-    clock, resets = timing.cold_clock_of(programs[0].tensors), cycle([full_states([p]) for p in programs])
+    clock, resets = timing.cold_clock_of(programs[0].tensors), cycle(state_resets(programs))
     samples = timing.sampled(
         calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=lambda: next(resets)()
     )

@@ -245,7 +245,7 @@ class _Descent:
             samples = self._sampled([self.own, self.program])
             if self.fastest(samples):
                 before = before or [_report(self.first, samples[0], "")]
-                best = _report(self.choice, samples[1], "all of these", chosen=True)
+                best = _report(self.choice, samples[1], "", chosen=True)
                 self.session.finalists = [*(replace(f, chosen=False) for f in before), *self.rows, best]
                 self.own.unbind()
                 return replace(self.choice, alone=self.first), self.program
@@ -270,14 +270,15 @@ def _holding(candidate: Candidate) -> bool:
 
 
 def _calls(choice: Choice, plan: Plan, swap: Swap, launching: str) -> list[tuple[Template, Call]]:
-    """The kernels that `swap` puts into the plan of a choice, with the launch overlap `launching`."""
+    """The kernels that `swap` puts into the plan of a choice, with the launch overlap `launching`, equal ones once."""
     candidates, steps, changed = choice.hypergraph.candidates, list(plan.steps), []
     for n, i in enumerate(choice.chosen):
         if i in swap.places:
             steps[n] = _exchanged(steps[n], candidates[i], candidates[swap.places[i]], swap.price)
             changed.append(n)
     made = plan_for_launching(replace(plan, steps=tuple(steps), launching=launching)).steps
-    return [(made[n].template, made[n].call) for n in changed]
+    distinct = {(frozenset(s.call.schedule.items()), s.call.constant): s for s in (made[n] for n in changed)}
+    return [(s.template, s.call) for s in distinct.values()]
 
 
 def _exchanged(step: Step, old: Candidate, new: Candidate, price: Priced) -> Step:
