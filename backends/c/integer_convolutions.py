@@ -19,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ...extract.model.kernel import Call, Code
+from ...egraph.ops.ops import OPS, Type
+from ...egraph.ops.type_laws import infer
+from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.definitions import source_of
-from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, residual_fits_last
+from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, is_channels_last
 from .convolutions import channels_last_x, ending, few_elements, image, pads_before, pair, window_of
 from .integer_depthwise import INTEGER_DEPTHWISE
 from .integer_tiles import INTEGER_DIRECT, INTEGER_TILES
@@ -125,6 +127,11 @@ def _known(call: Call) -> bool:
     )
 
 
+def _by_channel(operand: Operand, axis: int, channels: int) -> bool:
+    """Whether an operand is one number, or one for each output channel along an axis."""
+    return prod(extents(operand)) == 1 or prod(extents(operand)) == extents(operand)[axis] == channels
+
+
 def _scalars(call: Call) -> bool:
     """Condition on calls: zero points and scales of values are one number each, the factor of sums one or one for each
     channel, the bias one for each channel, and dtypes are those that the C functions read."""
@@ -134,8 +141,9 @@ def _scalars(call: Call) -> bool:
         return False
     if kinds["z"] != kinds["x"] or kinds.get("y", kinds["w"]) != kinds["w"]:
         return False
-    m, k = call.operands.get("m"), extents(call.output)[1]
-    if m is not None and k not in (prod(extents(m)) * k, *(d for d in extents(m)[:2] if prod(extents(m)) == d)):
+    k = extents(call.output)[1]
+    axes = {"y": 0, "m": 0 if "a" in kinds else 1}  # of channels: scales of weights, or factors of sums
+    if not all(_by_channel(call.operands[n], axis, k) for n, axis in axes.items() if n in kinds):
         return False
     if "a" in kinds and prod(extents(call.operands["w"])[1:]) > LONGEST_SUM:
         return False
@@ -143,6 +151,19 @@ def _scalars(call: Call) -> bool:
     fits = b is None or (b.type.dtype in ("float32", "int32") and extents(b) == (1, k, *(1,) * (b.type.rank - 2)))
     fits = fits and ("y" in call.operands or call.operands["w"].type.dtype == "int8")
     return fits and (r is None or (r.type.dtype in BYTES and call.operands["v"].type.dtype == r.type.dtype))
+
+
+def _fills(call: Call) -> bool:
+    """Condition on calls: the convolution itself has the result's shape (nothing that follows stretches it)."""
+    x, w = (Type(call.operands[n].type.shape, "int32") for n in "xw")
+    op = OPS["conv"]
+    return infer(op, (x, w), {name: call.attrs[name] for name in op.attrs}).shape == call.output.type.shape
+
+
+def _residual(call: Call) -> bool:
+    """Condition on calls: the residual has the result's type and is channels-last."""
+    r = call.operands["r"]
+    return r.type == call.output.type and is_channels_last(r)
 
 
 def _copied(call: Call) -> bool:
@@ -313,7 +334,7 @@ def _row(name: str, kind: IntegerKind, form: tuple[str, str, int, int]) -> Libra
         full, "c", pattern, code, family="conv", dense=("w", "b", "m"), layout=channels_last, scratch=kind.scratch,
         prep={"w": kind.prep}, setup=("address", "c_function", "c_library", "bytes_at_cache_line", kind.helper),
         source=lambda call: SOURCE, rate=2.0 if "_zeros" in suffix else 16.0, version=VERSION, reads_last=("x",), exact=results == SUMS,
-        applies=both(filled, _known, kind.applies, _scalars, few_elements, residual_fits_last if added else None),
+        applies=both(filled, _known, _fills, kind.applies, _scalars, few_elements, _residual if added else None),
         inplace=("r",) if added and name == "integer_conv" else (),
     )  # fmt: skip
 

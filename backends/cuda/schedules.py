@@ -18,7 +18,6 @@ from ..ir.kernel import Kernel
 from ..ir.tiling import Shape, padded, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
-from ..machine import target
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
 from .emit.staged_row import staged_row
@@ -37,9 +36,6 @@ HELD = 64  # maximum elements of short reductions nested in another one
 
 POWERS = Domain(powers=True)
 PREFETCH = "with `early`: L2 prefetch of matrices before the wait for the previous kernel"
-RESIDENT = "blocks for which a multiprocessor's registers must suffice; the compiler then uses as many as that allows"
-MOST_RESIDENT, MOST_THREADS = 16, 2048  # maximum of that number; maximum threads of a multiprocessor
-IN_FLIGHT = 64  # registers of a thread with which the compiler keeps more loads in flight than it does by itself
 SPLIT = "split-K factor over blocks; the last block of a tile combines the partial results"
 
 
@@ -61,7 +57,6 @@ class SimtSchedule(SplitSchedule):
     repeat: tuple[tuple[str, int], ...] = sides("repeats of a thread along a dimension", Domain(), "u")
     split: int | None = optional(SPLIT, Domain(2), drops=True, common=True)
     ahead: int | None = optional("prefetch distance of cp.async copies in loop iterations", Domain(1, MOST_AHEAD))
-    resident: int | None = optional(RESIDENT, Domain(2, MOST_RESIDENT), drops=True, starts=4)
     staged: bool = flag("products of one row: the threads of a block compute it once, in shared memory")
     early: bool = flag("programmatic dependent launch", common=True)
     warm: bool = flag(PREFETCH, common=True)
@@ -80,9 +75,7 @@ class SimtSchedule(SplitSchedule):
         dims = {name: DimensionThreads(*(n.get(key, 1) for n in own)) for key, name in names.items()}
         first = fastest(kernel, shape)
         order = sorted(dims, key=lambda d: -first.get(d, 0.0))
-        return ThreadLayout(
-            {d: dims[d] for d in order}, self.early, self.ahead or 0, warm=self.warm, resident=self.resident or 0
-        )
+        return ThreadLayout({d: dims[d] for d in order}, self.early, self.ahead or 0, warm=self.warm)
 
 
 @dataclass(frozen=True)
@@ -135,10 +128,9 @@ class SkinnyGemmSchedule(SplitSchedule):
 def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
     """Whether the schedule `s` is legal: at most 1024 threads, and tiles that are not much larger than the matrix,
     namely at most twice its rows and columns, each rounded up to a power of two."""
-    threads, sizes = prod(t for _, t in s.threads), zip(s.tile(shape), (shape.m, shape.n))
+    sizes = zip(s.tile(shape), (shape.m, shape.n))
     within = all(tile <= (2 * padded(size) if size > 1 else 1) for tile, size in sizes)
-    held = threads * (s.resident or 1) <= MOST_THREADS
-    return s.valid and within and threads <= 1024 and held and (s.early or not s.warm)
+    return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
 
 
 def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
@@ -261,21 +253,10 @@ def simt_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> li
         staged = ranked(replace(seen, staged=True, whole=seen.nbytes <= WARM, splits=False), count)
         pairs = zip_longest(({**s, "staged": 1} for s in staged), numbers)
         numbers = tuple(s for pair in pairs for s in pair if s is not None)[:count]
-    if isinstance(seen, GemvRanking) and seen.fitted and seen.nbytes > WARM:
-        numbers = tuple(_with_resident(numbers, count))
     found = [s for one in numbers if (s := SimtSchedule.parse(one)) is not None]
     if not shape.dots or split_axis(shape) in {e.axis for e in shape.dots}:
         return found
     return [s.but(warm=False) if s.split else s for s in found]  # parts of another sum read no matrix first
-
-
-def _with_resident(schedules: Sequence[dict[str, int]], count: int) -> Iterator[dict[str, int]]:
-    """At most `count` of `schedules`: after each of the first half those with as many resident blocks as `IN_FLIGHT`
-    registers of each thread allow."""
-    for s in schedules[: count // 2]:
-        threads = prod(v for name, v in s.items() if name[0] == "t")
-        blocks = target().registers // (IN_FLIGHT * max(32, threads))
-        yield from (s, {**s, "resident": blocks}) if 1 < blocks <= MOST_RESIDENT else (s,)
 
 
 def skinny_schedules(kernel: Kernel, shape: Shape, count: int, splits: bool) -> list[SkinnyGemmSchedule]:

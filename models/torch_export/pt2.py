@@ -56,11 +56,23 @@ def _pickled(archive: zipfile.ZipFile, entry: str) -> str:
     return ""
 
 
+def _check_sizes(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise BadModelError for entries that would take more memory than the file has bytes: compressed ones, which
+    torch.export.save does not write, and ones that share bytes."""
+    entries = archive.infolist()
+    packed = next((e.filename for e in entries if e.compress_type != zipfile.ZIP_STORED), None)
+    if packed is not None:
+        raise BadModelError(f"its entry {packed!r} is compressed; torch.export.save compresses none", where=str(path))
+    if sum(e.file_size for e in entries) > path.stat().st_size:
+        raise BadModelError("its entries are larger than the file", where=str(path))
+
+
 def _inspect_archive(path: Path) -> None:
     """Raise BadModelError for a corrupt archive, UntrustedModelError for content that needs a full unpickler."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+            _check_sizes(archive, path)
             if not any(n.endswith("archive_format") for n in names):
                 raise BadModelError("this is not an archive written by torch.export.save", where=str(path),
                                     hint="save it again with a current PyTorch")  # fmt: skip
@@ -68,5 +80,5 @@ def _inspect_archive(path: Path) -> None:
                 if what := _pickled(archive, entry):
                     hint = "save the program again with plain tensors"
                     raise UntrustedModelError(f"{what}, which only a full unpickler reads", where=str(path), hint=hint)
-    except (OSError, zipfile.BadZipFile, ValueError, AttributeError) as error:
+    except (OSError, zipfile.BadZipFile, ValueError, AttributeError, RecursionError, NotImplementedError) as error:
         raise BadModelError(f"not a readable .pt2 archive: {first_line(error)}", where=str(path)) from error

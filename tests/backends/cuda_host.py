@@ -29,7 +29,7 @@ from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY
 HERE, BACKENDS = Path(__file__).parent, Path(cuda_helpers.__file__).parent
 INTRINSICS = (BACKENDS / "cuda_intrinsics.cuh").read_text(encoding="utf-8")
 NAME = re.compile(
-    r'extern "C" __global__ void __launch_bounds__\(\d+(?:, \d+)?\)(?: __cluster_dims__\(\d+, 1, 1\))?\n(\w+)\('
+    r'extern "C" __global__ void __launch_bounds__\(\d+(?:, 1)?\)(?: __cluster_dims__\(\d+, 1, 1\))?\n(\w+)\('
 )
 CLUSTER = re.compile(r"__cluster_dims__\((\d+), 1, 1\)\n(\w+)\(")
 GUARD = 256  # bytes of poison before and after each array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import logging
@@ -623,3 +624,31 @@ def test_a_mask_of_unknown_size_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="depends on data"):
         load_module(Positive(), (torch.randn(4, 6),))
+
+
+def test_pt2_archives_take_no_more_memory_than_their_bytes(tmp_path: Path) -> None:
+    """A compressed entry of 2 MB could hold 2 GB, and was inflated before anything was checked."""
+    program = torch.export.export(torch.nn.Linear(3, 2), (torch.randn(1, 3),))
+    torch.export.save(program, str(tmp_path / "good.pt2"))
+    with zipfile.ZipFile(tmp_path / "good.pt2") as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    weights = next(name for name in entries if name.endswith("weights_config.json"))
+
+    def changed(content: bytes, how: int) -> Path:
+        with zipfile.ZipFile(tmp_path / "bad.pt2", "w") as archive:
+            for name, data in entries.items():
+                archive.writestr(name, content if name == weights else data, how if name == weights else None)
+        return tmp_path / "bad.pt2"
+
+    load_pt2(changed(entries[weights], zipfile.ZIP_STORED), trust=True)
+    with pytest.raises(BadModelError, match="is compressed"):
+        load_pt2(changed(b" " * 10_000_000, zipfile.ZIP_DEFLATED), trust=True)
+    with pytest.raises(BadModelError, match="not a readable"):
+        load_pt2(changed(b"[" * 1_000_000, zipfile.ZIP_STORED), trust=True)
+    with zipfile.ZipFile(tmp_path / "shared.pt2", "w") as archive:
+        archive.writestr("archive_format", b" " * 10_000)
+        for k in range(10):  # the same bytes under other names
+            archive.filelist.append(copy.copy(archive.filelist[0]))
+            archive.filelist[-1].filename = f"more{k}"
+    with pytest.raises(BadModelError, match="larger than the file"):
+        load_pt2(tmp_path / "shared.pt2", trust=True)

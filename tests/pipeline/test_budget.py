@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -627,6 +628,16 @@ class FakeGraph:
     """A hypergraph that has candidates only."""
 
     candidates: list[Any]
+
+
+def test_no_garbage_collection_of_a_search_traverses_what_was_there_before() -> None:
+    """With PyTorch imported, each full collection took 0.35 s, a quarter of a call with a small budget."""
+    frozen: list[int] = []
+    say = lambda *texts: frozen.append(gc.get_freeze_count())
+    x = np.ones((4, 4), np.float32)
+    tg.optimize(lambda a: a + 1, (x,), backend="numpy", budget=1, measure=False, progress=tg.Progress(say=say))
+    assert frozen and min(frozen) > 10_000
+    assert gc.get_freeze_count() < 10_000
 
 
 def test_the_first_run_of_a_program_copies_its_weights_and_launch_overlaps_share_them() -> None:

@@ -242,8 +242,7 @@ class SimtEmitter(CudaPart):
             first, rings = (rings, []) if frame.ahead.lines else ([], rings)
             early = [early[0], *first, *body[:head], *frame.warm, *frame.ahead.lines, early[1]]
             body = body[head:]
-        few = self.layout.resident or (1 if self.layout.warps is not None else 0)  # 1: registers hold loads in flight
-        alone = f", {few}" if few else ""
+        alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
         return "\n".join([
             f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{frame.name}({', '.join(parameters)}) {{",
             *early, *shared, *rings, *body, "}", "",

@@ -64,8 +64,7 @@ class ThreadLayout:
     memory (0: none). `least` is the minimum number of threads of a block. `warps` is the warp layout of a tensor-core
     GEMM, None without one. `shared` maps a dimension to another one whose threads it uses: no value may vary along
     both, or along two dimensions that use the threads of one. `seen` names a dimension whose loop ends where a mask
-    excludes all further positions; "" without one. `resident` is the number of blocks for which the registers of a
-    multiprocessor must suffice (0: the compiler's choice).
+    excludes all further positions; "" without one.
     """
 
     dims: Mapping[str, DimensionThreads]
@@ -76,7 +75,6 @@ class ThreadLayout:
     warm: bool = False
     shared: Mapping[str, str] = field(default_factory=dict)
     seen: str = ""
-    resident: int = 0
 
     @cached_property
     def apart(self) -> Mapping[str, DimensionThreads]:

@@ -205,8 +205,8 @@ class _Reader:
         return LaunchAccesses(text, reads, writes)
 
     def _library(self, call: ast.Call) -> tuple[list[ast.expr], list[ast.expr]]:
-        """(operands, results) of a call of library kernels: `f(x, out=y)`, `f(x, out0=y, out1=z)`, `y.copy_(x)`, or a
-        helper function, whose last operand is its result."""
+        """(operands, results) of a call of library kernels: `f(x, out=y)`, `f(x, out0=y, out1=z)`,
+        `f(x, grad_input=y)`, `y.copy_(x)`, or a helper function, whose last operand is its result."""
         given = [*call.args, *(k.value for k in call.keywords if not _OUT.fullmatch(k.arg or ""))]
         if out := [k.value for k in call.keywords if _OUT.fullmatch(k.arg or "")]:
             return given, out
@@ -232,7 +232,7 @@ class _Reader:
         return made
 
 
-_OUT = re.compile(r"out\d*")  # keywords of results
+_OUT = re.compile(r"out\d*|grad_input")  # keywords of results
 
 
 def _whole(cut: ast.Slice) -> bool:

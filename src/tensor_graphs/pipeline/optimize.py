@@ -17,6 +17,7 @@ from ..backends.registry import backend, on_gpu
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
+from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.kernel import Backend
 from ..models.common.quantized_graph import codes_kept, quantized
 from ..options import Options
@@ -57,7 +58,8 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     """
     session = Session(options, options.progress or Progress())
     # the plan of a graph is looked up at once: if it is in the cache, no process has to start
-    with session.running(), measurer_started(session, early=not isinstance(source, Graph | Tensor)):
+    # nor does each full garbage collection traverse what is there already, as 300,000 objects of PyTorch
+    with gc_frozen(), session.running(), measurer_started(session, early=not isinstance(source, Graph | Tensor)):
         loaded = load(session, source, example_inputs)
         graph, done = loaded.graph, None
         refuse_buckets_without(options, graph)

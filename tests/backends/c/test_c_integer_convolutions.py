@@ -209,6 +209,15 @@ def test_calls_that_kernels_refuse() -> None:
     }
     for operand, other in refused.items():
         assert not applies(replace(call, operands={**call.operands, operand: other})), operand
+    one = replace(usual_call(name), output=Operand(Type((2, 52, 7, 18), "uint8"), last((2, 52, 7, 18))))
+    assert not applies(one), "another shape than the convolution's"
+    square = call_of(f"{name.replace('quantized', 'quantized_zeros')}", (1, 20, 5, 5), 20)
+    applies = ROWS["c.integer_conv_quantized_zeros"].applies
+    assert applies is not None and applies(square)
+    for operand in ("m", "y"):  # scales and zero points of input channels
+        kind = Type((1, 20, 1, 1), square.operands[operand].type.dtype)
+        turned = {**square.operands, operand: Operand(kind, contiguous((1, 20, 1, 1)))}
+        assert not applies(replace(square, operands=turned)), operand
 
 
 # ---------------------------------------------------------------- models

@@ -97,7 +97,7 @@ FORCED: dict[str, list[dict[str, int]]] = {
         {"t0": 8, "v0": 4, "un": 4, "early": 1, "warm": 1},
         {"tn": 2, "vn": 4, "t0": 8, "ahead": 3, "split": 2, "early": 1, "warm": 1},
         {"tn": 4, "vn": 8, "t0": 8, "u0": 2, "ahead": 2, "staged": 1},
-        {"t0": 8, "v0": 4, "un": 4, "early": 1, "warm": 1, "staged": 1, "resident": 16},
+        {"t0": 8, "v0": 4, "un": 4, "early": 1, "warm": 1, "staged": 1},
     ],
     "gated_vector": [{"tn": 4, "vn": 4, "t0": 32, "split": 2}, {"tn": 8, "vn": 8, "t0": 64, "early": 1, "warm": 1}],
     "odd_vector": [{"tn": 8, "t0": 16, "early": 1, "warm": 1}, {"tn": 4, "vn": 1, "t0": 64, "early": 1, "warm": 1}],
@@ -296,24 +296,6 @@ def test_only_a_computed_row_of_one_product_is_staged() -> None:
         first = next(dict(s) for s in template.space(call) if "t0" in s and not s.get("split"))  # type: ignore[misc]
         assert template.fits(replace(call, schedule=first))
         assert not template.fits(replace(call, schedule=first | {"staged": 1}))
-
-
-def test_large_products_are_tried_with_more_registers_for_loads() -> None:
-    """A bound on the blocks of a multiprocessor lets the compiler use the registers that they leave each other."""
-    sizes = {}
-    for columns in (64, 2048):
-        template = generated(t.matmul(x("a", 1, 8192), t.transpose(x("w", columns, 8192))))
-        call = call_of(template, "bfloat16")
-        sizes[columns] = [s for s in template.space(call) if s.get("resident")]  # type: ignore[misc]
-    assert not sizes[64] and sizes[2048]
-    first = sizes[2048][0]
-    threads = first["t0"] * first["tn"]
-    assert threads * first["resident"] == 1024
-    (launch,) = launches(template, replace(call, schedule=first))
-    assert isinstance(launch, CudaLaunch) and f"__launch_bounds__({threads}, {first['resident']})" in launch.text
-    assert template.fits is not None and not template.fits(
-        replace(call, schedule={**first, "resident": 2049 // threads + 1})
-    )
 
 
 # ---------------------------------------------------------------- made by hypothesis

@@ -73,6 +73,7 @@ FAULTS = {
     "overwritten before it is read": ("        torch.add", "        first(x, v5)\n        torch.add", "torch.add.*which hold no value or another one"),
     "never written": ("        first(x, v1)\n", "", "second.*bytes 0 to 32 of the workspace, which hold no value"),
     "several results": ("        first(x, v1)\n", "        torch.ops.aten.f(x, out0=v1, out1=v3)\n        a, b = torch.ops.aten.f(v3)\n        b.view(3)\n", ""),
+    "a gradient's result": ("        torch.add(v4, v1, out=v3)\n", "        torch.ops.aten.f.grad_input(v4, v1, 0.0, grad_input=v3)\n", ""),
     "result overwritten": ("        return r,\n", "        first(x, v3)\n        first(x, v2)\n        return v3,\n", ""),
     "lost result": ("        return r,\n", "        second(v2, w, v1, scratch[0:32], counters(r.device))\n        first(x, v4)\n        return scratch,\n",
                     "a result at bytes 192 to 256 of the workspace was overwritten"),

@@ -3,5 +3,5 @@
 In: candidate kernels.
 Out: their prices in µs.
 Imports: backends, backends.admission, backends.tuning, costdb.keys, costdb.price, costdb.store, egraph.saturate,
-    errors, extract.model, options, pipeline.context.
+    errors, extract.model, extract.search, options, pipeline.context.
 """
