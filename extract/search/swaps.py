@@ -4,7 +4,7 @@ that computes the same values from the same operands. All equal kernels of a cho
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -29,6 +29,11 @@ class Swap:
 
     places: Mapping[int, int]
     price: Priced
+
+    @property
+    def key(self) -> tuple[Hashable, ...]:
+        """What distinguishes exchanges of one choice."""
+        return (*sorted(self.places.values()), self.price.schedule)
 
     def applied(self, choice: Choice) -> Choice:
         """The choice with the kernels exchanged."""
@@ -96,35 +101,35 @@ class Swaps:
     def swaps(
         self, choice: Choice, group: Sequence[int], measured: Measured, *, count: int,
         gap: float, rank: Callable[[Candidate, Priced], int] = lambda candidate, price: 0,
+        tried: Collection[tuple[Hashable, ...]] = (),
     ) -> list[Swap]:  # fmt: skip
         """At most `count` exchanges of a group of equal kernels for measured ones that take at most (1 + `gap`) times
         the time of the fastest of them: such that differ much from all before them first, each in the order of their
-        `rank`, then of their times."""
+        `rank`, then of their times; without those whose `key` is among the `tried` ones."""
         known = [Swap(o, p) for o in self.others(group) for p in measured(self.candidates[o[group[0]]])]
-        now = (group[0], choice.prices[group[0]].schedule)
+        now = Swap({i: i for i in group}, choice.prices[group[0]])
         limit = (1 + gap) * min((s.price.us for s in known), default=0.0)
-        near = [s for s in known if s.price.us <= limit and (s.places[group[0]], s.price.schedule) != now]
+        near = [s for s in known if s.price.us <= limit and s.key != now.key and s.key not in tried]
         near.sort(key=lambda s: (rank(self.candidates[s.places[group[0]]], s.price), s.price.us))
         return list(islice(_diverse(near, group[0], now), count))
 
 
-def _diverse(swaps: Sequence[Swap], first: int, now: tuple[int, tuple[tuple[str, int], ...]]) -> Iterator[Swap]:
-    """Yields the exchanges that differ much from all before them, then the others, both in the order given."""
+def _diverse(swaps: Sequence[Swap], first: int, now: Swap) -> Iterator[Swap]:
+    """Yields the exchanges that differ much from all before them and from `now`, then the others, both in the order
+    given."""
     before, rest = [now], list[Swap]()
     for s in swaps:
-        if all(
-            s.places[first] != kernel or _distance(s.price.schedule, schedule) >= FAR for kernel, schedule in before
-        ):
-            before.append((s.places[first], s.price.schedule))
+        if all(s.places[first] != b.places[first] or _distance(s, b) >= FAR for b in before):
+            before.append(s)
             yield s
         else:
             rest.append(s)
     yield from rest
 
 
-def _distance(one: Sequence[tuple[str, int]], other: Sequence[tuple[str, int]]) -> int:
+def _distance(one: Swap, other: Swap) -> int:
     """Number of parameters in which two schedules differ."""
-    return len({name for name, _ in set(one) ^ set(other)} - PASSING)
+    return len({name for name, _ in set(one.price.schedule) ^ set(other.price.schedule)} - PASSING)
 
 
 def _kernel(candidate: Candidate) -> Any:

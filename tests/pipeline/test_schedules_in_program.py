@@ -165,8 +165,9 @@ def test_repeated_kernels_get_the_schedule_that_is_fastest_in_the_program(choice
 
 def test_schedules_with_other_results_are_left_out(choice: Choice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulated, "wrong", "other tanh")
-    best, program, _, _ = timed(choice)
+    best, program, session, _ = timed(choice)
     assert kernels(best)[0] == ("np.tanh", 2) and program.us == 140.0
+    assert session.warnings == ["1 other schedule left out in the program: results that differ"]
 
 
 @pytest.mark.parametrize("holds", [True, False])

@@ -9,8 +9,7 @@ checked; those that take most of the time come first (coordinate descent).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
@@ -32,8 +31,11 @@ from .time_launching import Compiler, results_of
 
 LEAST_S = 1.0  # seconds without which nothing is tried
 MOST = 1.5  # times the reserved seconds, if there are as many
-COUNT, GAP = 6, 0.3  # schedules tried of each kernel; relative excess of their times alone over the fastest one's
-TURNS, SHARE = 2, 0.01  # turns through all kernels; share of a program's time below which a kernel is left out
+COUNT, GAP = (
+    3,
+    0.3,
+)  # schedules of each kernel tried in a turn; relative excess of their times alone over the fastest one's
+TURNS, SHARE = 3, 0.01  # turns through all kernels; share of a program's time below which a kernel is left out
 NEAR = 1.05  # factor of a program's time that overlapping launches may cost while no schedule is chosen for them
 DIFFERENT = 0.05  # relative difference of results above which they are not another order of sums
 MAX_BYTES = 4 << 30  # device bytes of the programs of one kernel's schedules, without weights that they share
@@ -156,6 +158,8 @@ class _Descent:
     choice: Choice
     program: Program
     rows: list[FinalistReport] = field(default_factory=list)
+    tried: set[tuple[Hashable, ...]] = field(default_factory=set)  # keys of exchanges
+    faults: list[str] = field(default_factory=list)  # why programs with other schedules were left out
 
     def __post_init__(self) -> None:
         self.first, self.own = self.choice, self.program
@@ -165,13 +169,14 @@ class _Descent:
         want = results_of(self.own, self.values)
         self._overlapped(want)
         for turn in range(TURNS):
-            before = self.choice
-            for group in self.swaps.groups(self.choice, SHARE):
+            groups, known = self.swaps.groups(self.choice, SHARE), len(self.tried)
+            self._compiled([s for group in groups for s in self._next(group)], 0.0)
+            for group in groups:
                 if not self.ended():
                     self._exchange(group, want)
             if self.ended() and not turn:
                 self.session.omitted.append(Omission(OmittedWork.TIMING_SCHEDULES))
-            if self.ended() or self.choice is before:
+            if self.ended() or len(self.tried) == known:
                 break
         return self._better()
 
@@ -189,15 +194,24 @@ class _Descent:
             else:
                 made[0][1].unbind()
 
-    def _exchange(self, group: Sequence[int], want: Sequence[Any]) -> None:
-        """Try other kernels in the places of a group, and keep the fastest."""
-        rank = _rank(self.choice.launching)
-        found = self.swaps.swaps(self.choice, group, self.measured, count=COUNT, gap=GAP, rank=rank)
+    def _next(self, group: Sequence[int]) -> list[Swap]:
+        """The next kernels to be tried in the places of a group."""
+        return self.swaps.swaps(
+            self.choice, group, self.measured, count=COUNT, gap=GAP, rank=_rank(self.choice.launching), tried=self.tried
+        )  # fmt: skip
+
+    def _compiled(self, swaps: Sequence[Swap], seconds: float) -> bool:
+        """Whether the kernels of exchanges are compiled within so many seconds; compilers go on afterwards."""
         plan = self.program.plan
         assert plan is not None
-        calls = [call for s in found for call in _calls(self.choice, plan, s, self.choice.launching)]
-        if not found or not self.compiler(calls, max(0.0, self.until - self.session.now())):
+        return self.compiler([c for s in swaps for c in _calls(self.choice, plan, s, self.choice.launching)], seconds)
+
+    def _exchange(self, group: Sequence[int], want: Sequence[Any]) -> None:
+        """Try other kernels in the places of a group, and keep the fastest."""
+        found = self._next(group)
+        if not found or not self._compiled(found, max(0.0, self.until - self.session.now())):
             return
+        self.tried.update(s.key for s in found)
         pairs = [(s.applied(self.choice), s.text(self.choice)) for s in found]
         made = self._runnable([c for c, _ in pairs], want)
         if not made:
@@ -221,28 +235,38 @@ class _Descent:
         for choice in choices:
             if self.ended():
                 break
-            with suppress(Exception):  # a compiler error, or too little device memory
+            try:
                 made = self.build(choice).launching_as(self.own)
                 if (room := room - made.missing_bytes()) < 0:
                     break
                 made.flat_near(*self.values)
                 made.wait("running a program with other schedules")
-                if all(map(_close, results_of(made, self.values), want)):
-                    found.append((choice, made))
-                else:
-                    made.unbind()
+                right = all(map(_close, results_of(made, self.values), want))
+            except Exception as error:  # a compiler error, or too little device memory
+                self.faults.append(f"{type(error).__name__}: {str(error)[:120]}")
+                continue
+            if right:
+                found.append((choice, made))
+            else:
+                self.faults.append("results that differ")
+                made.unbind()
         return found
 
-    def _sampled(self, programs: Sequence[Program]) -> Sequence[Sequence[float]]:
+    def _sampled(self, programs: Sequence[Program], last: bool = False) -> Sequence[Sequence[float]]:
+        """Times of programs; the `last` ones have their time even if the time for trying is up."""
         until = self.session.now() + BATCH_S
-        return self.sample(programs, lambda: self.ended() or self.session.now() >= until)
+        over = (lambda: self.session.progress.stopped) if last else self.ended
+        return self.sample(programs, lambda: over() or self.session.now() >= until)
 
     def _better(self) -> tuple[Choice, Program]:
         """The fastest choice with its program if that is surely faster than the given one, else the latter. Adds the
         programs that were timed to the session's finalists."""
         before = self.session.finalists
+        if self.faults:
+            text = f"{counted(len(self.faults), 'other schedule')} left out in the program: {self.faults[0]}"
+            self.session.warnings.append(text)
         if self.program is not self.own:
-            samples = self._sampled([self.own, self.program])
+            samples = self._sampled([self.own, self.program], last=True)
             if self.fastest(samples):
                 before = before or [_report(self.first, samples[0], "")]
                 best = _report(self.choice, samples[1], "", chosen=True)
