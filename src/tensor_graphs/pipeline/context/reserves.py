@@ -51,9 +51,14 @@ def launching_s(session: Session) -> float:
     return LAUNCHING_S if session.options.budget >= FULL_S else 0.0
 
 
-def schedules_s(session: Session) -> float:
-    """Seconds for timing schedules in the program (time_schedules.py)."""
+def trying_s(session: Session) -> float:
+    """Seconds for timing schedules in the program (time_schedules.py) if there are as many left."""
     return min(SCHEDULES_S, SCHEDULES * session.options.budget) if session.options.budget >= FULL_S else 0.0
+
+
+def schedules_s(session: Session) -> float:
+    """Seconds that other stages leave for it: none where no part of the model repeats."""
+    return trying_s(session) if session.expected.repeats else 0.0
 
 
 def after_launching_s(session: Session) -> float:
@@ -118,5 +123,6 @@ __all__ = [
     "mandatory_s",
     "scale",
     "schedules_s",
+    "trying_s",
     "whole_s",
 ]

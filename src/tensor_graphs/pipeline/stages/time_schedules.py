@@ -25,7 +25,7 @@ from ...extract.search.swaps import Measured, Swap, Swaps
 from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ...wording import counted
-from ..context.reserves import after_finalists_s, schedules_s
+from ..context.reserves import after_finalists_s, trying_s
 from ..context.session import Session
 from .time_launching import Compiler, results_of
 
@@ -88,7 +88,7 @@ def fastest_schedules(
     if compiler is None or session.progress.stopped or getattr(program, "plan", None) is None:
         return choice, program
     swaps = Swaps(choice)
-    if not schedules_s(session) or not swaps.groups(choice, SHARE):
+    if not trying_s(session) or not swaps.groups(choice, SHARE):
         return choice, program
     seconds = _room(session)
     if not seconds:
@@ -106,7 +106,7 @@ def fastest_schedules(
 
 def _room(session: Session) -> float:
     """Seconds for trying schedules, 0.0 if they are too few."""
-    left = min(MOST * schedules_s(session), session.left - after_finalists_s(session))
+    left = min(MOST * trying_s(session), session.left - after_finalists_s(session))
     return left if left >= LEAST_S else 0.0
 
 
