@@ -87,16 +87,16 @@ class Swaps:
 
     def unmeasured(
         self, choice: Choice, group: Sequence[int], measured: Measured, wanted: Wanted, gap: float
-    ) -> int | None:  # fmt: skip
-        """The candidate that is predicted to be the fastest of the `wanted` ones that can be in the place of a group's
-        first kernel. None if one of them was measured, or if all take more than (1 + `gap`) times the time of that
-        kernel."""
-        first = group[0]
-        known = [j for o in self.others(group) for j in (o[first],) if wanted(self.candidates[j])]
-        best = min(known, key=lambda j: choice.prices[j].us, default=None)
-        if best is None or any(measured(self.candidates[j]) for j in known):
-            return None
-        return best if choice.prices[best].us <= (1 + gap) * choice.prices[first].us else None
+    ) -> list[int]:  # fmt: skip
+        """The candidates, equal ones, that are predicted to be the fastest of the `wanted` ones that can be in the
+        places of a group. Empty if wanted ones were measured, or if all take over (1 + `gap`) times the time of the
+        group's kernel."""
+        first, us = group[0], choice.prices
+        known = [o for o in self.others(group) if wanted(self.candidates[o[first]])]
+        best = min(known, key=lambda o: us[o[first]].us, default=None)
+        if best is None or any(measured(self.candidates[o[first]]) for o in known):
+            return []
+        return list(best.values()) if us[best[first]].us <= (1 + gap) * us[first].us else []
 
     def swaps(
         self, choice: Choice, group: Sequence[int], measured: Measured, *, count: int,

@@ -96,7 +96,7 @@ def fastest_schedules(
         return choice, program
     until = session.now() + seconds
     if look is not None:
-        _measure_others(session, choice, swaps, measured, look, session.now() + LOOK * seconds)
+        measure_holding(session, choice, swaps, measured, look, LOOK * seconds)
     ended = lambda: session.now() >= until or session.progress.stopped
     descent = _Descent(
         session, build, compiler, measured, values, sample, fastest, until, ended, swaps, choice, program
@@ -121,23 +121,27 @@ class _Worth:
         return self.us.get(id(candidate), math.inf)
 
 
-def _measure_others(
-    session: Session, choice: Choice, swaps: Swaps, measured: Measured, look: Look, until: float
-) -> None:  # fmt: skip
-    """Measure other kernels for the places of those that take most of the time, until a time of the session's clock."""
-    candidates, found = choice.hypergraph.candidates, dict[int, float]()
+def measure_holding(
+    session: Session, choice: Choice, swaps: Swaps, measured: Measured, look: Look, seconds: float
+) -> list[int]:  # fmt: skip
+    """Measure kernels that could read weights before they wait, in the places of kernels that take most of a choice's
+    time, where none was measured; for so many seconds. Returns the candidates that have measurements then."""
+    candidates, found, us = choice.hypergraph.candidates, list[list[int]](), dict[int, float]()
     for group in swaps.groups(choice, LOOK_SHARE):
-        other = swaps.unmeasured(choice, group, measured, _holding, LOOK_GAP)
-        if other is not None and len(found) < LOOKS:
-            found[other] = (1 + LOOK_GAP) * choice.prices[group[0]].us
+        alike = swaps.unmeasured(choice, group, measured, _holding, LOOK_GAP)
+        if alike and len(found) < LOOKS:
+            found.append(alike)
+            us[id(candidates[alike[0]])] = (1 + LOOK_GAP) * choice.prices[group[0]].us
     if not found:
-        return
+        return []
     session.progress.say("schedules", f"measuring {counted(len(found), 'other kernel')}")
+    until = session.now() + seconds
     ended = lambda: session.now() >= until or session.progress.stopped
     try:
-        look([candidates[i] for i in found], worth=_Worth({id(candidates[i]): us for i, us in found.items()}, ended))
+        look([candidates[alike[0]] for alike in found], worth=_Worth(us, ended))
     except WorkerError as error:
         session.warnings.append(f"nothing more was measured: {error.message}")
+    return [i for alike in found for i in alike if measured(candidates[i])]
 
 
 @dataclass
@@ -255,8 +259,12 @@ class _Descent:
     def _sampled(self, programs: Sequence[Program], last: bool = False) -> Sequence[Sequence[float]]:
         """Times of programs; the `last` ones have their time even if the time for trying is up."""
         until = self.session.now() + BATCH_S
-        over = (lambda: self.session.progress.stopped) if last else self.ended
-        return self.sample(programs, lambda: over() or self.session.now() >= until)
+
+        def ended() -> bool:
+            over = self.session.progress.stopped if last else self.ended()
+            return over or self.session.now() >= until
+
+        return self.sample(programs, ended)
 
     def _better(self) -> tuple[Choice, Program]:
         """The fastest choice with its program if that is surely faster than the given one, else the latter. Adds the
@@ -329,4 +337,4 @@ def _close(a: Any, b: Any) -> bool:
     return bool(same.all()) and bool((x - y).norm() <= DIFFERENT * y.norm())
 
 
-__all__ = ["Look", "Measured", "begin_compiling_schedules", "fastest_schedules"]
+__all__ = ["Look", "Measured", "begin_compiling_schedules", "fastest_schedules", "measure_holding"]
