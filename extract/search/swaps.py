@@ -61,14 +61,16 @@ class Swaps:
                 self.makers[vertex.cls].append(i)
 
     def groups(self, choice: Choice, share: float) -> list[list[int]]:
-        """The kernels of a choice that occur several times, as lists of equal ones, those that take most of the time
-        first; without those that take less than a `share` of it together."""
+        """The kernels of a choice that occur several times in the model, as lists of equal ones, those that take most
+        time first; without those that take less than a `share` of it together."""
         found: dict[Any, list[int]] = defaultdict(list)
         for i in choice.chosen:
             if not self.candidates[i].is_view:
                 found[_kernel(self.candidates[i])].append(i)
-        timed = [(sum(choice.prices[i].us for i in g), g) for g in found.values() if len(g) > 1]
-        return [g for us, g in sorted(timed, reverse=True) if us >= share * choice.cost]
+        times = choice.hypergraph.weights  # of a short form's kernels, how often the whole model has them
+        timed = [(sum(times[i] * choice.prices[i].us for i in g), sum(times[i] for i in g), g) for g in found.values()]
+        least = share * sum(us for us, _, _ in timed)
+        return [g for us, count, g in sorted(timed, reverse=True) if us >= least and count > 1]
 
     def others(self, group: Sequence[int]) -> list[dict[int, int]]:
         """For each kernel that can be in the places of a group: its index for each index of the group. The kernel of

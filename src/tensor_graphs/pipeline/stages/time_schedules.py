@@ -40,6 +40,7 @@ NEAR = 1.05  # factor of a program's time that overlapping launches may cost whi
 DIFFERENT = 0.05  # relative difference of results above which they are not another order of sums
 MAX_BYTES = 4 << 30  # device bytes of the programs of one kernel's schedules, without weights that they share
 BATCH_S = 0.4  # seconds, at most, of sampling programs
+COMPILING_S = 1.5  # seconds, at most, of waiting for a kernel's schedules, which are compiled from the turn's begin on
 # Other kernels that are measured first: share of the program's time of the kernels that they are for, relative excess
 # of their predicted times, their number, and the share of the seconds that this takes at most.
 LOOK_SHARE, LOOK_GAP, LOOKS, LOOK = 0.05, 0.5, 3, 0.35
@@ -213,7 +214,7 @@ class _Descent:
     def _exchange(self, group: Sequence[int], want: Sequence[Any]) -> None:
         """Try other kernels in the places of a group, and keep the fastest."""
         found = self._next(group)
-        if not found or not self._compiled(found, max(0.0, self.until - self.session.now())):
+        if not found or not self._compiled(found, min(COMPILING_S, max(0.0, self.until - self.session.now()))):
             return
         self.tried.update(s.key for s in found)
         pairs = [(s.applied(self.choice), s.text(self.choice)) for s in found]
