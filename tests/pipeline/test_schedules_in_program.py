@@ -235,3 +235,10 @@ class Numbered(Pricer):
 
     def price(self, found: Any) -> list[Priced]:
         return [Priced(1.0, 1.0, 1.0, "measured")] * len(found)
+
+
+def test_programs_with_other_schedules_launch_kernels_in_the_way_of_the_first() -> None:
+    program, other = Program(direct_plan(GRAPH, [backend("numpy")])), Program(direct_plan(GRAPH, [backend("numpy")]))
+    assert program.launching_as(other) is program and program.manifest.launch_mode == ""
+    other._run = SimpleNamespace(way="graph")  # type: ignore[assignment]
+    assert program.launching_as(other).manifest.launch_mode == "graph"
