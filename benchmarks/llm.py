@@ -169,7 +169,10 @@ def program_row(program: Program, bytes_per_us: float) -> dict[str, Any]:
         "priced": report.priced, "runs": report.runs, "candidates": report.candidates, "stopped": report.search_stopped,
         "omitted": report.omitted, "warnings": [w[:200] for w in report.warnings], "verification": report.verification,
         "seconds": {k: round(v, 2) for k, v in report.seconds.items()}, "measuring": report.measuring,
-        "finalists": [(f.kernels, round(f.predicted_us, 1), round(f.measured_us, 1), f.chosen) for f in report.finalists],
+        "finalists": [
+            (f.kernels, round(f.predicted_us, 1), round(f.measured_us, 1), f.chosen, f.launching, f.changed)
+            for f in report.finalists
+        ],
         "curve": [tuple(round(v, 1) for v in p) for p in report.curve[-40:]],
         "table": kernel_table(report, bytes_per_us),
     }  # fmt: skip

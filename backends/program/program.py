@@ -158,6 +158,13 @@ class Program(ProgramCalls):
         self._pool = weights
         return self
 
+    def launching_as(self, other: Program) -> Program:
+        """Launch kernels in the way that was the fastest for calls of `other`, a bound program like this one, from the
+        next binding on, without timing the ways. Returns itself."""
+        if way := getattr(other._run, "way", ""):
+            self.manifest = replace(self.manifest, launch_mode=way)
+        return self
+
     def steady(self, inputs: Iterable[int]) -> Program:
         """Declare inputs, by position, whose tensors stay at their addresses between calls, from the next binding on:
         parameters of a model that is trained. CUDA graphs of programs of one size then read them without a copy. Calls

@@ -153,10 +153,12 @@ def _mask(s: Simplifier, args: tuple[Tensor, ...]) -> Tensor | None:
 
 
 def simplify_div(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """A product with the reciprocal, in place of a division by a number: only with one that is exact where the
-    quotient's rounding decides a whole number or a truth value. None if nothing changes."""
+    """A product with the reciprocal, in place of a division by a number or a square root: only with one that is exact
+    where the quotient's rounding decides a whole number or a truth value. None if nothing changes."""
     x, y = args
     by = number(y)
+    if y.op == "sqrt" and not (s.exact or s.at_sharp):  # rsqrt of a row's variance is computed once for the row
+        return s.build("mul", (x, s.build("rsqrt", y.args)))
     if by is None or not by or not isfinite(by) or not _representable(by, y.dtype):
         return None
     if is_fill_of(y, 1):

@@ -53,6 +53,8 @@ class Choice:
     # the best plan over time: (monotonic seconds, µs at optimistic prices, µs at current prices) after each solve
     curve: tuple[tuple[float, float, float], ...] = ()
     launching: str = ""  # how the kernels of its program follow each other: `Plan.launching`
+    # if kernels were chosen by the time of the whole program: the choice before, whose kernels were the fastest alone
+    alone: Choice | None = None
 
     @property
     def cost(self) -> float:

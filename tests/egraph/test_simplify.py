@@ -227,6 +227,7 @@ ONLY_ROUNDED: dict[str, tuple[Tensor, Tensor]] = {
     "square root": (t.pow(X, 0.5), t.sqrt(X)),
     "reciprocal root": (t.pow(X, -0.5), t.rsqrt(X)),
     "reciprocal": (t.pow(X, -1.0), t.recip(X)),
+    "quotient by a root": (X / t.sqrt(X), X * t.rsqrt(X)),
     "two factors": (X * 0.5 * 3.0, X * 1.5),
     "sum over one": (t.sum(X[:1], 0, True), X[:1]),
 }

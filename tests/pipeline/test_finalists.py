@@ -238,7 +238,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found = [torch.tensor([1, 2]), torch.tensor([1, 2])]
     monkeypatch.setattr(time_launching, "changes_schedules", lambda plan, launching: True)
     monkeypatch.setattr(time_launching, "plan_for_launching", lambda plan: plan)
-    monkeypatch.setattr(time_launching, "_results", lambda program, values: [found[bool(program.way)]])
+    monkeypatch.setattr(time_launching, "results_of", lambda program, values: [found[bool(program.way)]])
     return found
 
 

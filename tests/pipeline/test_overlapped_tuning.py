@@ -316,7 +316,7 @@ def test_kernels_left_out_of_a_short_form_are_reported(
     assert {*form.graph.repeats.values()} == {4.0}  # three of twelve layers
     form = replace(form, graph=replace(form.graph, stats={**form.graph.stats, "left_out": left_out}))
     monkeypatch.setattr(search_stage, "choose", lambda s, g, pricer, _, **more: choose(s, g, pricer, None, **more))
-    found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
+    found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace(ahead=False))  # type: ignore[arg-type]
     assert found is not None and session.omitted == [Omission(OmittedWork.GENERATING)] * left_out
 
 
@@ -356,7 +356,7 @@ def test_the_plan_of_an_unrewritten_short_form_is_taken_if_it_is_cheaper(
         return replace(found, prices=prices, stopped=stopped)
 
     monkeypatch.setattr(search_stage, "choose", chosen)
-    found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace())  # type: ignore[arg-type]
+    found = search_stage.search_short_form(session, task, form, Store(tmp_path), SimpleNamespace(ahead=False))  # type: ignore[arg-type]
     taken = dearer > 1.0 and stopped == "budget"
     assert found is not None and (found.short is plain.graph) == taken
     assert session.omitted == [UNREWRITTEN] * taken

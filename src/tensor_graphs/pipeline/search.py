@@ -85,6 +85,7 @@ def search_task(session: Session, task: Task) -> SearchResult:
 
 def _search_task(session: Session, task: Task) -> SearchResult:
     blocks = found_blocks(session, task.work)
+    session.expected.repeats = len(blocks.instances) > len(blocks.unique)
     references = start_reference(session, task)
     weights = start_weights(session, task)
     store, measurer = take_measurer(session, task.backends)

@@ -26,14 +26,16 @@ from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.pricing import Measurer
 from ..extract.search.carried_plan import carried_plan, kernels_to_carry
 from ..extract.search.search import Choice, search
+from ..extract.search.swaps import Swaps
 from ..report.omissions import UNREWRITTEN, Omission, OmittedWork
-from .context.reserves import whole_s
+from .context.reserves import holding_s, whole_s
 from .context.session import Session, open_store
 from .costs.prices import CostPricer
 from .stages.choose import choose
 from .stages.match import begins_in_time, generation_limit, hypergraph, matching_limit
 from .stages.prepare import Task
 from .stages.rewrite import Rewritten, as_written
+from .stages.time_schedules import measure_holding
 
 SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
 
@@ -103,6 +105,19 @@ def _repeats(short: EGraphView, whole: EGraphView) -> dict[int, float]:
     return found
 
 
+def _with_holding(session: Session, choice: Choice, pricer: CostPricer, measurer: Measurer) -> Choice:
+    """The choice with prices of further kernels, measured now, that are tried in the program (time_schedules.py): the
+    whole model has only measured ones."""
+    seconds = holding_s(session)
+    if not (measurer.ahead and seconds) or session.progress.stopped:
+        return choice
+    found = measure_holding(session, choice, Swaps(choice), pricer.measured, measurer.measure, seconds)
+    prices, candidates = list(choice.prices), choice.hypergraph.candidates
+    for i, price in zip(found, pricer.price([candidates[i] for i in found]), strict=True):
+        prices[i] = price
+    return replace(choice, prices=prices)
+
+
 def search_short_form(
     session: Session, task: Task, form: ShortForm, store: Store, measurer: Measurer
 ) -> ShortSearch | None:  # fmt: skip
@@ -116,8 +131,9 @@ def search_short_form(
     with open_store(session, store), gc_frozen():
         pricer = CostPricer(store)
         try:
-            kept = whole_s(session, len(form.whole))
+            kept = whole_s(session, len(form.whole)) + holding_s(session)
             choice = choose(session, form.graph, pricer, measurer, kept=kept, solve_seconds=SOLVE_S)
+            choice = _with_holding(session, choice, pricer, measurer)
         except NoPlanError:
             return None
         if form.unrewritten is not None and choice.stopped == "budget":

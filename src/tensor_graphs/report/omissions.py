@@ -17,6 +17,7 @@ class OmittedWork(Enum):
     MEASURING = "measuring"
     TIMING_PLANS = "timing plans as programs"
     TIMING_OVERLAPS = "timing overlapping kernels"
+    TIMING_SCHEDULES = "timing schedules in the program"
     TIMING = "timing of the whole program"
     OTHER_PLANS = "other plans within tolerance"
     VERIFICATION = "verification"

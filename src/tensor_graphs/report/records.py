@@ -74,7 +74,7 @@ class FinalistReport:
 
     `kernels`: number of kernel calls. `predicted_us`: sum of its kernels' times. `measured_us`: time of a call with
     cold caches. `chosen`: whether the program runs this plan. `launching`: how its kernels follow each other
-    (`Plan.launching`).
+    (`Plan.launching`). `changed`: the kernels whose schedules differ from those of the plan before, with the schedule.
     """
 
     kernels: Natural
@@ -82,6 +82,7 @@ class FinalistReport:
     measured_us: Amount
     chosen: bool
     launching: str = ""
+    changed: str = ""
 
 
 @dataclass

@@ -227,8 +227,11 @@ class Report:
                 f"{f.measured_us:.1f} µs (predicted {f.predicted_us:.1f}{f', {f.launching}' if f.launching else ''})"
                 f"{', chosen' * f.chosen}"
                 for f in self.finalists
+                if f.chosen or not f.changed
             )
             rows.append(("plans", f"timed as programs: {'; '.join(timed)}"))
+            if tried := sum(bool(f.changed) for f in self.finalists):
+                rows.append(("schedules", f"{counted(tried, 'other schedule')} timed in the program"))
         if self.compared:
             rows.append(("caller", self.compared))
         if v:

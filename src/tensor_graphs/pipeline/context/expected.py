@@ -15,6 +15,7 @@ class ExpectedTimes:
     compiling_s: float = 0.0  # compiling the program on the host
     binding_s: float = 0.0  # copying the program's weights to the device
     ending_s: float = 0.0  # the end of the call, which optional work leaves
+    repeats: bool = True  # whether parts of the model repeat, so that time for schedules in the program pays
 
 
 __all__ = ["ExpectedTimes"]

@@ -20,6 +20,8 @@ HOST_CLOSING = 0.2  # the first share on a CPU: plans of unmeasured kernels are 
 WHOLE_S, WHOLE_S_PER_NODE = 1.5, 1e-4
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
+SCHEDULES, SCHEDULES_S = 0.1, 4.0  # timing schedules in the program: share of the budget, and seconds at most
+HOLDING = 0.35  # share of these seconds, in addition, for measuring kernels for it in a short form
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 COMPILING_S, HOST_ENDING_S = 0.5, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it
 
@@ -48,6 +50,21 @@ def ending_s(session: Session) -> float:
 def launching_s(session: Session) -> float:
     """Seconds that timing the finalists leaves for comparing launch overlaps (time_launching.py)."""
     return LAUNCHING_S if session.options.budget >= FULL_S else 0.0
+
+
+def trying_s(session: Session) -> float:
+    """Seconds for timing schedules in the program (time_schedules.py) if there are as many left."""
+    return min(SCHEDULES_S, SCHEDULES * session.options.budget) if session.options.budget >= FULL_S else 0.0
+
+
+def holding_s(session: Session) -> float:
+    """Seconds in which a search of a short form measures kernels for it."""
+    return HOLDING * trying_s(session)
+
+
+def schedules_s(session: Session) -> float:
+    """Seconds that other stages leave for it: none where no part of the model repeats."""
+    return trying_s(session) if session.expected.repeats else 0.0
 
 
 def after_launching_s(session: Session) -> float:
@@ -94,7 +111,7 @@ def after_search_on_host_s(session: Session) -> float:
 def after_search_s(session: Session) -> float:
     """Seconds of the budget that measuring on a GPU leaves for the stages after it."""
     solves = scale(session) * (LAST_SOLVES_S + FINALISTS_S)
-    return solves + building_s(session) + launching_s(session) + after_finalists_s(session)
+    return solves + building_s(session) + launching_s(session) + schedules_s(session) + after_finalists_s(session)
 
 
 __all__ = [
@@ -108,8 +125,11 @@ __all__ = [
     "closing_left_s",
     "closing_s",
     "ending_s",
+    "holding_s",
     "launching_s",
     "mandatory_s",
     "scale",
+    "schedules_s",
+    "trying_s",
     "whole_s",
 ]

@@ -101,6 +101,21 @@ class CostPricer:
         prices = self._prices(queries)
         return [_cheapest(variants, prices, failed) for variants in asked]
 
+    def measured(self, candidate: Candidate) -> list[Priced]:
+        """The prices of a candidate in all schedules that were measured on this machine, the fastest first."""
+        if not self.on_record(candidate):
+            return []
+        variants = self.variants(candidate)
+        prices = self._prices({v.query.key.digest: v.query for v in variants})
+        failed = set(self.store.failures(prices))
+        known = [(v.schedule, d, prices[d]) for v in variants for d in (v.query.key.digest,)]
+        found = [
+            Priced(p.us, p.low, p.high, p.source, schedule)
+            for schedule, digest, p in known
+            if p.source == "measured" and not p.shipped and digest not in failed
+        ]
+        return sorted(found, key=lambda p: (p.us, p.schedule))
+
     def errors(self, found: Sequence[Candidate]) -> list[float]:
         """Relative Frobenius error of each candidate against float64, the maximum over its measured schedules.
 

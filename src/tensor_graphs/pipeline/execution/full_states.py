@@ -21,16 +21,37 @@ from ...egraph.ir.tensor import topological
 def full_states(programs: Sequence[Program]) -> Callable[[], None]:
     """Function that resets the states of programs of one size, and sets those that are numbers of visible positions
     (`visible_places`) to their largest values. States that advance with each call would run past their end."""
-    places = [_places(p) for p in programs]
+    resets = state_resets(programs)
 
     def reset() -> None:
-        for program, values in zip(programs, places, strict=True):
-            if program.manifest.states:
-                program.reset()
+        for one in resets:
+            one()
+
+    return reset
+
+
+def state_resets(programs: Sequence[Program]) -> list[Callable[[], None]]:
+    """For each of some programs of one graph: the function of `full_states` for it alone."""
+    known: list[tuple[object, dict[str, np.ndarray[Any, Any]]]] = []
+
+    def reset_of(program: Program) -> Callable[[], None]:
+        states = program.manifest.states
+        if not states:
+            return lambda: None
+        kind = states, program.manifest.sizes, program.plan is None
+        values = next((v for k, v in known if k == kind), None)
+        if values is None:  # a search through the graph
+            values = _places(program)
+            known.append((kind, values))
+
+        def reset() -> None:
+            program.reset()
             for name, value in values.items():
                 program.set_state(name, value)
 
-    return reset
+        return reset
+
+    return [reset_of(p) for p in programs]
 
 
 def _places(program: Program) -> dict[str, np.ndarray[Any, Any]]:
@@ -41,4 +62,4 @@ def _places(program: Program) -> dict[str, np.ndarray[Any, Any]]:
     return {n: np.full(shape, counts[n] - 1, dtype) for n, shape, dtype in program.manifest.states if n in counts}
 
 
-__all__ = ["full_states"]
+__all__ = ["full_states", "state_resets"]

@@ -69,7 +69,9 @@ def acceptance(
         weights=session.weights,
     )  # fmt: skip
     if measurer is not None:
-        loop.fastest = partial(fastest_finalist, session, task, compiler=measurer.compile if measurer.ahead else None)
+        compiler = measurer.compile if measurer.ahead else None
+        look = measurer.measure if measurer.ahead else None
+        loop.fastest = partial(fastest_finalist, session, task, compiler=compiler, measured=pricer.measured, look=look)
     if symbolic is not None:
         loop.plan = symbolic.plan
         loop.elsewhere = lambda program, poll: symbolic.verifier.problem(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import cycle
 from statistics import median
 from typing import Any
 
@@ -20,12 +21,13 @@ from ...extract.search.search import Choice
 from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ...verification.reference import sampled_near
-from ..context.reserves import after_finalists_s, launching_s
+from ..context.reserves import after_finalists_s, launching_s, schedules_s
 from ..context.session import Session
 from ..execution import timing
-from ..execution.full_states import full_states
+from ..execution.full_states import state_resets
 from .prepare import Task
 from .time_launching import Compiler, begin_compiling, fastest_launching, other_forms
+from .time_schedules import Look, Measured, begin_compiling_schedules, fastest_schedules
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 SHARE, MAX_S, SOLVING = (
@@ -36,22 +38,24 @@ SHARE, MAX_S, SOLVING = (
 LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
 MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise
-STAGE, FIRST_RUN = "finalists", "first run"
+STAGE, FIRST_RUN, SCHEDULES = "finalists", "first run", "schedules"
 TIMED = 1 << 20  # number of the input set on which programs are timed; verification counts its own from 0
 
 
 def fastest_finalist(
     session: Session, task: Task, choice: Choice, program: Program, build: Callable[[Choice], Program],
-    compiler: Compiler | None = None,
+    compiler: Compiler | None = None, measured: Measured = lambda candidate: (),
+    look: Look | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
     """Time the finalists (the few best plans) as whole programs; returns the fastest one with its program.
 
     That is `choice` with `program`, which are predicted to be the fastest, unless another finalist is faster by more
     than noise. `build` makes the program of a choice. Finalists that the time or memory limit excludes, or that fail to
     run, are left out. The predicted and the measured time of each goes to the session, for the report. All kernels of
-    the others were measured alone, hence checked; the program is verified later. Finally, the launch overlap is
+    the others were measured alone, hence checked; the program is verified later. Then the launch overlap is
     chosen (time_launching.py); `compiler` compiles the programs for that in advance (None: kernels are launched as they
-    were measured).
+    were measured). Finally, schedules of repeated kernels are chosen (time_schedules.py) among those that `measured`
+    gives; `look` measures further kernels.
     """
     if not (task.on_gpu and session.whole) or task.symbolic is not None or session.progress.stopped:
         return choice, program
@@ -60,6 +64,7 @@ def fastest_finalist(
     try:
         with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
             begin_compiling(session, program, compiler)
+            begin_compiling_schedules(session, choice, program, compiler, measured)
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
@@ -67,7 +72,10 @@ def fastest_finalist(
             session.omitted += [Omission(OmittedWork.TIMING_PLANS), Omission(OmittedWork.TIMING_OVERLAPS)]
             return choice, program
         with session.stage(STAGE):
-            return _fastest(session, choice, program, build, compiler, values)
+            choice, program = _fastest(session, choice, program, build, compiler, values)
+        sample = lambda made, ended: sample_programs(made, values, ended)
+        with session.stage(SCHEDULES):
+            return fastest_schedules(session, choice, program, build, compiler, measured, values, sample, fastest, look)
     except Exception as error:  # of a first launch, say; if it is the program's, verification raises it
         session.warnings.append(f"plans were not timed as programs: {type(error).__name__}: {error}")
         return choice, program
@@ -76,7 +84,12 @@ def fastest_finalist(
 def _seconds(session: Session) -> float:
     """Seconds for finding and timing finalists."""
     most = min(MAX_S, SHARE * session.options.budget)
-    return min(most, max(session.left - after_finalists_s(session) - launching_s(session), LEAST_S))
+    return min(most, max(session.left - _later_s(session), LEAST_S))
+
+
+def _later_s(session: Session) -> float:
+    """Seconds of the stages after timing finalists."""
+    return after_finalists_s(session) + launching_s(session) + schedules_s(session)
 
 
 def _fastest(
@@ -139,9 +152,9 @@ def sample_programs(
     """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
     `ended()`."""
     calls = {str(n): lambda p=p: p.flat_near(*values) for n, p in enumerate(programs)}
-    clock = timing.cold_clock_of(programs[0].tensors)
+    clock, resets = timing.cold_clock_of(programs[0].tensors), cycle(state_resets(programs))
     samples = timing.sampled(
-        calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=full_states(programs)
+        calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=ended, first=lambda: next(resets)()
     )
     return [samples[n] for n in calls]
 

@@ -92,9 +92,9 @@ def fastest_launching(
     differ in any bit are left out, with a warning. `sample` times programs in turn, `fastest` returns the index of the
     fastest one that is surely faster than the first, or 0. All other programs release their weights.
     """
-    runnable, want = [(choice, program)], _results(program, values)
+    runnable, want = [(choice, program)], results_of(program, values)
     for made, other in forms:
-        wrong = sum(not _equal(a, b) for a, b in zip(want, _results(other, values), strict=True))
+        wrong = sum(not _equal(a, b) for a, b in zip(want, results_of(other, values), strict=True))
         if wrong:
             problem = f"results that differ from those of kernels as measured: {wrong} of {len(want)}"
             session.warnings.append(f"kernels are not {made.launching}: {problem}")
@@ -125,7 +125,7 @@ def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport
     return FinalistReport(sum(choice.sources.values()), choice.cost, median(us), chosen, choice.launching)
 
 
-def _results(program: Program, values: Sequence[Any]) -> list[Any]:
+def results_of(program: Program, values: Sequence[Any]) -> list[Any]:
     """Results and states, as tensors on the device, after a call of a program on poisoned memory, whose states are
     reset."""
     if program.manifest.states:
@@ -141,4 +141,4 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(equal_bits(a, b, a.dtype.is_floating_point).all())
 
 
-__all__ = ["Compiler", "begin_compiling", "fastest_launching", "other_forms"]
+__all__ = ["Compiler", "begin_compiling", "fastest_launching", "other_forms", "results_of"]

@@ -1,7 +1,8 @@
 """Builds and verifies the program of the extracted plan (choice of kernels); if that fails, extracts another plan under
 stricter limits and tries again.
 
-The attempts, from the fastest plan to the unoptimized graph, which always passes:
+Where schedules were chosen by the time of the whole program (time_schedules.py), the plan before that comes first. The
+attempts then, from the fastest plan to the unoptimized graph, which always passes:
 
 0. Exclude kernels that are wrong when run alone, beyond rounding; a warning of the report names them.
 1. If the plan stores 16-bit intermediates and a failing output has a wider dtype: store all intermediates in their
@@ -57,6 +58,7 @@ from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
 MAX_ATTEMPTS = 8
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
+IN_PROGRAM = "schedules chosen by the time of the whole program"
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 
 
@@ -193,11 +195,17 @@ class Acceptance:
                 except TensorGraphsError:
                     raise
                 except Exception as error:  # a compiler error, or an error of the first launch of a kernel
+                    if self._as_alone(choice):
+                        continue
                     found = self.exclusions.without_unmeasured(choice, error)
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, self._accepted(verdict)
                 took = self.now() - began
+            if self._as_alone(choice):
+                self.failed.append(FailedAttempt(verdict.worst, (IN_PROGRAM,), wrong))
+                known = len(self.exclusions.dropped)
+                continue
             failure = self._failure(found, choice, program, verdict, wrong, attempt, took)
             stricter = self._stricter(found, choice, failure)
             if stricter is not None:
@@ -210,6 +218,16 @@ class Acceptance:
             self._record(failure, known)
             return choice, program, self._accepted(verdict.of_unoptimized())
         raise _no_plan_within_tolerance()
+
+    def _as_alone(self, choice: Choice) -> bool:
+        """Whether the next plan is that of the kernels that were the fastest alone, because those of `choice` were
+        chosen by the time of its program."""
+        if choice.alone is None:
+            return False
+        self.say(f"again without {IN_PROGRAM}")
+        self.exclusions.dropped.append(IN_PROGRAM)
+        self.exclusions.tighter = choice.alone
+        return True
 
     def _accepted(self, verdict: Verification) -> Verification:
         """The verdict on the accepted program, with the failed attempts before it and a warning of wrong kernels."""
