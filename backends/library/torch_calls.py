@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from ...egraph.ops.ops import OPS
@@ -118,10 +119,11 @@ PRODUCTS = (
 
 def fills_result(call: Call) -> bool:
     """Condition on calls: the product or convolution of x and w (or, without w, x) has the result's shape. Otherwise
-    adding a bias or residual broadcasts it."""
+    adding a bias or residual broadcasts it. Dtypes do not matter: some kernels cast the weight."""
     types, shape = [call.operands[n].type for n in "xw" if n in call.operands], call.output.type.shape
     if len(types) == 1:
         return types[0].shape == shape
+    types = [replace(one, dtype=types[0].dtype) for one in types]
     op = OPS["conv" if "strides" in call.attrs else "matmul"]
     return infer(op, types, {name: call.attrs[name] for name in op.attrs}).shape == shape
 

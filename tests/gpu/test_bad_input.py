@@ -135,7 +135,7 @@ from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.errors import DeviceFaultError, TensorGraphsError
 from tensor_graphs.extract.model.kernel import Call, Operand
 import tensor_graphs.backends.registry as registry
-registry.backends()["faulty"] = BACKEND
+registry.register(BACKEND)
 far = next(k for k in BACKEND.templates if k.name == "faulty.far")
 line = Operand(Type((1000,), "float32"), (1,))
 ones = np.ones(1000, np.float32)

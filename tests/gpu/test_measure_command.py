@@ -102,9 +102,10 @@ def test_a_faulty_kernel_costs_itself(
 ) -> None:
     """Right kernels before, between and behind it are measured, its own row says what was the matter, and a second run
     has nothing to do."""
-    from tensor_graphs.backends.registry import backends
+    from tensor_graphs.backends import registry
 
-    monkeypatch.setitem(backends(), FAULTY.name, FAULTY)
+    monkeypatch.setitem(registry.added(), FAULTY.name, FAULTY)
+    monkeypatch.setitem(registry.backends(), FAULTY.name, FAULTY)
     kernels = {t.name: t for t in FAULTY.templates if device == "cuda" or t.name != "faulty.hanging"}
     right, library = kernels.pop("faulty.right"), template("torch_cuda", "cuda.add")
     todo: list[Candidate] = [added(right)]
