@@ -26,6 +26,7 @@ from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.extract.search.search import Choice, search
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline import short_search
+from tensor_graphs.pipeline.context import reserves
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.execution import timing
 from tensor_graphs.pipeline.stages import time_finalists, time_schedules
@@ -209,6 +210,14 @@ def test_schedules_stay_without_time(choice: Choice, budget: float, work: float,
     best, program, session, _ = timed(choice, budget, work)
     assert best is choice and program.us == 156.0
     assert (Omission(OmittedWork.TIMING_SCHEDULES) in session.omitted) is omitted
+
+
+def test_time_is_kept_for_models_with_few_weights_only() -> None:
+    session = Session(Options(budget=40.0))
+    session.expected.repeats = True
+    assert reserves.schedules_s(session) == reserves.trying_s(session) > reserves.holding_s(session) > 0
+    session.expected.binding_s = 2 * reserves.SHORT_BINDING_S
+    assert reserves.schedules_s(session) == reserves.holding_s(session) == 0
 
 
 def test_a_failed_verification_goes_back_to_the_kernels_that_are_the_fastest_alone() -> None:
