@@ -110,7 +110,7 @@ def test_the_architecture_names_the_file_of_every_stage() -> None:
     pipeline, found = ROOT / "src/tensor_graphs/pipeline", set[str]()
     for path in pipeline.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        constants = dict(zip(("STAGE", "FIRST_RUN"), ("finalists", "first run")))
+        constants = {"STAGE": "finalists", "FIRST_RUN": "first run", "SCHEDULES": "schedules"}
         for name in re.findall(r"(?:session|self)\.(?:stage|stage_clock\.running)\((\"[^\"]+\"|[A-Z_]+)", text):
             stage = constants.get(name, name.strip('"'))
             assert f"`{path.relative_to(ROOT)}`" in files.get(stage, ""), f"{stage} in {path.name}"
