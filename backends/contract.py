@@ -51,6 +51,12 @@ class Target(Backend, Protocol):
         """Kind of process in which the backend's kernels are measured: "host" or "gpu"; "": not on this machine."""
         ...
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether kernels that are launched early read weights and states before they wait for the previous kernel
+        (operands in `Call.constant`)."""
+        ...
+
     def machine(self) -> MachineKey:
         """Device, driver and toolchain under which times of the kernels are stored."""
         ...
@@ -112,6 +118,7 @@ class BackendBase:
     operands: str = "numpy"
     measured: Measuring = "host"
     generates: ClassVar[bool] = False
+    prefetches: ClassVar[bool] = False
     several: bool = False
 
     @cached_property

@@ -244,6 +244,8 @@ def generated(root: Tensor | Sequence[Tensor], transposed: Sequence[str] = ()) -
 class Cuda(GpuGenerator):
     """Backend that generates CUDA C++ kernels for NVIDIA GPUs; `CudaEmitter` writes their source."""
 
+    prefetches = True
+
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)
 

@@ -22,7 +22,6 @@ from ..emit.memory_plan import roots
 
 HELD, OVERLAPPING = "held", "overlapping"
 OVERLAPS = ("", HELD, OVERLAPPING)
-HOLDING = frozenset(["nvrtc"])  # backends whose kernels read weights and states before they wait for the predecessor
 
 
 def plan_for_launching(plan: Plan) -> Plan:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
-from ...backends.program.launch.launching import HELD, HOLDING, changes_schedules, plan_for_launching
+from ...backends.program.launch.launching import HELD, changes_schedules, plan_for_launching
 from ...backends.program.program import Program
+from ...backends.registry import find
 from ...errors import WorkerError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.plan import Plan, Step
@@ -299,7 +300,8 @@ def _rank(launching: str) -> Callable[[Candidate, Priced], int]:
 
 
 def _holding(candidate: Candidate) -> bool:
-    return candidate.template.backend in HOLDING
+    backend = find(candidate.template.backend)
+    return backend is not None and backend.prefetches
 
 
 def _calls(choice: Choice, plan: Plan, swap: Swap, launching: str) -> list[tuple[Template, Call]]:
