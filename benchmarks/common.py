@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -177,6 +180,24 @@ def short(report: Any) -> dict[str, Any]:
         "verification": report.verification,
         "warnings": report.warnings,
     }
+
+
+def in_process(title: str, expression: str, threads: int, limit_s: float) -> dict[str, Any]:
+    """The value of an expression over this package's modules, as JSON, computed in a process of its own with so many
+    threads. Raises RuntimeError with `title` if it fails or takes more than `limit_s` seconds."""
+    module = expression.partition(".")[0]
+    code = f"import json; from benchmarks import {module}; print(json.dumps({expression}))"
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TENSOR_GRAPHS_THREADS")
+    environment = {**os.environ, **dict.fromkeys(names, str(threads))}
+    command = [sys.executable, "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, env=environment)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{title}: nothing within {limit_s} s") from None
+    if done.returncode:
+        raise RuntimeError(f"{title}: {done.stderr[-800:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def set_threads() -> None:

@@ -14,8 +14,6 @@ import argparse
 import copy
 import json
 import os
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -75,22 +73,6 @@ def measure(title: str, budget: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def in_process(title: str, budget: float) -> dict[str, Any]:
-    """`measure` in a process of its own with one thread. Raises RuntimeError if it fails or lasts too long."""
-    code = f"import json; from benchmarks import cpu_peers; print(json.dumps(cpu_peers.measure({title!r}, {budget})))"
-    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TENSOR_GRAPHS_THREADS"), "1")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env={**os.environ, **one}
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{title}: nothing within {LIMIT_S} s") from None
-    if done.returncode:
-        raise RuntimeError(f"{title}: {done.stderr[-800:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def rendered(found: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = ["# Whole calls on one CPU thread", "", __doc__.split("\n\n")[1].replace("\n", " ").strip(), "",
@@ -113,6 +95,7 @@ def rendered(found: dict[str, Any]) -> str:
 
 def main() -> None:
     """Parse the command line, measure the networks one after another, store and render after each."""
+    from benchmarks.common import in_process
     from benchmarks.run import commit
     from tensor_graphs.costdb.keys.device import device_key
 
@@ -128,7 +111,7 @@ def main() -> None:
     for title in [t for t in MODELS if any(t.startswith(m) for m in options.models)]:
         load = os.getloadavg()[0]
         try:
-            row = in_process(title, options.budget)
+            row = in_process(title, f"cpu_peers.measure({title!r}, {options.budget})", 1, LIMIT_S)
         except RuntimeError as error:
             print(error, flush=True)
             continue

@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -131,24 +129,6 @@ def measure(folder: str, name: str, form: str, threads: int, budget: float) -> d
     }  # fmt: skip
 
 
-def in_process(folder: Path, name: str, form: str, threads: int, budget: float) -> dict[str, Any]:
-    """`measure` in a process of its own. Raises RuntimeError if it fails or lasts too long."""
-    call = f"quantized_cnns.measure({str(folder)!r}, {name!r}, {form!r}, {threads}, {budget})"
-    code = f"import json; from benchmarks import quantized_cnns; print(json.dumps({call}))"
-    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TENSOR_GRAPHS_THREADS")
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S,
-            env={**os.environ, **dict.fromkeys(names, str(threads))},
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{name}: nothing within {LIMIT_S} s") from None
-    if done.returncode:
-        raise RuntimeError(f"{name}: {done.stderr[-800:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def rendered(found: dict[str, Any]) -> str:
     """The results as Markdown."""
     lines = ["# Quantized CNNs on a CPU", "", str(__doc__).split("\n\n")[1].replace("\n", " ").strip(), "",
@@ -184,6 +164,7 @@ def main() -> None:
     options.folder.mkdir(exist_ok=True, parents=True)
     for name in options.models if options.make else ():
         make(options.folder, name)
+    from benchmarks.common import in_process
     from benchmarks.run import commit
     from tensor_graphs.costdb.keys.device import device_key
 
@@ -194,7 +175,8 @@ def main() -> None:
     for name, form, threads in [(m, f, t) for m in options.models for f in options.formats for t in options.threads]:
         load = os.getloadavg()[0]
         try:
-            row = in_process(options.folder, name, form, threads, options.budget)
+            call = f"measure({str(options.folder)!r}, {name!r}, {form!r}, {threads}, {options.budget})"
+            row = in_process(name, f"quantized_cnns.{call}", threads, LIMIT_S)
         except RuntimeError as error:
             print(error, flush=True)
             continue

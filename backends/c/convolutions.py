@@ -131,6 +131,19 @@ def pads_before(call: Call) -> tuple[int, int]:
     return (0, pads[0]) if len(pads) == 2 else (pads[0], pads[1])
 
 
+def direct_sizes(call: Call) -> str:
+    """The arguments of a C function for direct convolutions: sizes and strides of the image, sizes of the result,
+    groups, window, strides, dilations, and rows and columns before the image."""
+    x = call.operands["x"]
+    (n, c, h, w), (_, k, oh, ow) = image(x), image(call.output)
+    strides = (*x.strides[:2], *(0, *x.strides[2:])[-2:])
+    numbers = (
+        n, h, w, c, *strides, oh, ow, k, call.attrs["groups"], *window_of(call), *pair(call, "strides"), *pair(call, "dilations"),
+        *pads_before(call),
+    )  # fmt: skip
+    return ", ".join(map(str, numbers))
+
+
 # ---------------------------------------------------------------- conditions
 def _lines_or_images(call: Call) -> bool:
     """Condition on calls: images have one or two spatial axes."""
@@ -217,16 +230,8 @@ def _addresses(call: Call, bias: bool, residual: bool) -> str:
 
 def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
-        x = call.operands["x"]
-        (n, c, h, w), (_, k, oh, ow) = image(x), image(call.output)
-        strides = (*x.strides[:2], *(0, *x.strides[2:])[-2:])
-        numbers = (
-            n, h, w, c, *strides, oh, ow, k, call.attrs["groups"], *window_of(call), *pair(call, "strides"), *pair(call, "dilations"),
-            *pads_before(call),
-        )  # fmt: skip
-        sizes = ", ".join(map(str, numbers))
         ends = _ends(call, bias, residual, act, COPIED * _copied(call))
-        return f"tiled_conv({_addresses(call, bias, residual)}, {sizes}, {ends})"
+        return f"tiled_conv({_addresses(call, bias, residual)}, {direct_sizes(call)}, {ends})"
 
     identify(code, f"c.tiled_conv[{bias},{residual},{act}]")
     return code

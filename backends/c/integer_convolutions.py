@@ -25,7 +25,7 @@ from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.definitions import source_of
 from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, is_channels_last
-from .convolutions import channels_last_x, ending, few_elements, image, pads_before, pair, window_of
+from .convolutions import channels_last_x, direct_sizes, ending, few_elements, image, pads_before, pair, window_of
 from .integer_depthwise import INTEGER_DEPTHWISE
 from .integer_tiles import INTEGER_DIRECT, INTEGER_TILES
 from .tiled_products import MAX_TAPS
@@ -227,14 +227,8 @@ def _ends(call: Call, kind: int, act: int, flags: int) -> str:
 
 
 def _direct_code(call: Call, kind: int, act: int) -> str:
-    x = call.operands["x"]
-    (n, c, h, w), (_, k, oh, ow) = image(x), image(call.output)
-    strides = (*x.strides[:2], *(0, *x.strides[2:])[-2:])
-    numbers = (
-        n, h, w, c, *strides, oh, ow, k, call.attrs["groups"], *window_of(call), *pair(call, "strides"), *pair(call, "dilations"),
-        *pads_before(call),
-    )  # fmt: skip
-    return f"quad_conv({_addresses(call)}, {', '.join(map(str, numbers))}, {_ends(call, kind, act, COPIED * _copied(call))})"
+    ends = _ends(call, kind, act, COPIED * _copied(call))
+    return f"quad_conv({_addresses(call)}, {direct_sizes(call)}, {ends})"
 
 
 def _direct_scratch(call: Call) -> int:

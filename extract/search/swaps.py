@@ -16,7 +16,7 @@ from .search import Choice
 Measured = Callable[[Candidate], Sequence[Priced]]  # the prices of a candidate's measured schedules, fastest first
 Wanted = Callable[[Candidate], bool]
 FAR = 2  # schedules that differ in so many parameters from all before them come first
-PASSING = frozenset(["early", "warm"])  # parameters of the launch, which do not count for that
+LAUNCHING = frozenset(["early", "warm"])  # parameters of the launch, which are not counted as differences
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _diverse(swaps: Sequence[Swap], first: int, now: Swap) -> Iterator[Swap]:
 
 def _distance(one: Swap, other: Swap) -> int:
     """Number of parameters in which two schedules differ."""
-    return len({name for name, _ in set(one.price.schedule) ^ set(other.price.schedule)} - PASSING)
+    return len({name for name, _ in set(one.price.schedule) ^ set(other.price.schedule)} - LAUNCHING)
 
 
 def _kernel(candidate: Candidate) -> Any:

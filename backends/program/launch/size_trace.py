@@ -108,9 +108,8 @@ class TracedTensor:
         self._tracer, self._line, self._base, self._offset = tracer, line, base or line, offset
 
     def __del__(self) -> None:
-        if (
-            self._line.effect and self._tracer.open
-        ):  # the recorded call frees a tensor that a library allocated: so does the function
+        # the recorded call frees a tensor that a library allocated: so does the function
+        if self._line.effect and self._tracer.open:
             self._tracer.lines.append(Line(f"del {self._line.name}", (self._line,), effect=True))
 
     def __getattr__(self, name: str) -> Any:

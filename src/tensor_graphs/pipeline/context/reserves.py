@@ -21,10 +21,10 @@ WHOLE_S, WHOLE_S_PER_NODE = 1.5, 1e-4
 BUILD_S, FIRST_RUN_S = 0.3, 1.5  # the program; compiling its kernels and loading them
 FINALISTS_S, LAUNCHING_S = 1.5, 2.5  # timing finalists; compiling and timing launch overlaps
 SCHEDULES, SCHEDULES_S = 0.1, 4.0  # timing schedules in the program: share of the budget, and seconds at most
-# seconds of copying the weights up to which that time is reserved: kernels that read more weights take longer, and
-# gained nothing by other schedules, while each trial of their programs takes 0.3 to 1 s
+# that time is reserved for models whose weights are copied to the device within these seconds: larger models have long
+# kernels, which gained nothing by other schedules, and each trial of their programs takes 0.3 to 1 s
 SHORT_BINDING_S = 0.3
-HOLDING = 0.35  # share of these seconds, in addition, for measuring kernels for it in a short form
+HOLDING = 0.35  # further time, as a share of that: measuring kernels in a short form that are tried in the program
 TIMING_S, ENDING_S = 0.7, 1.0  # timing the program; the report, storing the plan, ending processes
 COMPILING_S, HOST_ENDING_S = 0.5, 0.5  # on a CPU: compiling the C kernels of a program; comparing and storing it
 
@@ -61,15 +61,18 @@ def trying_s(session: Session) -> float:
 
 
 def holding_s(session: Session) -> float:
-    """Seconds in which a search of a short form measures kernels for it."""
-    return HOLDING * trying_s(session) if session.expected.binding_s <= SHORT_BINDING_S else 0.0
+    """Seconds in which a search of a short form measures kernels that are tried in the program."""
+    return HOLDING * trying_s(session) if _has_few_weights(session) else 0.0
 
 
 def schedules_s(session: Session) -> float:
-    """Seconds that other stages leave for it: none where no part of the model repeats, and for models with many
-    weights."""
-    short = session.expected.binding_s <= SHORT_BINDING_S
-    return trying_s(session) if session.expected.repeats and short else 0.0
+    """Seconds that other stages leave for timing schedules in the program: none where no part of the model repeats,
+    and for models with many weights."""
+    return trying_s(session) if session.expected.repeats and _has_few_weights(session) else 0.0
+
+
+def _has_few_weights(session: Session) -> bool:
+    return session.expected.binding_s <= SHORT_BINDING_S
 
 
 def after_launching_s(session: Session) -> float:

@@ -30,11 +30,8 @@ from .time_launching import Compiler, begin_compiling, fastest_launching, other_
 from .time_schedules import Look, Measured, begin_compiling_schedules, fastest_schedules
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
-SHARE, MAX_S, SOLVING = (
-    0.05,
-    3.0,
-    0.4,
-)  # time limit: share of the budget, and seconds; share of it for finding finalists
+# time limit: share of the budget, and seconds; share of it for finding finalists
+SHARE, MAX_S, SOLVING = 0.05, 3.0, 0.4
 LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
 MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise

@@ -31,19 +31,17 @@ from ..context.session import Session
 from .time_launching import Compiler, results_of
 
 LEAST_S = 1.0  # seconds without which nothing is tried
-MOST = 1.5  # times the reserved seconds, if there are as many
-COUNT, GAP = (
-    3,
-    0.3,
-)  # schedules of each kernel tried in a turn; relative excess of their times alone over the fastest one's
+MOST = 1.5  # longest time for trying, as a multiple of the reserved seconds
+# schedules of each kernel tried in a turn; by how much their times alone may exceed the fastest one's, relative to it
+COUNT, GAP = 3, 0.3
 TURNS, SHARE = 3, 0.01  # turns through all kernels; share of a program's time below which a kernel is left out
 NEAR = 1.05  # factor of a program's time that overlapping launches may cost while no schedule is chosen for them
 DIFFERENT = 0.05  # relative difference of results above which they are not another order of sums
 MAX_BYTES = 4 << 30  # device bytes of the programs of one kernel's schedules, without weights that they share
 BATCH_S = 0.4  # seconds, at most, of sampling programs
 COMPILING_S = 1.5  # seconds, at most, of waiting for a kernel's schedules, which are compiled from the turn's begin on
-# Other kernels that are measured first: share of the program's time of the kernels that they are for, relative excess
-# of their predicted times, their number, and the share of the seconds that this takes at most.
+# Unmeasured kernels that are measured before: least share of the program's time that the kernels in their places take,
+# largest relative excess of their predicted times over these, largest number, and share of the seconds for measuring.
 LOOK_SHARE, LOOK_GAP, LOOKS, LOOK = 0.05, 0.5, 3, 0.35
 
 Build = Callable[[Choice], Program]
