@@ -232,7 +232,7 @@ def _direct_code(call: Call, kind: int, act: int) -> str:
 
 
 def _direct_scratch(call: Call) -> int:
-    """Bytes of the numbers of each channel, and of the padded copy of x or a line of it."""
+    """Bytes of scratch memory: four 32-bit numbers a channel, and the padded copy of x or a line of it."""
     (n, c, _, _), (_, k, oh, ow), groups = image(call.operands["x"]), image(call.output), int(call.attrs["groups"])
     numbers = 4 * 4 * groups * (-(-(k // groups) // 16) * 16)
     if not _copied(call):
@@ -245,22 +245,13 @@ def _direct_scratch(call: Call) -> int:
 def _depthwise_code(call: Call, kind: int, act: int) -> str:
     (n, c, h, w), (_, _, oh, ow) = image(call.operands["x"]), image(call.output)
     numbers = (
-        n,
-        h,
-        w,
-        c,
-        oh,
-        ow,
-        *window_of(call),
-        *pair(call, "strides"),
-        *pair(call, "dilations"),
-        *pads_before(call),
-    )
+        n, h, w, c, oh, ow, *window_of(call), *pair(call, "strides"), *pair(call, "dilations"), *pads_before(call),
+    )  # fmt: skip
     return f"quad_depthwise({_addresses(call)}, {', '.join(map(str, numbers))}, {_ends(call, kind, act, 0)})"
 
 
 def _depthwise_scratch(call: Call) -> int:
-    """Bytes of the numbers of each channel and of a line of x."""
+    """Bytes of scratch memory: four 32-bit numbers a channel, and a line of x."""
     _, c, _, w = image(call.operands["x"])
     return 4 * 4 * (-(-c // 16) * 16) + w * c
 
