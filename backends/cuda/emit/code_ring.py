@@ -70,6 +70,9 @@ class CodeRing(CudaPart):
         self.line("const int warp = thread / 32, lane = thread % 32;")
         self.line(f"const int n_warp = {frame.first_column or '0'} + warp % {warps.across} * {warps.tiles * WIDTH};")
         self.line(f"const int own_warp = {part}warp / {warps.across} * {self.pieces * WIDTH};")
+        for x, name in self.codes.items() if warps.joint else ():
+            if (apart := self.tile.column_stride(x)) is not None:
+                self.line(f"const unsigned char* const from_{name} = {self.tile.own_address(x, apart)};")
 
     # ------------------------------------------------------------ copies
     def first(self, *, weights: bool, rows: bool) -> None:
@@ -108,19 +111,25 @@ class CodeRing(CudaPart):
         if weights and self.codes:
             self.line("{")
             self.line(f"const int {self.frame.dim}_0 = {start} + own;")
-            self.tile.each(self._copy_codes)
+            self.tile.each(lambda: self._copy_codes(start))
             self.line("}")
         for x in self.values if weights else ():
             self._copy_values(x, start)
         for x in self.rows if rows else ():
             self._copy_rows(x, start)
 
-    def _copy_codes(self) -> None:
-        """Emit the copy of a thread's codes of a tile."""
+    def _copy_codes(self, start: str) -> None:
+        """Emit the copy of a thread's codes of a tile, in the iteration at `start` along K."""
         nest = self.tile.single()
         when = condition(nest.masks(("n", self.frame.dim)))
-        for x in self.codes:
-            nest.line(f"{when}fetch_codes({self._code_slot(x, 'next')}, {self.tile.address(nest, x)[0]});")
+        for x, name in self.codes.items():
+            apart = self.tile.column_stride(x) if self.frame.warps.joint else None
+            place = (
+                self.tile.address(nest, x)[0]
+                if apart is None
+                else f"from_{name} + {self.tile.bytes_of(f'({start})')} + n_i * {apart * WIDTH}"
+            )
+            nest.line(f"{when}fetch_codes({self._code_slot(x, 'next')}, {place});")
         nest.close()
 
     def _copy_values(self, x: Expr, start: str) -> None:
@@ -139,7 +148,9 @@ class CodeRing(CudaPart):
         dim, pieces, height = self.frame.dim, self.pieces, self.height(x)
         row, part, first = f"piece / {pieces}", "warp", "own_warp"
         if self.joint:
-            row, part = f"piece / {pieces} % {height}", f"piece / {height * pieces}"
+            row, part = f"piece / {pieces}", "0"
+            if self.parts > 1:
+                row, part = f"{row} % {height}", f"piece / {height * pieces}"
             first = f"{self.frame.first_element} + " if self.frame.first_element else ""
             first += f"{part} * {pieces * WIDTH}"
             self._each("piece", height * pieces * self.parts, "thread", self.layout.threads)
@@ -198,7 +209,7 @@ class CodeRing(CudaPart):
             conditions.append(f"m_i < {height // WIDTH}")
         if conditions:
             nest.line(f"{spot} = {{}};")
-        part = f"warp / {frame.warps.across}" if self.joint else "warp"
+        part = "warp" if not self.joint else f"warp / {frame.warps.across}" if self.parts > 1 else "0"
         slot = self._row_slot(x, "now", row, f"thread % 4 * {frame.span // WIDTH} + {frame.dim}_i", part)
         nest.line(f"{condition(conditions)}read_slot({spot}, {slot});")
 
