@@ -96,7 +96,7 @@ class SkinnyGemmSchedule(SplitSchedule):
     joint: bool = flag("with `ahead`: the warps of a block copy rows together, each row once")
     cluster: int | None = optional(
         "with `packed`: blocks of a cluster that share K, joined through distributed shared memory",
-        Domain(2, 8, powers=True), starts=2, drops=True,
+        Domain(2, 8, powers=True), drops=True,
     )  # fmt: skip
     vector: tuple[tuple[str, int], ...] = sides(
         "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"

@@ -4,8 +4,6 @@ static Meeting cluster_meeting;
 inline void meet_cluster() { meet(cluster_meeting, block_meetings.count * size_of_block); }
 }  // namespace host
 inline void meet_cluster() { host::meet_cluster(); }
-inline void leave_cluster() {}
-inline void await_cluster() { host::meet_cluster(); }
 inline float in_block(const float* place, int block) {
     const long at = reinterpret_cast<const unsigned char*>(place) - host::room();
     return *reinterpret_cast<const float*>(host::room(block) + at);

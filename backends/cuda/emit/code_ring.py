@@ -9,7 +9,7 @@ are shared by the warp. So a warp waits for its own copies only, and the loop ha
 loop, the ring's memory holds the warps' partial sums.
 
 With `Warps.joint` the rows are shared by the block: its threads copy each row once, for all warps along columns, and
-meet once per iteration. Sixteen rows are as many bytes as the codes of 64 columns, and each block reads them from L2.
+meet once per iteration; the ring has one section more. Sixteen rows are as many bytes as the codes of 64 columns, and each block reads them from L2.
 
 Rows that are computed from other loads than vectors of 16-bit floats, and scales that differ between the numbers that
 four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
@@ -55,7 +55,8 @@ class CodeRing(CudaPart):
         self.parts = frame.warps.along if self.joint else warps  # copies of the rows
         self.slots = self.first_row + sum(heights) * self.parts * self.pieces  # of 16 bytes, of a round
         self.before = [sum(heights[:i]) for i in range(len(heights))]
-        frame.codes = (frame.warps.ahead + 1) * self.slots
+        self.sections = frame.warps.ahead + (2 if self.joint else 1)
+        frame.codes = self.sections * self.slots
 
     def height(self, x: Expr) -> int:
         """Number of rows that the ring holds of `x`, a load of the left operand: the number of rows of the product
@@ -89,20 +90,20 @@ class CodeRing(CudaPart):
 
     def next_iteration(self) -> None:
         """Emit, in the loop, the copies into the ring buffer for the iteration `Warps.ahead` later, into the section
-        that the previous iteration has read, and the wait for the copies of the present iteration."""
-        frame, ahead, joint = self.frame, self.frame.warps.ahead, self.joint
+        that the previous iteration has read, and the wait for the copies of the present iteration. Where a block shares
+        rows, a warp may be one iteration behind the others, so it is the section of the iteration before that."""
+        frame, ahead = self.frame, self.frame.warps.ahead
         later = f"{frame.dim}_block + {ahead * frame.step}"
-        if joint:  # all warps have read the previous section, and all copies of the present one are there
-            self.line(f"await_round<{ahead - 1}>();")
-        self.line("__syncthreads();" if joint else "__syncwarp();")
+        if not self.joint:
+            self.line("__syncwarp();")
         self.line(f"if ({later} < {frame.size}) {{")
-        self.line(f"Slot* const next = ring + (round == 0 ? {ahead} : round - 1) * {self.slots};")
+        place = f"round < 2 ? round + {ahead} : round - 2" if self.joint else f"round == 0 ? {ahead} : round - 1"
+        self.line(f"Slot* const next = ring + ({place}) * {self.slots};")
         self._copies(later)
         self.line("}")
         self.line("end_round();")
-        if not joint:
-            self.line(f"await_round<{ahead}>();")
-            self.line("__syncwarp();")
+        self.line(f"await_round<{ahead}>();")
+        self.line("__syncthreads();" if self.joint else "__syncwarp();")
         self.line(f"const Slot* const now = ring + round * {self.slots};")
 
     def _copies(self, start: str, *, weights: bool = True, rows: bool = True) -> None:

@@ -166,7 +166,8 @@ class PackedFragments(Fragments):
         self.loaded_codes = {x: name for x, name in self.codes.items() if x not in in_ring}
         self.loaded_values = {x: name for x, name in self.values.items() if x not in in_ring}
         self.loaded = {**self.loaded_codes, **self.loaded_values}
-        self.chains = 2 if self.ring is not None and not frame.warps.joint else 1
+        apart = self.octets * len(self.grouped) * min(2, frame.warps.tiles // 2)
+        self.chains = 2 if self.ring is not None and (apart < 4 or not frame.warps.joint) else 1
 
     def _ring(self) -> CodeRing:
         """The ring of codes, scales and rows. Raises Unfusable if the prefetch distance leaves no iteration, or if
@@ -279,7 +280,7 @@ class PackedFragments(Fragments):
             self.vectors.read(self.lefts, "more")
             self.line("}")
         if self.ring is not None:
-            self.line(f"round = round == {self.frame.warps.ahead} ? 0 : round + 1;")
+            self.line(f"round = round == {self.ring.sections - 1} ? 0 : round + 1;")
 
     def _read_rows(self) -> None:
         """Emit the reads of rows from the ring."""
@@ -306,7 +307,8 @@ class PackedFragments(Fragments):
                 raise Unfusable("a left operand in a layout or dtype that tensor cores do not support")
             names[e] = self.fresh("w")
             self.line(f"Pack<{CTYPES[left.dtype]}, 8> {names[e]}[2][{vectors}];")
-        joint, zeros = frame.warps.joint, "" if frame.warps.joint else " = {}"
+        joint = frame.warps.joint
+        zeros = "" if joint and self.chains == 1 else " = {}"
         for group in groups.values():
             self.line(f"float {group}[{self.chains * self.octets}][4]{zeros}, {group}_offset[2], {group}_scale[2];")
         self.tile.each(lambda: self._convert(names, groups, sides, whole), "pair")

@@ -80,8 +80,7 @@ class TensorCores(CudaPart):
         for e, put in found.items():
             frame.top.known[e] = self._gathered(e, put, warps)
         if warps.cluster > 1:  # a block whose sums others read must not end
-            self.line("leave_cluster();")
-            frame.end.append("    await_cluster();")
+            frame.end.append("    meet_cluster();")
         if warps.joint or warps.cluster > 1:
             frame.beside["CUDA_SHARED_SUMS"] = SHARED_SUMS
         frame.top.known |= {e: Local(name, (), frame.wide) for e, name in names.items()}

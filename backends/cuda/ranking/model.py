@@ -21,7 +21,7 @@ WHOLE = 64  # limit of elements of a row that a thread holds at once
 REGISTERS = 96  # limit of 4-byte values per thread: more would risk spills
 LATENCY = 0.9  # µs per dependent round of loads
 JOIN = 3.0  # µs to combine the partial results of split-K
-FLAGS = ("direct",)  # parameters whose value 1 is stored
+FLAGS = ("direct", "joint", "ahead")  # parameters whose value 1 is stored
 
 
 class RankingModel(ABC):
@@ -75,7 +75,7 @@ def _varied(ordered: Iterable[Fixed], count: int) -> list[Schedule]:
     for entries in ordered:
         s = dict(entries)
         if "warps" in s:
-            key: tuple[int, ...] = s["n"], s.get("ahead", 0), s.get("direct", 0)
+            key: tuple[int, ...] = tuple(s.get(k, 0) for k in ("n", "ahead", "direct", "joint", "cluster"))
         else:
             beside = 0 if any(k[0] == "t" and k[1:].isdigit() for k in s) else s.get("tn", 1)
             key = (beside, *[s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")])
