@@ -140,7 +140,9 @@ class ClusteredAttentionEmitter(BlockPositions):
         # without __restrict__ also where the kernel writes into what it reads
         plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early or bool(found.rows)), self.name, self.shape)
         parameters = [plain.parameter(n, self.kernel.buffers[n], n in written) for n in used]
-        together_ = f" __cluster_dims__({s.parts}, 1, 1)"  # of one block too: stores to shared memory are those of clusters
+        together_ = (
+            f" __cluster_dims__({s.parts}, 1, 1)"  # of one block too: stores to shared memory are those of clusters
+        )
         text = "\n".join([
             f'extern "C" __global__ void __launch_bounds__({s.threads}, 1){together_}',
             f"{self.name}({', '.join(parameters)}) {{", *body, "}", "",

@@ -9,7 +9,8 @@ are shared by the warp. So a warp waits for its own copies only, and the loop ha
 loop, the ring's memory holds the warps' partial sums.
 
 With `Warps.joint` the rows are shared by the block: its threads copy each row once, for all warps along columns, and
-meet once per iteration; the ring has one section more. Sixteen rows are as many bytes as the codes of 64 columns, and each block reads them from L2.
+meet once per iteration; the ring has one section more. Sixteen rows are as many bytes as the codes of 64 columns, and
+each block reads them from L2.
 
 Rows that are computed from other loads than vectors of 16-bit floats, and scales that differ between the numbers that
 four neighbouring threads hold, are loaded into registers as without a ring; so are codes with `Warps.direct`.
