@@ -246,8 +246,8 @@ class Numbered(Pricer):
         return [Priced(1.0, 1.0, 1.0, "measured")] * len(found)
 
 
-def test_programs_with_other_schedules_launch_kernels_in_the_way_of_the_first() -> None:
+def test_programs_with_other_schedules_have_the_launch_mode_of_the_first() -> None:
     program, other = Program(direct_plan(GRAPH, [backend("numpy")])), Program(direct_plan(GRAPH, [backend("numpy")]))
     assert program.launching_as(other) is program and program.manifest.launch_mode == ""
-    other._run = SimpleNamespace(way="graph")  # type: ignore[assignment]
+    other._run = SimpleNamespace(launch_mode="graph")  # type: ignore[assignment]
     assert program.launching_as(other).manifest.launch_mode == "graph"
