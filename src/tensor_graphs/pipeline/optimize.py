@@ -14,6 +14,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..backends.registry import backend, on_gpu
+from ..bytecode import bytecode_kept
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
@@ -59,7 +60,12 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     session = Session(options, options.progress or Progress())
     # the plan of a graph is looked up at once: if it is in the cache, no process has to start
     # nor does each full garbage collection traverse what is there already, as 300,000 objects of PyTorch
-    with gc_frozen(), session.running(), measurer_started(session, early=not isinstance(source, Graph | Tensor)):
+    with (
+        bytecode_kept(),
+        gc_frozen(),
+        session.running(),
+        measurer_started(session, early=not isinstance(source, Graph | Tensor)),
+    ):
         loaded = load(session, source, example_inputs)
         graph, done = loaded.graph, None
         refuse_buckets_without(options, graph)
