@@ -26,6 +26,7 @@ from ..progress import Progress
 from ..public_functions import takes_options
 from ..report.report import CALLER
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
+from .background_hashes import hashed_beside
 from .context.session import Session
 from .costs.measuring import backends_of, measurer_started, start_measurer
 from .forms.choose_form import faster_form
@@ -127,8 +128,9 @@ def _found(
         program = recall(session, task, slot, warnings)
         if program is None:
             _warn_without_c(session, backends)
-            found = search(session, task)
-            store_plan(session, slot, found)
+            with hashed_beside(session, task, wanted=slot.entry is not None and session.options.verify) as hashes:
+                found = search(session, task)
+                store_plan(session, slot, found, hashes)
             program = found.program
             program.report.plan_cache_notes = session.plan_cache_notes
     return task, program
