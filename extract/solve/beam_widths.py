@@ -28,8 +28,8 @@ def best_of_widths(
     """The frontier DP's best result for a component, with the number of labels of all its searches: of beams and,
     unless `hasty` and without spare time, of an exact search.
 
-    `ends`: time (time.perf_counter()) at which wide searches should end; `clock` says when all must. Where limits are
-    counted work, `labels` limits their labels in place of `ends`; the first beam is not limited.
+    `ends`: time (time.perf_counter()) at which exact searches end, and wide beams should; `clock` says when all must.
+    Where limits are counted work, `labels` limits their labels in place of `ends`; the first beam is not limited.
     """
     counted, began = clock.deterministic, time.perf_counter()
     last, ends = (math.inf, math.inf) if counted else (began + clock.left, ends)
@@ -46,7 +46,7 @@ def best_of_widths(
         rest = labels - sum(one.labels for one in found)
         found.append(frontier_dp.search(deadline=ends, stop=clock.stop, drops=False, most_labels=rest))
         if not (found[-1].exact or counted) and width < MAX_WIDTH:
-            found.append(frontier_dp.search(MAX_WIDTH, deadline=last, stop=clock.stop))
+            found.append(frontier_dp.search(MAX_WIDTH, deadline=ends, stop=clock.stop))
     best = min(found, key=lambda one: (not one.exact, one.cost))
     return replace(best, labels=sum(one.labels for one in found))
 
