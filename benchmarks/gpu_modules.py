@@ -83,7 +83,11 @@ def measure(name: str, budget: float, target: Path, wait: float) -> None:
     module, sets = module.cuda(), [tuple(x.cuda() for x in given) for _ in range(SETS)]
     start = time.monotonic()
     program = tg.optimize(module, sets[0], budget=budget)
-    record |= {"optimize_s": time.monotonic() - start, "runs": program.report.runs, "omitted": list(program.report.omitted)}
+    record |= {
+        "optimize_s": time.monotonic() - start,
+        "runs": program.report.runs,
+        "omitted": list(program.report.omitted),
+    }
     record["plan"] = [] if program.plan is None else [
         [s.template.name, round(s.cost.us, 2), s.cost.source, dict(s.call.schedule), s.template.pattern[:160]]
         for s in program.plan.steps if not s.is_view
@@ -158,7 +162,9 @@ def render(records: Mapping[str, Record]) -> str:
     summary = f"{timed} timed; slower than the best peer by more than 3 %: {', '.join(behind) or 'none'}."
     failed = [f"- {r['name']}: {n}: {what}" for r in found for n, what in r["failed"].items()]
     machines = dict.fromkeys(
-        f"- {r['machine']}, {r['toolchain']}, budget {r['budget']:g} s, commit {r['commit']}" for r in found if "machine" in r
+        f"- {r['machine']}, {r['toolchain']}, budget {r['budget']:g} s, commit {r['commit']}"
+        for r in found
+        if "machine" in r
     )
     legend = (__doc__ or "").partition("\n\n")[2]
     head = f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)
