@@ -11,8 +11,8 @@ whole products instead, a plan might need two products with columns in common an
 (6) Small elementwise results of one shape over separate inputs (running statistics and counters of batch norms) and
 casts of values that are in memory before any kernel runs (weights under autocast) share one launch.
 
-Limits: at most `MAX_OUTPUTS` outputs (of kind 6 `MAX_SMALL_OUTPUTS`), and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
-save the most bytes first.
+Limits: at most `MAX_OUTPUTS` outputs (of kind 6 `MAX_SMALL_OUTPUTS`), and per class at most `MAX_SIDE_CHOICES` choices
+of further outputs, those that save the most bytes first.
 """
 
 from __future__ import annotations
