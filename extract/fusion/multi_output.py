@@ -8,7 +8,7 @@ inputs share their reads (a row's mean and mean of squares, two gates). (3) Slic
 sequence), share one launch. (5) Attention over keys and values into which a row is written (caches of a decode step)
 writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of. If groups read
 whole products instead, a plan might need two products with columns in common and compute these twice.
-(6) Small elementwise results of one shape over separate inputs (running statistics and counters of batch norms) and
+(6) Small elementwise results of one shape that nothing else reads (running statistics, counters of batch norms) and
 casts of values that are in memory before any kernel runs (weights under autocast) share one launch.
 
 Limits: at most `MAX_OUTPUTS` outputs (of kind 6 `MAX_SMALL_OUTPUTS`), and per class at most `MAX_SIDE_CHOICES` choices
@@ -203,7 +203,7 @@ class MultiOutputFusion:
         for r in self.found:
             asked = r.cls in self.groups.uses and self._is_model_value(r.cls) and r.term.entry.kind != "view"
             given = all(c in self.groups.given for _, c in r.leaves)
-            free = r.cls in self.view.roots or (r.term.op == "cast" and given)
+            free = self.groups.uses.readers.get(r.cls) == {-1} or (r.term.op == "cast" and given)
             if asked and free and prod(self._shape(r.cls)) <= MAX_SMALL_ELEMENTS and _elementwise(r.term):
                 known = alike.setdefault(self._shape(r.cls), {})
                 if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):

@@ -186,6 +186,19 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     assert all(len(member) == 1 for member in levels), "the order has no cycle"
 
 
+def test_results_that_nothing_reads_may_be_made_after_any_value() -> None:
+    """A statistic of an early layer together with a value of a late one."""
+    x = tg.input("x", (4,))
+    h = tg.tanh(x)
+    early, end = h * 0.2, tg.sin(tg.exp(h))
+    for read in (False, True):
+        found = view_of(Graph.of([early, end * 0.1 + h, *([tg.cos(early)] if read else [])]))
+        code = "np.copyto({out}, {e}); np.copyto({out1}, {e})"
+        both = LibraryKernel("np.both", "numpy", "e * 0.1 + tanh(x);tanh(x) * 0.2", code)
+        kernels = candidate_hypergraph(found, [Kernels([both]), backend("numpy")], view_strides)
+        assert [c.template.name for c in kernels.candidates if c.more] == ([] if read else ["np.both"])
+
+
 def _reads(kernels: Hypergraph) -> list[set[int]]:
     """What the classes of the solvers' problem read."""
     rows = EncodedHypergraph(kernels, [1.0] * len(kernels.candidates)).problem.rows
