@@ -134,6 +134,7 @@ NORMS = (
     "cuda.layer_norm_gradient",
     "cuda.batch_norm_gradient",
     "cuda.batch_norm_training",
+    "cuda.channel_statistics",
 )
 
 
