@@ -15,8 +15,10 @@ INTERNAL = {
     "exact_div": TargetText(cuda="__fdiv_rn({0}, {1})", cuda_double="{0} / {1}", triton="tl.div_rn({0}, {1})"),
     "exact_sqrt": TargetText(cuda="__fsqrt_rn({0})", cuda_double="op::sqrt({0})", triton="tl.sqrt_rn({0})"),
 }
+#: Operation of the kernel IR -> graph op with the same values.
+SAME = {"exact_mul": "mul", "exact_div": "div", "exact_sqrt": "sqrt"}
 #: Operation of the kernel IR -> graph op that costs the same.
-_LIKE = {"exp2": "exp", "exact_mul": "mul", "exact_div": "div", "exact_sqrt": "sqrt"}
+_LIKE = {"exp2": "exp", **SAME}
 
 
 def op_text(op: str, target: str) -> str:
@@ -39,4 +41,4 @@ def flops(op: str) -> float:
     return OPS[op if op in OPS else "exp"].flops
 
 
-__all__ = ["costly", "flops", "op_text"]
+__all__ = ["SAME", "costly", "flops", "op_text"]

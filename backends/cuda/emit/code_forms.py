@@ -19,6 +19,7 @@ from ....egraph.ops.ops import OPS
 from ....egraph.types import dtypes
 from ...ir.expr import Expr, walk
 from ...ir.index import Axis, Index, index
+from ...ir.op_texts import SAME
 
 Array = np.ndarray[Any, Any]
 BYTES = 16  # of a vector load
@@ -112,7 +113,7 @@ def _table(e: Expr, load: Expr, axis: Axis, span: int) -> Array | None:
                 known[x] = _index_values(x.value, where)
             elif x.op == "cast":
                 known[x] = args[0].astype(np.float64 if dtypes.is_float(x.value) else dtypes.numpy_dtype(x.value))
-            elif (function := OPS[x.op].numpy) is not None and x.op != "reduce":
+            elif (function := OPS[SAME.get(x.op, x.op)].numpy) is not None and x.op != "reduce":
                 known[x] = np.asarray(function({}, *args))
             else:
                 return None
