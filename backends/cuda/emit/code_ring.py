@@ -26,7 +26,7 @@ from .code_tiles import CodeTiles
 from .fragment_frame import CHUNK, WIDTH, FragmentFrame
 from .frame import CudaPart, Local
 from .nest import ThreadNest
-from .spelling import CTYPES, all_of, span, sum_of
+from .spelling import CTYPES, all_of, enclosed, span, sum_of
 
 WORDS = 4  # 32-bit words of a slot of 16 bytes
 
@@ -68,10 +68,10 @@ class CodeRing(CudaPart):
         """Emit declarations of a warp's number, a thread's number in the warp (lane), and the warp's first column and
         first element along K."""
         frame, warps = self.frame, self.frame.warps
-        part = f"{frame.first_element} + " if frame.first_element else ""
+        base = f"{enclosed(frame.place['n'])} * {frame.block}" if frame.place["n"] else "0"
         self.line("const int warp = thread / 32, lane = thread % 32;")
-        self.line(f"const int n_warp = {frame.first_column or '0'} + warp % {warps.across} * {warps.tiles * WIDTH};")
-        self.line(f"const int own_warp = {part}warp / {warps.across} * {self.pieces * WIDTH};")
+        self.line(f"const int n_warp = {base} + warp % {warps.across} * {warps.tiles * WIDTH};")
+        self.line(f"const int own_warp = warp / {warps.across} * {self.pieces * WIDTH};")
         for x, name in self.codes.items() if warps.joint else ():
             if (apart := self.tile.column_stride(x)) is not None:
                 self.line(f"const unsigned char* const from_{name} = {self.tile.own_address(x, apart)};")
@@ -153,8 +153,7 @@ class CodeRing(CudaPart):
             row, part = f"piece / {pieces}", "0"
             if self.parts > 1:
                 row, part = f"{row} % {height}", f"piece / {height * pieces}"
-            first = f"{self.frame.first_element} + " if self.frame.first_element else ""
-            first += f"{part} * {pieces * WIDTH}"
+            first = f"{part} * {pieces * WIDTH}"
             self._each("piece", height * pieces * self.parts, "thread", self.layout.threads)
         else:
             self._each("piece", height * pieces, "lane", 32)

@@ -152,7 +152,7 @@ class SimtEmitter(CudaPart):
         if first is not None:
             first.as_first(frame, head)
         self.store_all()
-        body = [*head.lines, *frame.top.lines, *frame.end]
+        body = [*head.lines, *frame.top.lines]
         if self.layout.warm and not (frame.warm or frame.ahead.lines):
             raise Unfusable("no matrix to prefetch")
         buffers: dict[str, Buffer] = dict(self.kernel.buffers)
@@ -222,10 +222,7 @@ class SimtEmitter(CudaPart):
         """
         frame = self.frame
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
-        warps = self.layout.warps
-        asked = max(used, SHARED + 16) if used + 16 > SHARED and warps is not None else 0
-        if warps is not None and warps.cluster > 1:
-            asked = asked or used
+        asked = max(used, SHARED + 16) if used + 16 > SHARED and self.layout.warps is not None else 0
         if used > (MAX_DYNAMIC_SHARED_BYTES if asked else SHARED):
             raise Unfusable(f"{used} bytes of shared memory")
         return asked
@@ -245,11 +242,9 @@ class SimtEmitter(CudaPart):
             first, rings = (rings, []) if frame.ahead.lines else ([], rings)
             early = [early[0], *first, *body[:head], *frame.warm, *frame.ahead.lines, early[1]]
             body = body[head:]
-        warps = self.layout.warps
-        alone = ", 1" if warps is not None else ""  # 1 block per SM: registers hold loads in flight
-        cluster = f" __cluster_dims__({warps.cluster}, 1, 1)" if warps is not None and warps.cluster > 1 else ""
+        alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
         return "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone}){cluster}', f"{frame.name}({', '.join(parameters)}) {{",
+            f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{frame.name}({', '.join(parameters)}) {{",
             *early, *shared, *rings, *body, "}", "",
         ])  # fmt: skip
 

@@ -131,7 +131,6 @@ class PackedFragments(Fragments):
             frame.extent["m"] > 2 * HEIGHT
             or frame.size % frame.span
             or (frame.warps.depth, frame.warps.tiles % 2) != (1, 0)
-            or (frame.warps.cluster > 1 and frame.size % frame.step)
         ):
             raise Unfusable("too many rows for fragments, or a K or tile count that vectors of codes do not divide")
         self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
@@ -190,13 +189,12 @@ class PackedFragments(Fragments):
 
     def _coordinates(self) -> None:
         frame, warps = self.frame, self.frame.warps
-        base = f"{frame.first_column} + " if frame.first_column else ""
+        base = f"{enclosed(frame.place['n'])} * {frame.block} + " if frame.place["n"] else ""
         across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
-        part = f"{frame.first_element} + " if frame.first_element else ""
         chunk = CHUNK // WIDTH * frame.span
         self.line("const int m_0 = thread / 4 % 8;")
         self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
-        self.line(f"const int own = {part}thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
+        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
         if self.ring is not None:
             self.ring.coordinates()
 

@@ -19,12 +19,3 @@ DEVICE void end_group(float (&sums)[4], const float (&products)[4], const float 
 #pragma unroll
     for (int j = 0; j < 4; ++j) sums[j] += scale[j / 2] * products[j];
 }
-// The sum over the fragments of PARTS warps of each of BLOCKS blocks.
-template <int PARTS, int APART, int BLOCKS> DEVICE float gathered_blocks(const float* place) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int b = 0; b < BLOCKS; ++b)
-#pragma unroll
-        for (int p = 0; p < PARTS; ++p) sum += in_block(place + p * APART, b);
-    return sum;
-}

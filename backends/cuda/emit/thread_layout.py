@@ -42,8 +42,7 @@ class Warps:
     converted 16 bytes at a time (emit/packed_fragments.py); `ahead` is the prefetch distance in loop iterations of
     cp.async copies of codes, scales and rows into shared memory (emit/code_ring.py; 0: one iteration, in
     registers), `direct` keeps codes in registers nevertheless. With `joint`, the block's warps copy rows together, each
-    row once. `cluster` blocks of a thread-block cluster share K: each computes partial sums of the columns of all of
-    them over its part of K, then adds those of its own columns.
+    row once.
     """
 
     along: int
@@ -54,7 +53,6 @@ class Warps:
     ahead: int = 0
     direct: bool = False
     joint: bool = False
-    cluster: int = 1
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _varied(ordered: Iterable[Fixed], count: int) -> list[Schedule]:
     for entries in ordered:
         s = dict(entries)
         if "warps" in s:
-            key: tuple[int, ...] = tuple(s.get(k, 0) for k in ("n", "ahead", "direct", "joint", "cluster"))
+            key: tuple[int, ...] = tuple(s.get(k, 0) for k in ("n", "ahead", "direct", "joint"))
         else:
             beside = 0 if any(k[0] == "t" and k[1:].isdigit() for k in s) else s.get("tn", 1)
             key = (beside, *[s.get(k, 1) for k in ("tm", "un", "um", "t0", "t1", "split", "ahead")])

@@ -17,7 +17,6 @@ from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
 from tensor_graphs.backends.cuda.emit.packed_fragments import packed_side
 from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
-from tensor_graphs.backends.machine import of_key, using_machine
 from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.composites import quantized_ops
@@ -95,7 +94,6 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "wide": 2, "packed": 1, "split": 2, "early": 1},
         {"warps": 2, "n": 16, "packed": 1, "ahead": 3}, {"warps": 2, "wide": 2, "n": 32, "packed": 1, "split": 2, "early": 1, "ahead": 1},
         {"warps": 2, "n": 16, "packed": 1, "ahead": 2, "direct": 1}, {"warps": 1, "wide": 2, "n": 32, "packed": 1, "ahead": 2, "joint": 1},
-        {"warps": 2, "wide": 1, "n": 8, "packed": 1, "ahead": 1, "joint": 1, "cluster": 2}, {"warps": 1, "wide": 2, "n": 8, "packed": 1, "cluster": 4, "early": 1},
         {"warps": 2, "wide": 2, "n": 32, "packed": 1, "ahead": 1, "direct": 1, "joint": 1}]),
     "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [
         {"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1},
@@ -109,7 +107,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "int4 of a norm": (lambda: _normed_packed(1024, 32, "int4"), (), [
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1, "ahead": 1}, {"warps": 2, "n": 16, "packed": 1, "split": 2},
         {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 1, "early": 1}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1},
-        {"warps": 1, "wide": 2, "n": 16, "packed": 1, "ahead": 2, "joint": 1, "cluster": 2}]),
+        {"warps": 1, "wide": 2, "n": 32, "packed": 1, "ahead": 2, "joint": 1}]),
     "fp8 of a norm": (lambda: _normed_packed(1152, 16, "fp8"), (), [
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 16, "packed": 1, "ahead": 2}]),
     "mxfp4 of a row": (lambda: _packed(1, 1024, 32, "mxfp4"), (), [
@@ -118,7 +116,7 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
         {"warps": 2, "n": 16, "packed": 1, "ahead": 2}, {"warps": 2, "n": 32, "packed": 1, "ahead": 1, "direct": 1, "early": 1}]),
     "zero points": (lambda: _with_zeros(9, 1024, 32), (), [
         {"warps": 2, "n": 16, "packed": 1, "ahead": 2}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 1, "early": 1},
-        {"warps": 1, "n": 8, "packed": 1, "ahead": 3, "joint": 1, "cluster": 2}]),
+        {"warps": 1, "wide": 2, "n": 32, "packed": 1, "ahead": 3, "joint": 1}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
 
@@ -163,22 +161,25 @@ def test_codes_in_shared_memory_are_neither_read_too_early_nor_overwritten_too_e
         check(template, call, launch, kernels[launch.name], "bfloat16")
 
 
-def test_blocks_of_a_cluster_share_columns_and_k_evenly() -> None:
-    """And only where the GPU has clusters; rows are shared by copies only."""
-    template = generated(_packed(16, 1024, 48, "int4"))
-    lowered = template.lower(call_of(template, "bfloat16"))
+def test_rows_are_shared_where_they_are_copied() -> None:
+    """A block copies each row once, in one section of its ring more; `joint` needs a ring."""
+    template = generated(_packed(16, 1024, 64, "int4"))
+    call = call_of(template, "bfloat16")
+    lowered = template.lower(call)
     assert lowered is not None
-
-    def legal(**more: int) -> bool:
-        schedule = {"warps": 1, "n": 8, "packed": 1, **more}
-        return BACKEND.emitter.fits(lowered.kernel, lowered.shape, schedule, lowered.cuts)  # type: ignore[attr-defined]
-
-    assert legal(cluster=2) and legal(cluster=2, ahead=2, joint=1, wide=1) and legal(n=16, ahead=2, joint=1)
-    assert not legal(cluster=4)  # of six tiles of columns
-    assert not legal(warps=8, cluster=2)  # of eight steps along K, of which a block has four
-    assert not legal(cluster=2, split=2) and not legal(n=16, joint=1)
-    with using_machine(of_key("gpu:NVIDIA A100:sm80:multiprocessors=108")):
-        assert not legal(cluster=2) and legal(n=16, ahead=2, joint=1)
+    own, joint = ({"warps": 1, "wide": 4, "n": 64, "packed": 1, "ahead": 2, **more} for more in ({}, {"joint": 1}))
+    assert not BACKEND.emitter.fits(  # type: ignore[attr-defined]
+        lowered.kernel, lowered.shape, {"warps": 1, "wide": 4, "n": 64, "packed": 1, "joint": 1}, lowered.cuts
+    )
+    sections = []
+    for schedule in (own, joint):
+        (launch,) = launches(template, replace(call, schedule=schedule))
+        assert isinstance(launch, CudaLaunch)
+        found = re.search(r"ring \+ round \* (\d+);", launch.text)
+        assert found is not None
+        sections.append(int(found[1]))
+    assert sections[0] - sections[1] == 3 * 16 * 16  # vectors of the rows of three of four warps
+    assert "__syncthreads();" in launch.text.partition("await_round")[2].partition("read_slot")[0]
 
 
 HELD = {
