@@ -156,6 +156,18 @@ def test_without_time_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> N
     assert not found.fired(session) and "rules" not in vars(session) and imported == [*rewriting.STORE_MODULES]
 
 
+@pytest.mark.parametrize(("budget", "solvers"), [(9.0, []), (10.0, [*rewriting.SOLVER_MODULES])])
+def test_small_budgets_load_solvers_only_when_needed(
+    budget: float, solvers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(rewriting, "import_in_background", imported.extend)
+    monkeypatch.setattr(rewriting, "LARGE_SEARCH", 0)
+    monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **how: [[*map(rewriting.view_of, given[1])]])
+    rewriting.rewrite(Session(Options(backend="numpy", budget=budget)), Graph.of(tg.tanh(tg.input("x", (4,)))))
+    assert imported == [*rewriting.STORE_MODULES, *solvers]
+
+
 def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     cuda = SimpleNamespace(is_initialized=lambda: False)

@@ -21,7 +21,9 @@ from ..context.session import Session
 REWRITING, REWRITING_LEAST = 0.5, 0.25
 # with `deterministic` e-nodes and rounds end rewriting, and the clock only after this many times the budget or limit
 PATIENCE = 20.0
-LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
+# total nodes of unique blocks, and budget, from which the exact solvers are loaded in advance: that takes half a second
+# of CPU time (one of them loads pandas), and the other threads that run meanwhile wait for the interpreter's lock
+LARGE_SEARCH, SOLVERS_S = 60, 10.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         deadline = max(REWRITING_LEAST * left, REWRITING * (left - kept))
     with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
         began = session.now()
-        large = deadline > 0 and sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
+        nodes = sum(len(b.graph.nodes()) for b in blocks.unique)
+        large = deadline > 0 and nodes > LARGE_SEARCH and options.budget >= SOLVERS_S
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         graphs = [b.graph for b in blocks.unique]
         if deadline <= 0:
