@@ -25,15 +25,11 @@ from .emit.kernel import emit, emit_joined, emit_staged
 from .emit.sizes import sized_launch, with_sizes
 from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
 from .few_row_attention import applies as few_rows_apply
-from .schedules import (
+from .simt_schedules import SimtSchedule, combining_layout, simt_applies, simt_legal, simt_schedules
+from .skinny_schedules import (
     FEW,
-    SimtSchedule,
     SkinnyGemmSchedule,
-    combining_layout,
     merge_packed,
-    simt_applies,
-    simt_legal,
-    simt_schedules,
     skinny_applies,
     skinny_legal,
     skinny_schedules,
