@@ -250,6 +250,11 @@ template <class T> void matrix_step(float (&c)[4], unsigned a0, unsigned a1, uns
     }
 }
 
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline double __dmul_rn(double a, double b) { return a * b; }
+
 namespace op {
 inline float max(float a, float b) { return a != a || a > b ? a : b; }
 inline float min(float a, float b) { return a != a || a < b ? a : b; }

@@ -32,6 +32,7 @@ TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "float16": 2e-2, "bfloat16": 1e-
 #: (kernel, dtype) pairs that have no calls, declared with why: never (the kernel is for other dtypes by design).
 HALVES, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 NEVER = {
+    **{(f"{b}.to_{half}", "float64"): "float64 is not rounded" for b in ("np", "torch") for half in HALVES},
     **{(name, d): "wide floats only" for name in ("np.softplus", "np.linear", "np.linear_columns") for d in HALVES},
     **{(f"np.{name}_half", d): "halves only" for name in ("softplus", "matmul", "linear") for d in WIDE},
     **{(f"np.{name}", d): "wide floats only" for name in ("matmul", "quantize") for d in HALVES},
@@ -98,7 +99,7 @@ def test_kernel_computes_its_pattern(template: Template, dtype: str) -> None:
             assert got.shape == kind.shape and got.dtype == dtypes.numpy_dtype(kind.dtype)
             strides = [s // got.itemsize for s in got.strides]
             assert all(a == b for a, b, d in zip(strides, output.strides, got.shape) if d != 1) or not got.size
-            tolerance = TOLERANCE[dtype]
+            tolerance = max(TOLERANCE[dtype], 1e-2 if "to_" in template.name else 0.0)  # the bits: test_op_texts.py
             np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=tolerance, atol=tolerance)
     assert tried, "no call found that this kernel accepts"
 

@@ -104,6 +104,7 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
     "integer_conv": [(((2, 4, 7, 5), (6, 2, 3, 2), (1, 1, 1, 1), (6, 1, 1, 1)),
                       {"strides": (2, 1), "pads": (1, 0, 1, 1), "dilations": (1, 2), "groups": 2}),
                      (((1, 3, 5), (2, 3, 1), (1, 1, 1), (1, 1, 1)), {"strides": (1,), "pads": (0, 1), "dilations": (1,), "groups": 1})],
+    "integer_matmul": [(s, {}) for s in (((2, 3, 4), (4, 5), (1, 1, 1), (1, 5)), ((2, 3, 4), (2, 4, 5), (1, 1, 1), (1, 1, 1)))],
 }  # fmt: skip
 #: op -> attributes beside those of its law's cases.
 EXTRA: dict[str, dict[str, Any]] = {"group_norm": {"groups": 2}}
@@ -134,7 +135,7 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
         kinds[1:] = "float32", "int8"
     if op.law == "quantize":
         kinds[2] = "int8"
-    if op.law == "integer_conv":
+    if op.law in ("integer_conv", "integer_matmul"):
         kinds[1] = kinds[3] = "int8"
     if op.law in INDEXED:
         kinds[1] = "int64"
@@ -145,7 +146,7 @@ def legal(op: Op) -> tuple[str, ...]:
     """The dtypes an op is defined for."""
     if op.law in ("from_float8", "unpack"):
         return ("uint8",)
-    if op.law == "integer_conv":
+    if op.law in ("integer_conv", "integer_matmul"):
         return ("uint8", "int8")
     if (
         op.floats_only

@@ -144,12 +144,16 @@ def test_rules_that_are_not_tested_in_half_of_the_budget_take_no_part() -> None:
 
 
 def test_without_time_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading may use up the budget: no worker is waited for."""
+    """Loading may use up the budget: no worker is waited for, neither rules nor solvers are loaded."""
+    imported: list[str] = []
+    monkeypatch.setattr(rewriting, "import_in_background", imported.extend)
+    monkeypatch.setattr(rewriting, "LARGE_SEARCH", 0)
     monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **options: pytest.fail("no time is left"))
     session, graph = Session(Options(backend="numpy", budget=1.0)), Graph.of(tg.tanh(tg.input("x", (4,))) * 2.0)
     session.budget_start -= 2.0
     found = rewriting.rewrite(session, graph)
     assert len(found.view) == len(graph.nodes()) and [o.work for o in session.omitted] == [OmittedWork.REWRITING]
+    assert not found.fired(session) and "rules" not in vars(session) and imported == [*rewriting.STORE_MODULES]
 
 
 def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkeypatch: pytest.MonkeyPatch) -> None:

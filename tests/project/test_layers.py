@@ -37,6 +37,7 @@ UPPER = (
     "cli",
 )  # of src/tensor_graphs, each may import those before it
 BASE = {
+    "bytecode",
     "errors",
     "imported",
     "settings",

@@ -176,7 +176,7 @@ def test_what_is_written_into_is_not_read() -> None:
     with pytest.raises(Unfusable, match="buffer that it scatters into"):
         kernel([t.scatter_elements(a, at, t.sum(a, axis=1, keepdims=True), 1)])
     with pytest.raises(Unfusable, match="not updated in place"):
-        kernel([t.scatter_elements(a, at, x("b", 4, 1), 1, "add")])
+        kernel([t.scatter_elements(a, at, x("b", 4, 1), 1, "max")])
 
 
 def test_places_count_from_the_end_and_none_beyond_is_written() -> None:

@@ -41,6 +41,8 @@ class Calls:
 
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
     PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
+    ROUNDING = 1e-3  # distance of results (`distance`) that sums in another order explain
+    NOISE, MOST_NOISE = 4.0, 0.2  # such a distance relative to that of two equal calls, and the largest one allowed
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
@@ -352,7 +354,8 @@ class Calls:
     def find_addresses(self, given: Sequence[Any], stream: int) -> None:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
-        the recordings differ; those tensors are with which the results are not those of a call that copies."""
+        the recordings differ; those tensors are with which the results are not those of a call that copies. Kernels that
+        add in any order (gradients of weights) make results of equal calls differ: so may those of the two."""
         copied = self.copied
         try:
             self.found, numbers = self.found_addresses(given)
@@ -385,22 +388,28 @@ class Calls:
     def proven_among(self, given: Sequence[Any], stream: int, numbers: list[int]) -> set[int]:
         """Set `copied` and `wide` for the tensors among `numbers` that calls may have elsewhere (`proven`), and return
         these: all of them, or what halving the rest again and again finds within `PROVING_S` seconds."""
-        copied, found, groups, until = self.copied, set[int](), [numbers], perf_counter() + self.PROVING_S
+        every, copied = self.places.keys(), self.copied
+        wanted = self.replay(given, stream, every)
+        limits = []
+        for x, y in zip(self.replay(given, stream, every), wanted):
+            least = self.ROUNDING if y.is_floating_point() else 0.0
+            limits.append(min(max(least, self.NOISE * self.distance(x, y)), self.MOST_NOISE))
+        found, groups, until = set[int](), [numbers], perf_counter() + self.PROVING_S
         while groups and groups[-1] and perf_counter() < until:
             group = groups.pop()
             more = found | {*group}
             self.copied, self.wide = copied - more, {i for i in more if i < self.count}
-            if self.proven(given, stream, more):
+            if self.proven(given, stream, more, wanted, limits):
                 found = more
             elif len(group) > 1:
                 groups += [group[len(group) // 2 :], group[: len(group) // 2]]
         self.copied, self.wide = copied - found, {i for i in found if i < self.count}
         return found
 
-    def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
-        """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves
-        that memory as it is: all NaN, or zeros of other dtypes than floats. So is the memory of results before."""
-        wanted = self.replay(given, stream, self.places.keys())
+    def proven(self, given: Sequence[Any], stream: int, numbers: Any, wanted: Sequence[Any], limits: Any) -> bool:
+        """Whether a call gives the results `wanted` (those on recorded memory) within `limits` (distance of each) with
+        the tensors `numbers` elsewhere, and leaves their recorded memory as it is: all NaN, or zeros of other dtypes
+        than floats. So is the memory of results before."""
 
         def blank(x: Any) -> Any:
             return x.fill_(torch.nan if x.is_floating_point() else 0)
@@ -412,16 +421,19 @@ class Calls:
         finally:
             self.fresh = fresh
         left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in used)
-        return left and all(self.close(x, y) for x, y in zip(found, wanted))
+        return left and all(self.distance(x, y) <= limit for x, y, limit in zip(found, wanted, limits))
 
     @staticmethod
-    def close(x: Any, y: Any) -> bool:
-        """Whether a result equals another but for the rounding of sums in another order (1e-3 of its norm)."""
+    def distance(x: Any, y: Any) -> float:
+        """Distance of a result from another: relative to the other's norm, infinite if other elements are NaN or
+        infinite; of integers the share of unequal elements."""
         if not y.is_floating_point():
-            return bool((x == y).all())
+            return float((x != y).double().mean()) if y.numel() else 0.0
         same = (x == y) | (x.isnan() & y.isnan()) | (x.isfinite() & y.isfinite())
+        if not bool(same.all()):
+            return float("inf")
         x, y = (v.double().nan_to_num(0.0, 0.0, 0.0) for v in (x, y))
-        return bool(same.all()) and bool((x - y).norm() <= 1e-3 * y.norm())
+        return float((x - y).norm() / y.norm().clamp_min(1e-300))
 
     def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
         """The results of `launch`, run while a CUDA graph is captured.
