@@ -78,6 +78,9 @@ def made(name: str, dtype: str) -> list[tuple[GeneratedKernel, Call, CudaLaunch]
         scheduled = replace(call, schedule=one)
         (launch,) = launches(template, scheduled)
         assert isinstance(launch, CudaLaunch) and "ClusteredAttention" in launch.text
+        assert (
+            f"__cluster_dims__({one['parts']}, 1, 1)" in launch.text
+        )  # of one block, too: st.async is illegal without
         found.append((template, scheduled, launch))
     return found
 
