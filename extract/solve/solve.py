@@ -208,7 +208,7 @@ class _Portfolio:
         prepared = []
         for part in parts:
             upper = rows.total(r for at in part.copies[0] if (r := reduced.origin[at]) in kept)
-            prepared.append(FrontierDP(part.rows, upper))
+            prepared.append(FrontierDP(part.rows, upper, self.structures))
             if not prepared[-1].fits or self.clock.expired():
                 return None
         picked, lower, proved = list(reduced.fixed), reduced.constant, True

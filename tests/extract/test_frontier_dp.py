@@ -211,22 +211,24 @@ def test_a_hasty_search_takes_the_widest_beam_there_is_time_for() -> None:
 
     class Recorded(FrontierDP):
         def search(self, width: int = 20_000, **more: object) -> LabelSearchResult:  # type: ignore[override]
-            widths.append(width if width < 20_000 else more["most_labels"])
+            if width == 20_000:
+                widths.append(labels := int(more["most_labels"]))  # type: ignore[call-overload]
+                return LabelSearchResult(None, math.inf, 0.0, labels > 9_000, labels)
+            widths.append(width)
             return LabelSearchResult([0], 2.0 - width / 1e4, 0.0, False, 10 * width)
 
     dp, counted = Recorded(deep(2), 1e3), SolveClock(1.0, True, None)
-    look = lambda labels, hasty: best_of_widths(dp, counted, ends=0.0, labels=labels, hasty=hasty)
+
+    def look(labels: int, hasty: bool) -> LabelSearchResult:
+        widths.clear()
+        return best_of_widths(dp, counted, ends=0.0, labels=labels, hasty=hasty)
+
     assert look(500, True).labels == 400 and widths == [40]  # time for one
-    widths.clear()
     assert look(2_400, True).cost == 2.0 - 200 / 1e4 and widths == [40, 200]
-    widths.clear()
     assert look(8_000, True).labels == 4_400 and widths == [40, 400]
-    widths.clear()
-    found = look(20_000, True)  # time for more than the widest beam: an exact search
-    assert widths == [40, 400, 20_000 - 4_400] and found.cost == 2.0 - 20_000 / 1e4
-    widths.clear()
-    look(2_400, False)
-    assert widths == [40, 60, 2_400 - 1_000]
+    look(20_000, True)  # time for more than the widest beam: an exact search
+    assert widths == [40, 9_800.0]
+    assert look(9_400, False).labels == 400 + 4_500 + 4_000 and widths == [40, 4_500.0, 400]
 
 
 @pytest.mark.parametrize("hasty", [False, True])
