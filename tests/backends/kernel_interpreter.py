@@ -12,7 +12,6 @@ import numpy as np
 from tensor_graphs.backends.ir.expr import Expr, below_maximum
 from tensor_graphs.backends.ir.index import Axis, Index
 from tensor_graphs.backends.ir.kernel import Kernel
-from tensor_graphs.backends.ir.op_texts import SAME
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.egraph.ops.ops import OPS
 from tensor_graphs.egraph.types import dtypes
@@ -92,7 +91,7 @@ class _Values:
             args = [a - np.where(np.isneginf(m), 0.0, m)]
         if e.op == "exp2":
             return np.exp2(args[0])
-        function = OPS[SAME.get(e.op, e.op)].numpy
+        function = OPS[e.op.removeprefix("exact_")].numpy  # NumPy rounds each operation once
         if function is None:
             raise Unfusable(f"{e.op} has no NumPy function")
         return np.asarray(function({}, *args))
