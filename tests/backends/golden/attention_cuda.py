@@ -280,8 +280,7 @@ class Calls:
         return self.copies(found, copied)
 
     def copies(self, found: Any, numbers: Sequence[int]) -> Any:
-        """Tuple of the tensors `found`, those at the indices `numbers` copied: several of a dtype in one launch, such as
-        the gradients that a library allocates."""
+        """Tuple of the tensors `found`, those at the indices `numbers` copied: several of a dtype in one launch."""
         groups: dict[Any, list[int]] = {}
         for n in numbers:
             groups.setdefault(found[n].dtype, []).append(n)
