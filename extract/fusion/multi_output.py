@@ -445,12 +445,14 @@ def _elementwise(term: Tensor) -> bool:
 def _looks_up(term: Tensor) -> bool:
     """Whether a term reads rows of tables by indices, and apart from that has elementwise ops, views and sums of a few
     elements: an embedding, or a bag of embeddings."""
+
+    def light(t: Tensor) -> bool:
+        if t.entry.kind == "reduction":
+            return prod(concrete(t.args[0].shape)) <= MAX_BAG * prod(concrete(t.shape))
+        return not t.args or t.entry.pointwise or t.entry.kind == "view" or t.op == "gather"
+
     nodes = topological([term])
-    short = lambda t: prod(concrete(t.args[0].shape)) <= MAX_BAG * prod(concrete(t.shape))
-    plain = lambda t: not t.args or t.entry.pointwise or t.entry.kind == "view"
-    return any(t.op == "gather" for t in nodes) and all(
-        plain(t) or t.op == "gather" or (t.entry.kind == "reduction" and short(t)) for t in nodes
-    )
+    return any(t.op == "gather" for t in nodes) and all(map(light, nodes))
 
 
 def _writes_row(term: Tensor) -> bool:

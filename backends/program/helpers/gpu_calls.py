@@ -288,7 +288,8 @@ class Calls:
         overwrites them."""
         if self.whole and not fixed:
             return tuple([tensors[number] for number in self.whole])
-        found, copied = [], []
+        found: list[Any] = []
+        copied = []
         for number, view in self.handed:
             if number < 0:
                 x, again = view, not self.reuse
