@@ -404,13 +404,12 @@ def right(program: Program, graph: Graph, given: dict[str, np.ndarray], places: 
         assert all(relative_error(program.get_state(n), v) < 1e-5 for n, v in held.items())
 
 
-@pytest.mark.parametrize("kind", [{"kv": 1, "norms": True}, {"kv": H, "biases": True}], ids=["one head of keys, norms", "as many, biases"])  # fmt: skip
-def test_steps_of_decoding_have_two_kernels(kind: dict[str, Any]) -> None:
-    """Whatever the heads, with biases and with norms; what a product stored may become the same three values as
+def test_a_step_of_decoding_with_one_head_of_keys_and_norms_has_two_kernels() -> None:
+    """What a product stored may become the same three values as
     well."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    graph, given = decode(**kind)
+    graph, given = decode(kv=1, norms=True)
     kernels = hypergraph(graph)
     plan = plan_of(search(kernels, Cheap()), graph)
     assert sorted(len(s.outputs) for s in plan.steps if not s.is_view) == [1, 3]
@@ -437,7 +436,7 @@ def test_a_step_of_decoding_is_two_kernels(tmp_path: Path) -> None:
     """One for all up to the caches, written where they lie, and attention; saved, loaded, and right at every call."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    graph, given = decode()
+    graph, given = decode(kv=H, biases=True)
     plan = planned(graph)
     steps = [s for s in plan.steps if not s.is_view]
     assert sorted(len(s.outputs) for s in steps) == [1, 3]

@@ -28,7 +28,7 @@ def program(launch: Callable[..., Any], driver: Any, results: int = 1, used: int
     own = {name: kernels.of(Kernel(driver.library, name)) for name in ("add", "twice")}
     made = gpu_calls.Calls(
         lambda *given: launch(own, *given), kernels, [kind[:2]] * 2, [kind] * results, "cpu", True, strict=False,
-        library=range(used), **{"way": "graph", **options},
+        library=range(used), **{"launch_mode": "graph", **options},
     )  # fmt: skip
     return driver_host.as_on_gpu(made)
 
