@@ -4,8 +4,9 @@ benchmarks.gpu_modules [--only NAME ...] [--budget S] [--seconds S] [--render]`.
 Modules of models/gpu_call_models.py, each in a process of its own, in which a second process compiles the peers while
 ours is searched (from an empty store); measurements of all of them take turns on the GPU. Calls are a caller's: inputs
 at other addresses each time, calls issued back to back. µs are medians of alternating rounds (`gpu_overhead.in_turn`);
-those of kernels alone are of CUDA graphs of twenty calls. Errors are relative to the module in float64. Records, with
-the kernels that ran and their µs, go to results/raw/gpu_modules.json; results/gpu_modules.md is made from it.
+those of kernels alone are of CUDA graphs of twenty calls. Errors are relative to the module in float64. Records go to
+results/raw/gpu_modules.json, those with the kernels that ran and the timeline of the search to `--work`;
+results/gpu_modules.md is made of the former.
 """
 
 from __future__ import annotations
@@ -135,6 +136,15 @@ def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence
     os._exit(0)  # graphs of peers may end a process at its exit
 
 
+def shortened(record: Record) -> Record:
+    """The fields of a record that are stored beside the table; all are in the file of the module's process."""
+    forms = {
+        n: {k: v if k != "profile" else {w: v[w] for w in ("kernels", "busy_us")} for k, v in f.items()}
+        for n, f in record["forms"].items()
+    }
+    return {**{k: v for k, v in record.items() if k != "timeline"}, "forms": forms}
+
+
 # ---------------------------------------------------------------- the table
 def ratio(record: Record) -> float | None:
     """µs of the fastest peer's call divided by ours; None if either is missing."""
@@ -233,7 +243,7 @@ def main() -> int:
     def one(name: str) -> bool:
         found = run_one(name, options, until)
         if found["forms"] or name not in records:
-            records[name] = found
+            records[name] = shortened(found)
         raw.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
         print(line(found), flush=True)
         return not found.get("finished")
