@@ -112,6 +112,22 @@ def test_results_that_libraries_allocate_are_copied_in_one_launch(driver: Any, m
     assert copied == [5] * (2 if function is None else 4)
 
 
+def test_programs_of_library_kernels_alone_have_a_direct_call(driver: Any) -> None:
+    """As the backward pass of a network of convolutions."""
+
+    def launch(own: Any, x: Any, y: Any, out: Any) -> Any:
+        Kernel(driver.library, "add")(x, y, out)
+        return (out,)
+
+    run, ((x, y), (z, _)) = program(launch, driver), vectors(2)
+    run(x, y)
+    run(x, y)
+    function = direct_calls.direct_call(run, (x, y), run.lock)
+    if direct_calls.c_function("direct_call") is not None:
+        assert function is not None and not run.kernels.table
+        torch.testing.assert_close(function(z, y)[0], z + y)
+
+
 def test_inputs_with_another_alignment_than_the_recorded_ones_are_copied(driver: Any) -> None:
     run, ((x, y),) = program(both(driver), driver, 2), vectors(1)
     run(x, y)

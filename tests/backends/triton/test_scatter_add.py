@@ -131,3 +131,28 @@ def test_only_strategies_that_add_have_schedules() -> None:
         assert not backend.emitter.fits(kernel, shape_of(kernel), schedule, False)
     kernel = lowered([root])
     assert BACKEND.emitter.fits(kernel, shape_of(kernel), generated(root).space(call_of(root))[0], False)
+
+
+def test_measured_results_may_vary_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums into a constant as those into an operand: their order is not said."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from tensor_graphs.backends.tuning import gpu_bench, result_check
+    from tensor_graphs.backends.tuning.gpu_device import device_of
+
+    for name, varies in (("zeros", True), ("edges", True), ("set", False)):
+        root = CASES[name]()
+        template, call = generated(root), call_of(root)
+        call = replace(call, schedule=template.space(call)[0])  # type: ignore[misc]
+        bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
+        sums = iter(range(1000))
+        inner = bench._sums
+        monkeypatch.setattr(
+            bench, "_sums", lambda x, inner=inner, sums=sums: inner(x) + (next(sums) if len(x) == 1 else 0)
+        )
+        try:
+            bench.attempt(0, bench.loaded(kernel_text(template, call)))
+            assert varies
+        except result_check.Wrong as error:
+            assert not varies and "differ between runs" in str(error)
