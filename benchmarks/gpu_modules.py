@@ -4,8 +4,9 @@ benchmarks.gpu_modules [--only NAME ...] [--budget S] [--seconds S] [--render]`.
 Modules of models/gpu_call_models.py, each in a process of its own, in which a second process compiles the peers while
 ours is searched (from an empty store); measurements of all of them take turns on the GPU. Calls are a caller's: inputs
 at other addresses each time, calls issued back to back. µs are medians of alternating rounds (`gpu_overhead.in_turn`);
-those of kernels alone are of CUDA graphs of twenty calls. Errors are relative to the module in float64. Records, with
-the kernels that ran and their µs, go to results/raw/gpu_modules.json; results/gpu_modules.md is made from it.
+those of kernels alone are of CUDA graphs of twenty calls. Errors are relative to the module in float64. Records go to
+results/raw/gpu_modules.json, those with the kernels that ran and the timeline of the search to `--work`;
+results/gpu_modules.md is made of the former.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -43,8 +44,8 @@ def error(found: Any, exact: Any) -> float:
     return max(float((x.double() - y).norm() / y.norm()) for x, y in zip(flat(found), flat(exact), strict=True))
 
 
-def compiled_ahead(name: str) -> None:
-    """Compile a module in all modes of `torch.compile`, which fills its caches on disk."""
+def compiled_ahead(name: str, modes: Sequence[str]) -> None:
+    """Compile a module in modes of `torch.compile`, which fills its caches on disk."""
     import torch
 
     from .gpu_case import share_the_gpu
@@ -53,16 +54,16 @@ def compiled_ahead(name: str) -> None:
     share_the_gpu()
     module, given = build(name)
     module, given = module.cuda(), tuple(x.cuda() for x in given)
-    for mode in MODES:
+    for mode in modes:
         with torch.no_grad(), suppress(Exception):
             torch.compile(module, mode=mode, dynamic=False)(*given)
         torch._dynamo.reset()
         print(f"{name}: {mode} compiled", file=sys.stderr, flush=True)
 
 
-def measure(name: str, budget: float, target: Path, wait: float) -> None:
-    """Measure a module in this process; the record is written to `target` after each step. `wait`: seconds after its
-    start for which compiling ahead is waited for."""
+def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence[str]) -> None:
+    """Measure a module in this process beside `modes` of `torch.compile`; the record is written to `target` after each
+    step. `wait`: seconds after its start for which compiling ahead is waited for, which is done for max-autotune."""
     import torch
 
     import tensor_graphs as tg
@@ -75,8 +76,9 @@ def measure(name: str, budget: float, target: Path, wait: float) -> None:
 
     begun = time.monotonic()
     warnings.simplefilter("ignore")
-    command = [sys.executable, "-m", "benchmarks.gpu_modules", "--ahead", name]
-    ahead = subprocess.Popen(command, cwd=HERE.parent, start_new_session=True)
+    slow = MODES[-1] in modes
+    command = [sys.executable, "-m", "benchmarks.gpu_modules", "--ahead", name, "--modes", *modes]
+    ahead = subprocess.Popen(command if slow else ["true"], cwd=HERE.parent, start_new_session=True)
     share_the_gpu()
     record: Record = {"name": name, "budget": budget, "forms": {}, "failed": {}}
     module, given = build(name)
@@ -87,6 +89,8 @@ def measure(name: str, budget: float, target: Path, wait: float) -> None:
         "optimize_s": time.monotonic() - start,
         "runs": program.report.runs,
         "omitted": list(program.report.omitted),
+        "seconds": dict(program.report.seconds),
+        "timeline": program.report.timeline,
     }
     record["plan"] = [] if program.plan is None else [
         [s.template.name, round(s.cost.us, 2), s.cost.source, dict(s.call.schedule), s.template.pattern[:160]]
@@ -95,7 +99,7 @@ def measure(name: str, budget: float, target: Path, wait: float) -> None:
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
     record |= {k: v for k, v in machine(device_of("cuda")).items() if k in ("machine", "toolchain", "commit", "date")}
-    target.write_text(json.dumps(record))
+    target.write_text(json.dumps(record, default=str))
     with suppress(subprocess.TimeoutExpired):
         ahead.wait(max(wait - (time.monotonic() - begun), 1.0))
     ahead.kill()
@@ -103,7 +107,8 @@ def measure(name: str, budget: float, target: Path, wait: float) -> None:
     with torch.no_grad():
         wide = [x.double() if x.is_floating_point() else x for x in sets[0]]
         exact = [y.cpu() for y in flat(copy.deepcopy(module).double()(*wide))]
-        for added in (("eager", "ours", *MODES[:2]), MODES[2:]):  # the last mode may not be done in time
+        quick = [m for m in modes if m != MODES[-1]]
+        for added in (("eager", "ours", *quick), *([MODES[-1:]] if slow else [])):  # the last may not be done in time
             for label in added:
                 try:
                     form = {"eager": module, "ours": program}.get(label) or torch.compile(
@@ -119,16 +124,25 @@ def measure(name: str, budget: float, target: Path, wait: float) -> None:
             with with_gpu_lock():
                 for label, us in in_turn(calls).items():
                     record["forms"][label] |= us
-                target.write_text(json.dumps(record))
+                target.write_text(json.dumps(record, default=str))
                 capturable = {n: c for n, c in calls.items() if n in {"eager", "default", "ours"} & {*added}}
                 for label, alone in (kernels_us(capturable) if capturable else {}).items():
                     record["forms"][label]["kernels_us"] = alone
                 for label in {*added} & calls.keys():
                     record["forms"][label]["profile"] = kernels_of(lambda call=calls[label]: call(0))
-            target.write_text(json.dumps(record))
+            target.write_text(json.dumps(record, default=str))
     record["finished"] = True
-    target.write_text(json.dumps(record))
+    target.write_text(json.dumps(record, default=str))
     os._exit(0)  # graphs of peers may end a process at its exit
+
+
+def shortened(record: Record) -> Record:
+    """The fields of a record that are stored beside the table; all are in the file of the module's process."""
+    forms = {
+        n: {k: v if k != "profile" else {w: v[w] for w in ("kernels", "busy_us")} for k, v in f.items()}
+        for n, f in record["forms"].items()
+    }
+    return {**{k: v for k, v in record.items() if k != "timeline"}, "forms": forms}
 
 
 # ---------------------------------------------------------------- the table
@@ -178,11 +192,11 @@ def run_one(name: str, options: argparse.Namespace, until: float) -> Record:
     target = options.work / f"{name}.json"
     target.unlink(missing_ok=True)
     left = min(options.case_seconds, until - time.monotonic())
-    if left < options.budget + 20:
+    if left < options.budget + 16:
         return {"name": name, "forms": {}, "failed": {}, "ended": "no time was left"}
     print(f"== {name} ({left:.0f} s)", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "benchmarks.gpu_modules", "--child", name, "--budget", str(options.budget), "--wait",
-               str(left - 20), "--work", str(options.work)]  # fmt: skip
+               str(left - 20), "--work", str(options.work), "--modes", *options.modes]  # fmt: skip
     environment = {**os.environ, "TENSOR_GRAPHS_GPU_LOCK": str(options.work / "gpu.lock"),
                    "TENSOR_GRAPHS_HOME": str(options.work / "home" / name)}  # fmt: skip
     from .gpu import waited
@@ -204,6 +218,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")
     parser.add_argument("--case-seconds", type=float, default=100.0, help="of one module")
     parser.add_argument("--together", type=int, default=3, help="modules side by side (measurements take turns)")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), help="modes of torch.compile")
     parser.add_argument("--work", type=Path, default=HERE.parent / "out/bench/gpu_modules")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of records and table")
     parser.add_argument("--render", action="store_true", help="only write the table again")
@@ -212,11 +227,11 @@ def main() -> int:
     parser.add_argument("--wait", type=float, default=60.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ahead:
-        compiled_ahead(options.ahead)
+        compiled_ahead(options.ahead, options.modes)
         return 0
     options.work.mkdir(parents=True, exist_ok=True)
     if options.child:
-        measure(options.child, options.budget, options.work / f"{options.child}.json", options.wait)
+        measure(options.child, options.budget, options.work / f"{options.child}.json", options.wait, options.modes)
         return 0
     from .models.gpu_call_models import MODULES
 
@@ -228,7 +243,7 @@ def main() -> int:
     def one(name: str) -> bool:
         found = run_one(name, options, until)
         if found["forms"] or name not in records:
-            records[name] = found
+            records[name] = shortened(found)
         raw.write_text(json.dumps(dict(sorted(records.items())), indent=1) + "\n")
         print(line(found), flush=True)
         return not found.get("finished")

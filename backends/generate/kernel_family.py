@@ -31,3 +31,8 @@ def _family(roots: tuple[Tensor, ...]) -> str:
 def updates_input(t: Tensor) -> bool:
     """Whether the term `t` replaces some elements of an input (scatter), so that its result is the input updated."""
     return t.op == "scatter_elements" and t.args[0].op == "input"
+
+
+def fills_constant(t: Tensor) -> bool:
+    """Whether the term `t` writes some elements of a constant tensor (scatter), such as zeros that it adds to."""
+    return t.op == "scatter_elements" and t.args[0].op == "full"

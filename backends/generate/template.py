@@ -26,6 +26,7 @@ from ...extract.model.work import graph_flops
 from ..ir.expr import walk
 from ..ir.kernel import Buffer, Kernel
 from ..ir.precision import IEEE, Precision
+from ..ir.source_text import literal
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
 from ..lowering.concat_split import unsplit_flops
@@ -34,7 +35,7 @@ from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, partial_layout
 from .emitter import Emitter, Launch, Lowered, can_split
-from .kernel_family import family_of, updates_input
+from .kernel_family import family_of, fills_constant, updates_input
 from .recursion_limit import raise_recursion_limit
 from .schedule import Move, Numbers, Schedule
 from .term_text import pattern_text
@@ -91,6 +92,12 @@ class GeneratedKernel(KernelBase):
         have the operand's values."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: str(t.args[0].attr("name")) for name, t in outputs if updates_input(t)}
+
+    @cached_property
+    def fills(self) -> dict[str, float]:
+        """Output -> number that its elements have which the kernel does not write (a scatter into a constant)."""
+        outputs = zip(output_names(len(self.roots)), self.roots)
+        return {name: t.args[0].attr("value") for name, t in outputs if fills_constant(t)}
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
@@ -272,7 +279,7 @@ class GeneratedKernel(KernelBase):
 
     def _lower(self, call: Call) -> Lowered | None:
         read = self._read(call)
-        if read is None:
+        if read is None or (self.fills and self.emitter.carries):
             return None
         kernel, shape, splits = read
         try:
@@ -369,7 +376,8 @@ def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
 
 
 def _code(template: GeneratedKernel, call: Call) -> str:
-    """The statements of a call: copies of the base operands of partially written outputs, then the launches."""
+    """The statements of a call: copies of the base operands of partially written outputs, or numbers in their place,
+    then the launches."""
     names = dict(call.names)
     found = template.lower(call)
     assert found is not None
@@ -381,6 +389,7 @@ def _code(template: GeneratedKernel, call: Call) -> str:
         names["counters"] = f"counters({names['out']}.device)"
     pairs = [(names[base], names[output]) for output, base in template.bases.items()]
     kept = [f"carried({base}, {output})" for base, output in pairs if base != output and not template.emitter.carries]
+    kept += [f"{names[output]}.fill_({literal(value)})" for output, value in template.fills.items()]
     return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 

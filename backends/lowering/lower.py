@@ -38,8 +38,8 @@ def kernel_of(
     size 1 along some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along
     which they are concatenated; or be left operands of the first tensor's products
     (extract/fusion/product_operands.py), which are stored along the reduction axis. For `scatter_elements` into a
-    tensor in memory only the scattered positions are written, or added to; the buffer must already hold the other
-    elements. Other
+    tensor in memory, or into a constant, only the scattered positions are written, or added to; the buffer must already
+    hold the other elements. Other
     results may be computed from such a tensor if one row of it is written (ir/row_update.py). Raises Unfusable for
     other results, and for ops without an index expression (sort, argmax).
     """
@@ -81,7 +81,7 @@ def kernel_of(
     running = tuple(a for n in lying if (a := axes[n]).size > 1)
     kernel = with_split_axes(Kernel(running, tuple(s for s, _ in stores.values()), buffers, reader.b))
     kernel = replace(kernel, stores=tuple(_joined(reader, s, stores[s.buffer][1]) for s in kernel.stores))
-    overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
+    overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements" and t.args[0] in operands}
     if uses_overwritten(kernel, overwritten, [s for s in kernel.stores if s.parts]):
         raise Unfusable("the kernel uses elements of the buffer that it scatters into")
     return halved_kernel(normalized(_added_once(_small(kernel))))
@@ -231,9 +231,9 @@ def _placed(r: TermLowering, t: Tensor, name: str, part: _Part) -> OutputStore:
     buffer, place, parts, guards, adds = r.buffers[name], Index(), [], part.guards, False
     axis = t.attr("axis") if t.op == "scatter_elements" else -1
     if axis >= 0:
-        base = r.of.get(t.args[0])
-        adds = t.attr("mode") == "add" and buffer.dtype in ADDED
-        if base is None or not (adds or t.attr("mode") == "set") or r.buffers[base] != buffer:
+        base, adds = r.of.get(t.args[0]), t.attr("mode") == "add" and buffer.dtype in ADDED
+        held = t.args[0].op == "full" if base is None else r.buffers[base] == buffer
+        if not held or not (adds or t.attr("mode") == "set"):
             raise Unfusable("a scatter whose base is not in memory, or is not updated in place")
         size = buffer.shape[axis]
         where = from_the_start(r.b, r.value(t.args[1], part.at, guards), size)

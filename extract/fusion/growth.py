@@ -139,13 +139,11 @@ class FusionGrowth:
         spread = [k for k in kids if k not in facts.elementwise_classes and facts.elements(k) < size] if size else []
         if spread:
             self.spread |= dict.fromkeys(spread)
-        parts: list[GroupNode | int] = []
+        parts = []
         for i, k in enumerate(kids):
-            if kind == "written" and not i:  # in memory, a constant too
-                parts.append(self._leaf(k))
-                continue
             thin = bool(i) or not policy.rows_below if product and bare_spread else lean
-            parts.append(self._class(k, beside, products, below, (others if i else first) or k in spread, thin))
+            bare = (others if i else first or kind == "written") or k in spread
+            parts.append(self._class(k, beside, products, below, bare, thin))
         return GroupNode(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:

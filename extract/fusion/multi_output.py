@@ -9,7 +9,8 @@ sequence), share one launch. (5) Attention over keys and values into which a row
 writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of. If groups read
 whole products instead, a plan might need two products with columns in common and compute these twice.
 (6) Small elementwise results of one shape that nothing else reads (running statistics, counters of batch norms) and
-casts of values that are in memory before any kernel runs (weights under autocast) share one launch.
+casts of values that are in memory before any kernel runs (weights under autocast) share one launch; so do embeddings
+and sums of few of them that are needed for the same value.
 
 Limits: at most `MAX_OUTPUTS` outputs (of kind 6 `MAX_SMALL_OUTPUTS`), and per class at most `MAX_SIDE_CHOICES` choices
 of further outputs, those that save the most bytes first.
@@ -41,6 +42,7 @@ MAX_SMALL_GEMM_ROWS, MAX_SMALL_GEMM_BYTES = (
 )  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
 # outputs and operands of a kernel of small elementwise values, largest number of elements of each of them
 MAX_SMALL_OUTPUTS, MAX_SMALL_LEAVES, MAX_SMALL_ELEMENTS = 8, 24, 1 << 18
+MAX_BAG = 32  # largest number of rows of a table that are added
 # operands of attention that writes rows (those of the queries and of both rows), and such groups of a class
 MAX_WRITING_LEAVES, MAX_WRITING_CHOICES = 16, 6
 MAX_SIDE_CHOICES = 3  # choices of further outputs per class and kind
@@ -199,13 +201,12 @@ class MultiOutputFusion:
 
     # ------------------------------------------------------------ small elementwise values over separate inputs
     def _small_values(self) -> Iterator[MultiOutputGroup]:
-        alike: dict[tuple[int, ...], dict[int, FusionGroup]] = {}
+        alike: dict[tuple[object, ...], dict[int, FusionGroup]] = {}
         for r in self.found:
             asked = r.cls in self.groups.uses and self._is_model_value(r.cls) and r.term.entry.kind != "view"
-            given = all(c in self.groups.given for _, c in r.leaves)
-            free = self.groups.uses.readers.get(r.cls) == {-1} or (r.term.op == "cast" and given)
-            if asked and free and prod(self._shape(r.cls)) <= MAX_SMALL_ELEMENTS and _elementwise(r.term):
-                known = alike.setdefault(self._shape(r.cls), {})
+            place = self._place_of_small(r) if asked and prod(self._shape(r.cls)) <= MAX_SMALL_ELEMENTS else None
+            if place is not None:
+                known = alike.setdefault((self._shape(r.cls), place), {})
                 if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):
                     known[r.cls] = r
         for known in alike.values():
@@ -219,6 +220,14 @@ class MultiOutputFusion:
                     joined.append(known[c])
             yield from self._of_small(joined)
 
+    def _place_of_small(self, r: FusionGroup) -> int | None:
+        """Key of the values that may share a launch with that of a group: the value that they are needed for; -1 for
+        results and casts of given values; None if the group's value shares no launch."""
+        given = all(c in self.groups.given for _, c in r.leaves)
+        if self.groups.uses.readers.get(r.cls) == {-1} or (r.term.op == "cast" and given):
+            return -1 if _elementwise(r.term) else None
+        return self._dominating_consumer(r.cls, ("concat",)) if _looks_up(r.term) else None
+
     def _of_small(self, joined: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
         if len(joined) > 1:
             types = self.view.types
@@ -230,11 +239,12 @@ class MultiOutputFusion:
     def _reading(self, r: FusionGroup) -> tuple[int, int]:
         return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
 
-    def _dominating_consumer(self, cls: int) -> int:
-        """The nearest dominator of a class that is not a view; -1: the class is needed for several results."""
+    def _dominating_consumer(self, cls: int, passed: Collection[str] = ()) -> int:
+        """The nearest dominator of a class that is neither a view nor one of the ops `passed`; -1: the class is needed
+        for several results."""
         uses = self.groups.uses
         above = uses.above[cls]
-        while above != -1 and OPS[self.view.op[uses.choice[above]]].kind == "view":
+        while above != -1 and (OPS[op := self.view.op[uses.choice[above]]].kind == "view" or op in passed):
             above = uses.above[above]
         return above
 
@@ -430,6 +440,19 @@ class MultiOutputFusion:
 def _elementwise(term: Tensor) -> bool:
     """Whether a term consists of elementwise ops and views."""
     return all(not t.args or t.entry.pointwise or t.entry.kind == "view" for t in topological([term]))
+
+
+def _looks_up(term: Tensor) -> bool:
+    """Whether a term reads rows of tables by indices, and apart from that has elementwise ops, views and sums of a few
+    elements: an embedding, or a bag of embeddings."""
+
+    def light(t: Tensor) -> bool:
+        if t.entry.kind == "reduction":
+            return prod(concrete(t.args[0].shape)) <= MAX_BAG * prod(concrete(t.shape))
+        return not t.args or t.entry.pointwise or t.entry.kind == "view" or t.op == "gather"
+
+    nodes = topological([term])
+    return any(t.op == "gather" for t in nodes) and all(map(light, nodes))
 
 
 def _writes_row(term: Tensor) -> bool:

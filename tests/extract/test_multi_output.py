@@ -214,7 +214,7 @@ def view(outputs: Any, rules: bool = False) -> Any:
     return saturate_block(graph, ALL, Limits(nodes=400, iterations=3), session=InProcess()) if rules else view_of(graph)
 
 
-SMALL = ((64,), ())  # shapes of `test_small_results_share_a_launch`
+SMALL = ((64,), (), (1, 1, 64))  # shapes of the small values that share launches in tests
 
 
 def groups(found: Any, launched: bool = True) -> list[set[int]]:
@@ -311,6 +311,22 @@ def test_small_results_share_a_launch() -> None:
     casts = [tg.cast(a, "float16") for a, _ in pairs[:3]]
     found = view([tg.cumsum(x, 0) for x in casts])
     assert {found.classes[x] for x in casts} in groups(found)
+
+
+def test_bags_of_embeddings_for_one_value_share_a_launch() -> None:
+    """Of several tables, concatenated; sums of many rows, and embeddings for different values, do not."""
+    tables = [tg.param(f"w{n}", (9, 64)) for n in range(4)]
+
+    def bags(rows: int) -> list[Any]:
+        each = [tg.input(f"i{n}", (1, rows), "int64") for n in range(4)]
+        return [tg.sum(tg.gather(w, i, axis=0), axis=1, keepdims=True) for w, i in zip(tables, each)]
+
+    few = bags(4)
+    found = view([tg.cumsum(tg.concat(few, 1), 2)])
+    assert {found.classes[x] for x in few} in groups(found)
+    assert not any(len(g) > 2 for g in groups(view([tg.cumsum(tg.concat(bags(40), 1), 2)])))
+    found = view([tg.cumsum(x, 2) for x in few[:2]])
+    assert {found.classes[x] for x in few[:2]} not in groups(found)
 
 
 def test_slices_of_one_product_that_the_rules_found() -> None:

@@ -591,14 +591,20 @@ def test_forward_mode_differentiation_stays_eager() -> None:
     assert ran() == before + 1
 
 
-def test_batch_norm_trains_at_every_batch_size() -> None:
-    """The count of elements is divided inside of the backward program."""
+def test_batch_norm_trains_at_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count of elements is divided inside of the backward program. Running statistics are written by one copy of
+    each dtype."""
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())
     reference = copy.deepcopy(module)
     compiled = tg.compile(module, dynamic=True, **QUICK)
+    written: list[int] = []
+    together = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda a, b: (written.append(len(a)), together(a, b)))
     for n in (3, 5, 4, 7):
         a = x(n, 4)
         for call in (compiled, reference):
             call(a).square().mean().backward()
         alike([p.grad for p in module.parameters()], [p.grad for p in reference.parameters()], 1e-3)
+    alike([*module.buffers()], [*reference.buffers()], 1e-5)
+    assert {*written} == {1, 2}  # the counter; mean and variance
     assert not any(r.warnings for r in tg.torch_compile.reports()[-2:])

@@ -32,7 +32,7 @@ typedef struct {
 } Call;
 
 static PyObject *last_name, *stream_name, *kernels_name, *table_name, *executable_name, *places_name, *handed_name, *copy_name,
-    *clone_name, *view_name;
+    *clone_name, *copies_name, *view_name;
 
 static void freed(PyObject *capsule) {
     Call *c = PyCapsule_GetPointer(capsule, "direct call");
@@ -162,17 +162,17 @@ static PyObject *tensor(Call *c, PyObject *calls, PyObject *const *given, Py_ssi
 }
 
 // A result: the number of a tensor of the call, (number of a tensor, shape, strides, offset) of a view, or -1 - n for entry n of
-// the list `handed`.
-static PyObject *result(Call *c, PyObject *calls, PyObject **tensors, PyObject *what) {
+// the list `handed`. `copied`: set to whether it is in the program's memory, which the next call overwrites.
+static PyObject *result(Call *c, PyObject *calls, PyObject **tensors, PyObject *what, int *copied) {
     PyObject *found, *whole = PyTuple_CheckExact(what) ? PyTuple_GET_ITEM(what, 0) : what;
     Py_ssize_t number = PyLong_AsSsize_t(whole);
-    int copied = !c->reuse;
+    *copied = !c->reuse;
     if (number < 0) {
         PyObject *handed = PyObject_GetAttr(calls, handed_name), *pair = handed ? PySequence_GetItem(handed, -1 - number) : NULL;
         found = pair ? PySequence_GetItem(pair, 1) : NULL;
         Py_XDECREF(handed), Py_XDECREF(pair);
     } else {
-        copied = PyTuple_GET_ITEM(c->makers, number) == Py_None;
+        *copied = PyTuple_GET_ITEM(c->makers, number) == Py_None;
         found = Py_NewRef(tensors[number]);
         if (whole != what) {
             PyObject *method = PyObject_GetAttr(found, view_name), *how = method ? PyTuple_GetSlice(what, 1, 4) : NULL;
@@ -180,18 +180,45 @@ static PyObject *result(Call *c, PyObject *calls, PyObject **tensors, PyObject *
             Py_XDECREF(method), Py_XDECREF(how);
         }
     }
-    if (found && copied) Py_SETREF(found, PyObject_CallMethodNoArgs(found, clone_name));
     return found;
+}
+
+// The results `found` with copies of those at the indices `numbers` (list): several in one launch (`Calls.copies`), which a program
+// saved by an older version lacks.
+static PyObject *with_copies(PyObject *calls, PyObject *found, PyObject *numbers) {
+    PyObject *copies = PyObject_GetAttr(calls, copies_name), *made = NULL;
+    if (copies) {
+        made = PyObject_CallFunctionObjArgs(copies, found, numbers, NULL);
+        Py_DECREF(copies);
+    } else {
+        PyErr_Clear();
+        made = Py_NewRef(found);
+        for (Py_ssize_t i = 0; made && i < PyList_GET_SIZE(numbers); i++) {
+            Py_ssize_t at = PyLong_AsSsize_t(PyList_GET_ITEM(numbers, i));
+            PyObject *copy = PyObject_CallMethodNoArgs(PyTuple_GET_ITEM(made, at), clone_name);
+            if (!copy) Py_CLEAR(made);
+            else {
+                Py_DECREF(PyTuple_GET_ITEM(made, at));
+                PyTuple_SET_ITEM(made, at, copy);
+            }
+        }
+    }
+    return made;
 }
 
 static PyObject *results_of(Call *c, PyObject *calls, PyObject **tensors) {
     Py_ssize_t count = PyTuple_GET_SIZE(c->results);
-    PyObject *found = PyTuple_New(count);
+    PyObject *found = PyTuple_New(count), *numbers = PyList_New(0);
+    if (!numbers) Py_CLEAR(found);
     for (Py_ssize_t i = 0; found && i < count; i++) {
-        PyObject *one = result(c, calls, tensors, PyTuple_GET_ITEM(c->results, i));
+        int copied;
+        PyObject *one = result(c, calls, tensors, PyTuple_GET_ITEM(c->results, i), &copied), *at = NULL;
         if (one) PyTuple_SET_ITEM(found, i, one);
-        else Py_CLEAR(found);
+        if (!one || (copied && (!(at = PyLong_FromSsize_t(i)) || PyList_Append(numbers, at)))) Py_CLEAR(found);
+        Py_XDECREF(at);
     }
+    if (found && PyList_GET_SIZE(numbers)) Py_SETREF(found, with_copies(calls, found, numbers));
+    Py_XDECREF(numbers);
     return found;
 }
 
@@ -278,7 +305,7 @@ PyObject *tensor_graphs_direct_call(PyObject *given) {
     struct { PyObject **name; const char *text; } names[] = {
         {&last_name, "last"}, {&stream_name, "stream"}, {&kernels_name, "kernels"}, {&table_name, "table"},
         {&executable_name, "executable"}, {&places_name, "places"}, {&handed_name, "handed"}, {&copy_name, "copy_"},
-        {&clone_name, "clone"}, {&view_name, "as_strided"}};
+        {&clone_name, "clone"}, {&copies_name, "copies"}, {&view_name, "as_strided"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!*names[i].name && !(*names[i].name = PyUnicode_InternFromString(names[i].text))) return NULL;
     Call *c = calloc(1, sizeof *c);

@@ -143,15 +143,18 @@ def direct_call(bound: Any, given: Sequence[Any], lock: Any) -> Direct | None:
     """Make the C function for calls of the bound program `bound` with inputs like `given`, the inputs of its last call;
     None if it cannot be made now or ever. Calls hold the lock `lock`."""
     calls, torch = final(bound), modules["torch"]
-    if calls is None or not calls.kernels.table or len(calls.types) > MOST_TENSORS:
+    if calls is None or len(calls.types) > MOST_TENSORS:
+        return None
+    graph = calls.executable is not None
+    table = [*calls.kernels.table, *getattr(calls, "found", ())] if graph else calls.kernels.table
+    if not table:
         return None
     if any(type(x) is not torch.Tensor or not calls.fits(x) for x in given):
         return None
     made, guard = c_function("direct_call"), tensor_guard(given) if given else None
     if made is None or (given and guard is None):
         return None
-    owner, graph = (None if calls is bound else bound), calls.executable is not None
-    table = [*calls.kernels.table, *getattr(calls, "found", ())] if graph else calls.kernels.table
+    owner = None if calls is bound else bound
     wide = getattr(calls, "wide", ()) if graph else ()  # a program saved by an older version has none
     fixed = frozenset(calls.places if graph else ())
     pinned = getattr(calls, "pinned", {}) if graph else {}

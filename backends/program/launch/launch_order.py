@@ -23,7 +23,7 @@ VIEWS = frozenset(
 BYTES = {"bool": 1, "uint8": 1, "int8": 1, "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4, "int64": 8,
          "float64": 8}  # fmt: skip
 _SIGNATURE = re.compile(r"(\w+)\(([^()]*)\)\s*\{(.*)", re.DOTALL)
-_STORES = frozenset(("store", "async_copy_shared_to_global"))
+_STORES = frozenset(("store", "atomic_add", "async_copy_shared_to_global"))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from .random_operators import partition
 from .recurrent_operators import keep_layers_whole
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
 from .traced_graph import LOST, READY, NoProgram, TracedGraph
+from .written_arguments import WrittenArguments, take_writes
 
 _numbers = itertools.count()
 _graphs: weakref.WeakSet[CompiledGraph] = weakref.WeakSet()
@@ -82,7 +83,7 @@ class CompiledGraph:
             compiled = aot_autograd(
                 fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"), decompositions=decompositions(),
-                partition_fn=partition,
+                partition_fn=partition, keep_inference_input_mutations=True,
             )(module, example_inputs)  # fmt: skip
             # this object is excluded from tracing already: without the wrapper that excludes it again
             self._compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
@@ -97,13 +98,14 @@ class CompiledGraph:
         import torch
 
         copy_where_views_fail(module)
+        places = take_writes(module)
         context = torch._guards.TracingContext.try_get()
         facts = context.fw_metadata if context is not None else None
         names = [node.name for node in module.graph.find_nodes(op="placeholder")]
         count, frozen = len(names), list[int]()
         if once := effects(module):
             self._give_up(f"trial calls would repeat {once}, which other processes or the outside see")
-            return lambda *args: module(*args)
+            return WrittenArguments(module, places) if places else lambda *args: module(*args)
         if facts is not None and kind == "forward":
             facts.bw_donated_idxs = []  # programs do not overwrite saved tensors: a backward pass may run again
         if facts is not None and kind != "backward":
@@ -121,8 +123,10 @@ class CompiledGraph:
         try:
             # gradients have memory of their own: autograd may add to them in place
             seen = {"backward": 0, "forward": getattr(facts, "num_forward", None)}.get(kind)
+            seen = None if seen is None else seen + len(places)
             steady = [i for i, name in enumerate(names) if name in self._parameters]  # in backward graphs: saved ones
-            changed = getattr(facts, "num_mutated_inp_runtime_indices", 0)  # new values of arguments come first
+            # new values of arguments come first
+            changed = getattr(facts, "num_mutated_inp_runtime_indices", 0) + len(places)
             made = TracedGraph(kind, module, frozen, self.options, self.report, seen, steady, changed)
         except Exception as error:  # an operator whose builder fails: the traced graph runs as it is
             self._warn(
@@ -130,9 +134,9 @@ class CompiledGraph:
             )
             if kind != "backward":
                 self._give_up(self.report.warnings[-1])
-            return lambda *args: module(*args)
+            return WrittenArguments(module, places) if places else lambda *args: module(*args)
         self.traced.append(made)
-        return made
+        return WrittenArguments(made, places) if places else made
 
     # ------------------------------------------------------------ calls
     def __call__(self, *args: Any) -> Any:

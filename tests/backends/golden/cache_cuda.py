@@ -39,6 +39,7 @@ class Calls:
     While the caller captures a CUDA graph, kernels are launched one by one and become part of the caller's graph.
     """
 
+    TOGETHER = 4  # results of a dtype from which they are copied in one launch
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
     PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
     ROUNDING = 1e-3  # distance of results (`distance`) that sums in another order explain
@@ -267,13 +268,33 @@ class Calls:
         overwrites them."""
         if self.whole and not fixed:
             return tuple([tensors[number] for number in self.whole])
-        found = []
+        found: list[Any] = []
+        copied = []
         for number, view in self.handed:
             if number < 0:
-                found.append(view if self.reuse else view.clone())
+                x, again = view, not self.reuse
+            else:
+                x, again = tensors[number] if view is None else tensors[number].as_strided(*view), number in fixed
+            if again:
+                copied.append(len(found))
+            found.append(x)
+        return self.copies(found, copied)
+
+    def copies(self, found: Any, numbers: Sequence[int]) -> Any:
+        """Tuple of the tensors `found`, those at the indices `numbers` copied: several of a dtype in one launch."""
+        groups: dict[Any, list[int]] = {}
+        for n in numbers:
+            groups.setdefault(found[n].dtype, []).append(n)
+        found = [*found]
+        for group in groups.values():
+            if len(group) < self.TOGETHER:
+                for n in group:
+                    found[n] = found[n].clone()
                 continue
-            x = tensors[number] if view is None else tensors[number].as_strided(*view)
-            found.append(x.clone() if number in fixed else x)
+            made = [torch.empty_like(found[n]) for n in group]
+            torch._foreach_copy_(made, [found[n] for n in group])
+            for n, x in zip(group, made):
+                found[n] = x
         return tuple(found)
 
     # ------------------------------------------------------------ recording

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tensor_graphs.backends.program.launch import launch_order
 from tensor_graphs.backends.program.launch.emission import emit_for
 from tensor_graphs.backends.program.launch.launch_order import order_problems
 from tensor_graphs.backends.program.launch.launching import OVERLAPS
@@ -123,3 +125,16 @@ def test_programs_as_they_are_emitted(name: str, overlap: str) -> None:
 @pytest.mark.parametrize("name", ["mlp_cuda", "cache_cuda", "attention_cuda"])
 def test_golden_programs(name: str) -> None:
     assert order_problems((GOLDEN / f"{name}.py").read_text(encoding="utf-8")) == []
+
+
+def test_kernels_that_add_write_their_result() -> None:
+    """So that what a later kernel reads of it before its wait is noticed."""
+    text = """
+@triton.jit
+def sums(i, x, out):
+    n = tl.arange(0, 32)
+    at = tl.load(i + n)
+    tl.atomic_add(out + at, tl.load(x + n), sem="relaxed")
+"""
+    (found,) = [kernel for _, kernel in launch_order._kernels(ast.parse(text))]
+    assert found.written == {"out"} and found.parameters == ("i", "x", "out")

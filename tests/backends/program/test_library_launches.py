@@ -85,6 +85,49 @@ def test_library_kernels_use_the_callers_memory(driver: Any) -> None:
     assert len({out.data_ptr() for _, _, (out, _) in kept}) == len(kept)
 
 
+def test_results_that_libraries_allocate_are_copied_in_one_launch(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the program's code and by the C function, which copies one by one for programs of older versions."""
+
+    def launch(own: Any, x: Any, y: Any, out: Any) -> Any:
+        Kernel(driver.library, "add")(x, y, out)
+        return [out, *(torch.full((3, n), float(n)).t() for n in range(5)), torch.ones(2, dtype=torch.int64)]
+
+    run, given = program(launch, driver, 1), vectors(3)
+    run(*given[0])
+    run(*given[0])
+    copied: list[int] = []
+    together = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda a, b: (copied.append(len(a)), together(a, b)))
+    function = direct_calls.direct_call(run, given[0], run.lock)
+    for k, call in enumerate([run, run, *([function] * 3 if function is not None else [])]):
+        if k == 4:
+            monkeypatch.delattr(gpu_calls.Calls, "copies")
+        x, y = given[k % 3]
+        out, *others, last = call(x, y)
+        torch.testing.assert_close(out, x + y)
+        assert [tuple(z.shape) for z in others] == [(n, 3) for n in range(5)] and last.tolist() == [1, 1]
+        assert all((z == n).all() and z.stride() == torch.empty(3, n).t().stride() for n, z in enumerate(others))
+        for z in (*others, last):
+            z.fill_(9)  # results of later calls are others
+    assert copied == [5] * (2 if function is None else 4)
+
+
+def test_programs_of_library_kernels_alone_have_a_direct_call(driver: Any) -> None:
+    """As the backward pass of a network of convolutions."""
+
+    def launch(own: Any, x: Any, y: Any, out: Any) -> Any:
+        Kernel(driver.library, "add")(x, y, out)
+        return (out,)
+
+    run, ((x, y), (z, _)) = program(launch, driver), vectors(2)
+    run(x, y)
+    run(x, y)
+    function = direct_calls.direct_call(run, (x, y), run.lock)
+    if direct_calls.c_function("direct_call") is not None:
+        assert function is not None and not run.kernels.table
+        torch.testing.assert_close(function(z, y)[0], z + y)
+
+
 def test_inputs_with_another_alignment_than_the_recorded_ones_are_copied(driver: Any) -> None:
     run, ((x, y),) = program(both(driver), driver, 2), vectors(1)
     run(x, y)

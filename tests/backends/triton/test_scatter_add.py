@@ -37,6 +37,13 @@ def rows(index: Tensor) -> Tensor:
 CASES = {
     "edges": lambda: t.scatter_elements(BASE, rows(TO), t.gather(X, FROM, axis=0) * 2.0, 0, "add"),
     "counts": lambda: t.scatter_elements(t.input("c", (ROWS,), "int64"), TO, t.full((N,), 1, "int64"), 0, "add"),
+    "zeros": lambda: t.scatter_elements(t.full((ROWS, WIDTH), 0.0, "float32"), rows(TO), UPDATES, 0, "add"),
+    "set": lambda: t.scatter_elements(
+        t.full((ROWS, WIDTH), -np.inf, "float32"),
+        t.broadcast_to(t.reshape(t.input("once", (3,), "int64"), (3, 1)), (3, WIDTH)),
+        t.input("v", (3, WIDTH), "float32"),
+        0,
+    ),
     "elements": lambda: t.scatter_elements(BASE, t.input("at", (N, WIDTH), "int64"), t.tanh(UPDATES), 0, "add"),
 }
 
@@ -51,6 +58,8 @@ def values(root: Tensor) -> dict[str, np.ndarray]:
     return {
         n: rng.normal(size=leaf.shape).astype(np.float32)
         if leaf.dtype == "float32"
+        else np.array([4, -1, 2])
+        if n == "once"
         else rng.integers(0 if n == "source" else -ROWS, ROWS, leaf.shape)
         for n, leaf in leaves(root).items()
     }
@@ -72,21 +81,31 @@ def call_of(root: Tensor) -> Call:
 def test_the_kernel_adds_every_update(name: str) -> None:
     root, torch = CASES[name](), pytest.importorskip("torch")
     pytest.importorskip("triton")
-    given, base = values(root), str(root.args[0].attr("name"))
+    filled = root.args[0].op == "full"
+    given, base = values(root), "" if filled else str(root.args[0].attr("name"))
     (want,) = evaluate([root], given, float64=True)
     held = {n: v.reshape(-1).astype(np.float64 if v.dtype.kind == "f" else v.dtype) for n, v in given.items()}
-    held["out"] = held[base].copy()
+    held["out"] = np.full(want.size, root.args[0].attr("value"), np.float64) if filled else held[base].copy()
     kernel_interpreter.run(lowered([root]), held)
     np.testing.assert_allclose(held["out"].reshape(want.shape), want, rtol=1e-12)
     template, call = generated(root), call_of(root)
-    assert template.inplace == (base,)
+    assert template.inplace == (() if filled else (base,))
     for inplace, schedule in ((False, template.space(call)[0]), (True, template.space(call)[-1])):  # type: ignore[misc]
         tensors = {n: torch.from_numpy(v.copy()) for n, v in given.items()}
-        out = tensors[base] if inplace else torch.empty_like(tensors[base])
+        kind = torch.from_numpy(want.astype(root.dtype))
+        out = tensors[base] if inplace and not filled else torch.full_like(kind, 7)
         text = kernel_text(template, replace(call, schedule=schedule))
-        assert "tl.atomic_add" in text.text
+        assert ("tl.atomic_add" in text.text) == (root.attr("mode") == "add") and ("fill_(" in text.text) == filled
         module_of(text).run(*(tensors[o] for o in template.operands), out, torch.empty(0, dtype=torch.uint8))
         np.testing.assert_allclose(out.numpy(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_kernels_of_c_copy_what_they_scatter_into() -> None:
+    """So there has to be something in memory."""
+    root = CASES["set"]()
+    assert not template_of(C.emitter, root).space(call_of(root)) and template_of(CUDA.emitter, root).space(
+        call_of(root)
+    )
 
 
 def test_what_would_be_added_twice_or_rounded_each_time_is_refused() -> None:
@@ -112,3 +131,28 @@ def test_only_strategies_that_add_have_schedules() -> None:
         assert not backend.emitter.fits(kernel, shape_of(kernel), schedule, False)
     kernel = lowered([root])
     assert BACKEND.emitter.fits(kernel, shape_of(kernel), generated(root).space(call_of(root))[0], False)
+
+
+def test_measured_results_may_vary_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums into a constant as those into an operand: their order is not said."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from tensor_graphs.backends.tuning import gpu_bench, result_check
+    from tensor_graphs.backends.tuning.gpu_device import device_of
+
+    for name, varies in (("zeros", True), ("edges", True), ("set", False)):
+        root = CASES[name]()
+        template, call = generated(root), call_of(root)
+        call = replace(call, schedule=template.space(call)[0])  # type: ignore[misc]
+        bench = gpu_bench.Bench(device_of("cpu"), template.pattern, call)
+        sums = iter(range(1000))
+        inner = bench._sums
+        monkeypatch.setattr(
+            bench, "_sums", lambda x, inner=inner, sums=sums: inner(x) + (next(sums) if len(x) == 1 else 0)
+        )
+        try:
+            bench.attempt(0, bench.loaded(kernel_text(template, call)))
+            assert varies
+        except result_check.Wrong as error:
+            assert not varies and "differ between runs" in str(error)
