@@ -384,7 +384,8 @@ def _code(template: GeneratedKernel, call: Call) -> str:
     return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 
-def _drawn(roots: Sequence[Tensor]) -> str:
+@memo(4096)  # forms of a kernel, in several backends and precisions, have equal terms
+def _drawn(roots: tuple[Tensor, ...]) -> str:
     """Ending of the version of kernels that were once measured with few visible positions, because a limit on their
     number hid that a mask compares it with positions; "" for others."""
     return ".all" if has_limited_places(topological(roots), ("input",)) else ""

@@ -100,6 +100,7 @@ TILE = Strategy(
     wanted=ask_rest,
     merge=alternating,
     masked=lambda s: not s.boxes,
+    adds=True,
 )
 ATTENTION = Strategy(
     "warp-specialized attention",
