@@ -27,6 +27,7 @@ from .torch_calls import (
     NUMBER,
     SINGLE,
     Applies,
+    both,
     channels_last,
     dtypes_of,
     extents,
@@ -78,7 +79,8 @@ def _functions() -> list[LibraryKernel]:
         if op.torch_function is not None and op.torch_function.dtypes != "none":
             pattern, names, reused = out_call(op)
             code = f"torch.{op.torch_function.name}({names}, out={{out}})"
-            found.append(row(op.name, pattern, code, applies=_DTYPES[op.torch_function.dtypes], inplace=reused))
+            conditions = [_DTYPES[op.torch_function.dtypes], _alike if op.rounding == "never" else None]
+            found.append(row(op.name, pattern, code, applies=both(*conditions), inplace=reused))
     return found
 
 

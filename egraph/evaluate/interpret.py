@@ -101,6 +101,8 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
         wide = _widened_to(x, w, float64)
         if wide is not None:
             return _matmul_in_pieces(x, w, wide).astype(wide if float64 else x.dtype, copy=False)
+    if not float64 and node.op in ("mul", "div") and node.dtype in dtypes.HALVES:
+        return _scaled(node, arrays)
     if not float64:
         return np.asarray(function(attrs, *arrays))
     if "dtype" in attrs and dtypes.is_float(attrs["dtype"]):
@@ -116,6 +118,16 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
 LAZY = ("gather", "gather_elements")
 CHUNK = 1 << 24  # bytes of one widened chunk of a matrix; larger matrices are widened chunk by chunk
 PARTIAL = 1 << 26  # maximum bytes of partial results of such a product, and of a chunk beside them
+
+
+def _scaled(node: Tensor, arrays: Sequence[Array]) -> Array:
+    """A product or quotient of 16-bit floats, in which numbers are not rounded to 16 bits, as in PyTorch's kernels."""
+    operands = [
+        np.float32(a.attr("value")) if a.op == "full" else x.astype(np.float32) for a, x in zip(node.args, arrays)
+    ]
+    assert node.entry.numpy is not None
+    with np.errstate(all="ignore"):
+        return np.asarray(node.entry.numpy({}, *map(np.asarray, operands))).astype(arrays[0].dtype)
 
 
 def _wide(x: Array) -> Array:

@@ -88,6 +88,16 @@ def summed(dtype: str) -> str:
     return dtype if is_float(dtype) else "uint64" if dtype.startswith("u") else "int64"
 
 
+def nearest(value: float, dtype: str) -> float:
+    """The number of a 16-bit float dtype that is nearest to `value`. Numbers that would become infinite or zero, and
+    those of other dtypes, stay as they are."""
+    if dtype not in HALVES:
+        return value
+    with np.errstate(over="ignore", under="ignore"):
+        found = float(np.asarray(value).astype(numpy_dtype(dtype)))
+    return found if np.isfinite(found) and found else value
+
+
 @cache
 def name_of(dtype: Any) -> str:
     """Canonical dtype name for a name, a NumPy, ml_dtypes or torch dtype, or a Python type.

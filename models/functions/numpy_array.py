@@ -193,7 +193,9 @@ class TracedArray:
         return traced(t.cast(self._node, target.name), scalar=self._scalar)
 
     def fill(self, value: Any) -> None:
-        """Same as numpy.ndarray.fill."""
+        """Same as numpy.ndarray.fill. Raises TraceError for a 0-d array: on a scalar, fill changes nothing."""
+        if not self._node.rank:
+            raise TraceError("a 0-d array is filled, which cannot be told from a scalar", hint="x = np.full((), value)")
         self[...] = value
 
     def sort(self, axis: int = -1, kind: Any = None, order: Any = None, *, stable: bool | None = None) -> None:

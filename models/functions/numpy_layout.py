@@ -12,6 +12,7 @@ import numpy as np
 from ...egraph.builders import builders as t
 from ...egraph.builders.numpy_indexing import from_end, getitem
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...egraph.types.dims import Dim, volume
 from ...errors import TraceError
@@ -134,7 +135,8 @@ def _pad(array: Tensor, pad_width: Any, mode: str = "constant", constant_values:
     widths = np.broadcast_to(np.asarray(pad_width, dtype=np.int64), (array.rank, 2)).tolist()
     flat = [v for pair in reversed(widths) for v in pair]
     if mode == "constant":
-        return layout.constant_pad(array, flat, constant_values)
+        padded = np.pad(np.zeros(1, dtypes.numpy_dtype(array.dtype)), 1, constant_values=constant_values)
+        return layout.constant_pad(array, flat, padded[0].item())  # in the array's dtype: 65535 for -1
     if mode not in ("edge", "reflect", "wrap", "symmetric"):
         raise TraceError(
             f"np.pad with mode={mode!r} cannot be traced", hint="constant, edge, reflect, symmetric or wrap"

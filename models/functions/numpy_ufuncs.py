@@ -221,7 +221,7 @@ def operand(value: Any, dtype: str) -> Tensor:
                 np.dtype(dtype).type(value)
             except OverflowError as error:
                 raise TraceError(str(error)) from None
-        return t.full((), value, dtype)
+        return t.full((), dtypes.nearest(value, dtype) if type(value) is float else value, dtype)
     return t.cast(t.as_tensor(_array(value)), dtype)
 
 

@@ -19,7 +19,9 @@ from .aten_pointwise import lift, number, result_dtype
 
 def _full(size: Sequence[Dim], value: Any, dtype: str) -> Tensor:
     found = number(value)
-    return t.broadcast_to(t.cast(found, dtype), size) if isinstance(found, Tensor) else t.full(size, found, dtype)
+    if isinstance(found, Tensor):
+        return t.broadcast_to(t.cast(found, dtype), size)
+    return t.full(size, dtypes.nearest(found, dtype) if isinstance(found, float) else found, dtype)
 
 
 def full(size: Sequence[Dim], value: Any, dtype: str | None = None) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, volume
 from ...errors import UnsupportedError
 from .aten_pointwise import number, result_dtype
@@ -88,7 +89,13 @@ def _cut(width: Dim) -> int:
 
 
 def constant_pad(x: Tensor, widths: Sequence[Dim], value: float = 0) -> Tensor:
-    """x padded with the number `value`. Widths are pairs from the last axis on; negative widths crop."""
+    """x padded with the number `value`. Widths are pairs from the last axis on; negative widths crop.
+
+    Raises UnsupportedError for a number that x's integers cannot have.
+    """
+    if dtypes.category(x.dtype) == "int" and not dtypes.least(x.dtype) <= value <= dtypes.greatest(x.dtype):
+        raise UnsupportedError(f"padding of {x.dtype} with {value}")
+    value = dtypes.nearest(value, x.dtype)
     pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
     for back, (lo, hi) in enumerate(pairs):
         axis = x.rank - 1 - back

@@ -55,9 +55,19 @@ def number(value: Value) -> Value:
     return size_tensor(value) if isinstance(value, DimExpr) else value
 
 
-def lift(*operands: Value, dtype: str | None = None) -> list[Tensor]:
-    """Operands converted to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`)."""
-    return align(*map(number, operands), dtype=dtype or result_dtype(*operands))
+def lift(*operands: Value, dtype: str | None = None, scales: bool = False) -> list[Tensor]:
+    """Operands converted to tensors of equal rank and of PyTorch's promoted dtype (or `dtype`).
+
+    Numbers are rounded to a 16-bit dtype, except factors and divisors (`scales`), as in PyTorch's kernels.
+    """
+    common = dtype or result_dtype(*operands)
+    rounded = [dtypes.nearest(o, common) if isinstance(o, float) and not scales else o for o in operands]
+    return align(*map(number, rounded), dtype=common)
+
+
+def product(x: Value, y: Value) -> Tensor:
+    """Return x * y."""
+    return t.mul(*lift(x, y, scales=True))
 
 
 def as_float(x: Tensor) -> Tensor:
@@ -106,7 +116,7 @@ def trunc(x: Tensor) -> Tensor:
 
 def div(x: Value, y: Value, rounding_mode: str | None = None) -> Tensor:
     """Return x / y, or its floor or truncation (`rounding_mode` "floor" or "trunc")."""
-    a, b = lift(x, y)
+    a, b = lift(x, y, scales=True)
     if rounding_mode == "floor":
         return t.floordiv(a, b)
     if rounding_mode == "trunc":
@@ -174,7 +184,7 @@ def clamp(x: Tensor, lo: Value = None, hi: Value = None) -> Tensor:
     if plain and dtypes.is_float(dtype):
         if lo == 0 and hi is None:
             return c.relu(x)
-        bounds = {k: float(v) for k, v in (("lo", lo), ("hi", hi)) if v is not None}
+        bounds = {k: dtypes.nearest(float(v), dtype) for k, v in (("lo", lo), ("hi", hi)) if v is not None}
         return c.clip(x, **bounds)
     if lo is not None:
         x = t.maximum(*lift(x, lo, dtype=dtype))

@@ -314,3 +314,11 @@ def test_a_residual_that_broadcasts_a_product_is_added_apart(
     found = tg.optimize(tg.relu(product + r), backend=backend, **options)(*values)
     wanted = tg.optimize(tg.relu(product + r), backend="numpy", effort=0, **options)(*values)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_functions_without_mixed_dtypes_get_none() -> None:
+    """PyTorch's floor writes no bfloat16 from float32."""
+    pytest.importorskip("torch")
+    (floor,) = (k for k in backend("torch").templates if k.name == "torch.floor")
+    wide, narrow = (Operand(Type((4,), d), (1,)) for d in ("float32", "bfloat16"))
+    assert floor.applies(Call({"x": wide}, wide, {})) and not floor.applies(Call({"x": wide}, narrow, {}))

@@ -128,3 +128,10 @@ def test_a_graph_is_expanded_once_in_an_optimization(monkeypatch: pytest.MonkeyP
     forget()
     interpret.expanded(graph)
     assert len(expansions) == 2
+
+
+def test_numbers_in_products_of_halves_are_not_rounded() -> None:
+    """As in PyTorch's kernels: 0.299 times 31 rounds once."""
+    x = np.arange(600.0).astype("f2")
+    (found,) = evaluate([t.input("x", x.shape, "float16") * 0.299], {"x": x})
+    np.testing.assert_array_equal(found, (x.astype("f4") * np.float32(0.299)).astype("f2"))

@@ -199,7 +199,7 @@ REFUSALS = {
     "hash": lambda x: {x[0, 0]: 1}, "round": lambda x: round(x[0, 0]), "floor": lambda x: math.floor(x[0, 0]), "max": lambda x: max(x[0]),
     "sorted": lambda x: sorted(x[0]), "format": lambda x: f"{x[0, 0]:.2f}", "tolist": lambda x: x.tolist(), "item": lambda x: x.item(0),
     "pickle": lambda x: pickle.loads(pickle.dumps(x)), "asarray": lambda x: np.asarray(x), "array": lambda x: np.array([x[0], x[1]]),
-    "range": lambda x: x[: x.argmax()], "operator.index": lambda x: operator.index(x.argmax()), "del": lambda x: x.__delitem__(0),
+    "fill of a scalar": lambda x: x.sum().copy().fill(7), "range": lambda x: x[: x.argmax()], "operator.index": lambda x: operator.index(x.argmax()), "del": lambda x: x.__delitem__(0),
     "argument": lambda x: x.__iadd__(1), "argument's view": lambda x: x[0].fill(1), "argument by out=": lambda x: np.exp(x, out=x),
     "captured array": lambda x: np.add(X.copy(), 1, out=X.copy()) + np.add(x, 1, out=X.copy()), "write": lambda x: X.copy().__setitem__(0, x[0]),
     "mask": lambda x: x[x > 0.5], "nonzero": lambda x: np.nonzero(x), "unique": lambda x: np.unique(x), "setattr": lambda x: setattr(x, "shape", (9,)),

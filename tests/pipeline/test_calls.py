@@ -415,3 +415,32 @@ def test_divisions_by_zero_stay_in_a_sum() -> None:
     x = np.arange(12.0).reshape(4, 3)
     program = tg.optimize(function, (x + 1,), **{**QUICK, "backend": "c"}, allow_caller=False)
     np.testing.assert_array_equal(program(x), function(x))
+
+
+#: Functions of 16-bit floats with numbers that these floats do not hold exactly.
+ROUNDED_NUMBERS: dict[str, Callable[[Any], Any]] = {
+    "comparisons": lambda x: [x > 0.3, x == 0.1, x <= 0.7],
+    "remainders": lambda x: [x % 0.3, x // 0.3],
+    "summands": lambda x: [x - 0.3 == 0, 1.3 - x == 0],
+    "limits": lambda x: [x.clip(0.3, 0.7) == x],
+}
+
+
+@pytest.mark.parametrize("kind", ["float16", "torch.float16", "torch.bfloat16"])
+def test_numbers_are_rounded_to_16_bits_as_in_the_function(kind: str) -> None:
+    whole = lambda x: [y for f in ROUNDED_NUMBERS.values() for y in f(x)]
+    x = np.concatenate([[0.3, 0.1, 0.7, 1.3], np.arange(0.0, 60.0, 0.5)])
+    arrays: list[Any] = [x.astype("f2"), np.linspace(1, 2, len(x)).astype("f2")]
+    if kind.startswith("torch"):
+        torch = pytest.importorskip("torch")
+        arrays = [torch.from_numpy(a).to(getattr(torch, kind[6:])) for a in (x, arrays[1])]
+    program = tg.optimize(whole, (arrays[1],), **{**QUICK, "backend": "c"}, effort=0, allow_caller=False)
+    for found, wanted in zip(program(arrays[0]), whole(arrays[0]), strict=True):
+        assert (found == wanted).all()
+
+
+def test_padding_wraps_and_truncates_as_numpy_does() -> None:
+    whole = lambda x: [np.pad(x, 1, constant_values=v) for v in (-1, 70000, 2.9)]
+    x = np.ones(3, "u2")
+    program = tg.optimize(whole, (x,), **QUICK, effort=0, allow_caller=False)
+    np.testing.assert_array_equal(program(x), whole(x))
