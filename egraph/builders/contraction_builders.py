@@ -8,6 +8,7 @@ from math import prod
 from ...errors import ShapeError
 from ..ir.tensor import Tensor, make
 from ..types import dtypes
+from ..types.dims import concrete
 from .elementwise_builders import add
 from .layout_builders import expand_dims, flip, pad, permute, slice_axis, swapaxes
 from .operand_alignment import as_tensor, cast, reshape, with_rank
@@ -85,7 +86,7 @@ def transposed_conv(
     if strided and groups == 1 and min(low) >= 0 and all(s == 1 or d == 1 for s, d in zip(strides, dilations)):
         return _by_remainder(x, w, b, strides, low, high, dilations)
     x, w = dilated(x, strides), transposed_weight(w, groups)
-    reach = [d * (k - 1) for d, k in zip(dilations, w.shape[2:])]
+    reach = [d * (k - 1) for d, k in zip(dilations, concrete(w.shape[2:]))]
     edges = [[r - cut for r, cut in zip(reach, side)] for side in (low, high)]
     for i, (before, after) in enumerate(zip(*edges)):
         x = slice_axis(x, 2 + i, max(-before, 0), x.shape[2 + i] - max(-after, 0))
@@ -98,7 +99,7 @@ def _by_remainder(
     dilations: Sequence[int],
 ) -> Tensor:  # fmt: skip
     """`transposed_conv` by one convolution with a channel for each result channel and remainder of positions."""
-    n, (c, o), kernel = x.rank - 2, w.shape[:2], w.shape[2:]
+    n, (c, o), kernel = x.rank - 2, concrete(w.shape[:2]), concrete(w.shape[2:])
     taps = [-(-k // s) for k, s in zip(kernel, strides)]
     w = pad(w, [(0, 0), (0, 0), *((0, t * s - k) for t, s, k in zip(taps, strides, kernel))])
     parts = reshape(w, (c, o, *(size for pair in zip(taps, strides) for size in pair)))
