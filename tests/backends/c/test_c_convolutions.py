@@ -68,7 +68,7 @@ def check(name: str, call: Call, limit: float = 2e-6) -> None:
 def usual_call(name: str) -> Call:
     """A call that the kernel accepts."""
     alone = "depthwise" in name or "pool" in name
-    return call_of(name, (2, 16, 7, 9), 16 if alone else 48, groups=16 if alone else 1)
+    return call_of(name, (2, 16, 7, 9), 16 if alone else 48, groups=16 if alone else 4 if "grouped" in name else 1)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -123,6 +123,14 @@ DIRECT = [
     {"x": (1, 17, 12, 12), "k": 5, "window": (5, 2), "pads": (2, 0, 2, 1), "dilations": (1, 3)},
     {"x": (1, 16, 1, 1), "k": 16},
 ]
+
+
+def test_small_groups() -> None:
+    """Groups of few channels, strided and dilated windows; tiles of twelve pixels, of which the last is not whole."""
+    check("c.grouped_conv", call_of("c.grouped_conv", (1, 12, 9, 11), 24, groups=6, strides=(2, 1), dilations=(1, 2)))
+    line = {"window": (5,), "strides": (1,), "pads": (2, 2), "dilations": (1,)}
+    check("c.grouped_conv_bias_relu", call_of("c.grouped_conv_bias_relu", (2, 48, 25), 80, groups=16, **line))
+    assert not ROWS["c.grouped_conv"].applies(call_of("c.grouped_conv", (1, 32, 8, 8), 32, groups=32))  # depthwise
 
 
 @pytest.mark.parametrize("case", range(len(DIRECT)))

@@ -90,9 +90,18 @@ def check(name: str, call: Call, seed: int = 0) -> None:
         assert np.ptp(want.astype(int)) > 15, "a result that shows little"
 
 
-@pytest.mark.parametrize("name", list(ROWS))
+def usual_call(name: str) -> Call:
+    """A call that the kernel accepts."""
+    return call_of(name, (2, 7, 20), 52)
+
+
+#: One kernel of each kind of results with each pattern of scaling, and all patterns of sums of x.
+CHOSEN = [n for n in ROWS if n.endswith(("_linear", "_bias", "_relu", "_codes", "_left")) or "scaled" not in n]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
 def test_every_epilogue(name: str) -> None:
-    check(name, call_of(name, (2, 7, 20), 52))
+    check(name, usual_call(name))
 
 
 @pytest.mark.parametrize(
