@@ -96,7 +96,7 @@ def usual_call(name: str) -> Call:
 
 
 #: One kernel of each kind of results with each pattern of scaling, and all patterns of sums of x.
-CHOSEN = [n for n in ROWS if n.endswith(("_linear", "_bias", "_relu", "_codes", "_left")) or "scaled" not in n]
+CHOSEN = [n for n in ROWS if n.endswith(("linear", "_bias", "codes_relu", "_dynamic", "_left", "matmul_quantized", "matmul", "zeros", "matmuls"))]
 
 
 @pytest.mark.parametrize("name", CHOSEN)
@@ -107,11 +107,11 @@ def test_every_epilogue(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["c.integer_matmul_zeros", "c.integer_matmul", "c.integer_matmuls_zeros", "c.integer_matmuls"]
 )
-@pytest.mark.parametrize("x", [(1, 1, 5), (2, 3, 13, 64), (1, 70, 17), (2, 1, 130)])
+@pytest.mark.parametrize("x", [(1, 1, 5), (2, 3, 13, 64), (1, 70, 17)])
 def test_signs_and_layouts(name: str, x: tuple[int, ...]) -> None:
     """Bytes with and without signs, sizes that fill no vector, and operands that are views."""
     apart = (*(4 * s for s in contiguous(x)[:-1]), 1)
-    for n in (1, 16, 33, 130):
+    for n in (1, 33):
         for x_kind in ("uint8", "int8"):
             for w_kind in ("int8", "uint8") if "zeros" in name else ("int8",):
                 check(name, call_of(name, x, n, x_kind, w_kind, per_column=n > 16))
