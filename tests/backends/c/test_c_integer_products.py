@@ -96,7 +96,13 @@ def usual_call(name: str) -> Call:
 
 
 #: One kernel of each kind of results with each pattern of scaling, and all patterns of sums of x.
-CHOSEN = [n for n in ROWS if n.endswith(("linear", "_bias", "codes_relu", "_dynamic", "_left", "matmul_quantized", "matmul", "zeros", "matmuls"))]
+CHOSEN = [
+    n
+    for n in ROWS
+    if n.endswith(
+        ("linear", "_bias", "codes_relu", "_dynamic", "_left", "matmul_quantized", "matmul", "zeros", "matmuls")
+    )
+]
 
 
 @pytest.mark.parametrize("name", CHOSEN)
