@@ -168,20 +168,31 @@ def c_processor() -> str:
 def c_beside(file: str | None) -> bytes | None:
     """The machine code that a saved program's folder has beside its source `file`. None without a file, if the code is
     that of another source or processor, or if others than the owner of the source can change it."""
+    import stat
+
     if file is None:
         return None
     source = Path(file).absolute()
     folder = source.parent / "binaries"
     code = folder / "kernels.so"
+
+    def content(path: Path) -> bytes:
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as opened:
+            facts = os.fstat(opened.fileno())
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > 1 << 28:
+                raise ValueError("it is a pipe or a device, or too large")
+            return opened.read(1 << 28)
+
     try:
-        manifest = json.loads(source.with_name("manifest.json").read_bytes())
+        manifest = json.loads(content(source.with_name("manifest.json")))
         known = {code: manifest["binaries"]["kernels.so"], source: manifest["source_sha256"]}
-        whole = all(hashlib.sha256(path.read_bytes()).hexdigest() == digest for path, digest in known.items())
+        texts = {path: content(path) for path in known}
+        whole = all(hashlib.sha256(texts[path]).hexdigest() == digest for path, digest in known.items())
         facts = [os.lstat(path) for path in (folder, code)]
         safe = all(f.st_uid == os.lstat(source).st_uid and not f.st_mode & 0o022 for f in facts)
-        here = json.loads((folder / "launches.json").read_bytes())["gpu"] == c_processor()
-        return code.read_bytes() if whole and safe and here else None
-    except (OSError, ValueError, LookupError, TypeError):
+        here = json.loads(content(folder / "launches.json"))["gpu"] == c_processor()
+        return texts[code] if whole and safe and here else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 

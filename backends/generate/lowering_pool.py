@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from ...bytecode import bytecode_environment
 from ...costdb.keys.device import cores
 from ...extract.model.clock import Clock
 from ...processes.forks import in_forked_child
@@ -211,7 +212,7 @@ class LowerPool:
                     _room.release()
 
     def _start(self) -> None:
-        environment = {"OMP_NUM_THREADS": "1", **limited_environment(self.size)}
+        environment = {"OMP_NUM_THREADS": "1", **bytecode_environment(), **limited_environment(self.size)}
         process = start_worker("tensor_graphs.backends.generate.lowering_worker", environment=environment)
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)

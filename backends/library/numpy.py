@@ -119,6 +119,10 @@ def _cast_code(call: Call) -> str:
     return f"np.copyto({n['out']}, {n['x']}, casting='unsafe')"
 
 
+def _at_most_float32(call: Call) -> bool:
+    return call.output.type.dtype != "float64"
+
+
 def _pointwise() -> list[LibraryKernel]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
@@ -131,6 +135,8 @@ def _pointwise() -> list[LibraryKernel]:
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
         row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
+        *(row(f"to_{half}", f"to_{half}(x)", f"np.copyto({{out}}, {{x}}.astype({place}), casting='unsafe')", applies=_at_most_float32, inplace=("x",), exact=True)
+          for half, place in (("float16", "np.float16"), ("bfloat16", "ml_dtypes.bfloat16"))),
         row("from_float8", "from_float8(x, dtype=dtype)", "from_float8({x}, {out})", setup=("from_float8",), exact=True),
         row("unpack", "unpack(x, bits=bits, form=form, axis=axis, block=block, dtype=dtype)",
             "unpack({x}, {bits}, {form}, {axis}, {block}, {out})", setup=("unpack",), exact=True),

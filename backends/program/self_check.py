@@ -8,7 +8,6 @@ protection against someone who changes both.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ import numpy as np
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import BadModelError, BadWeightsError, VerificationError
-from ...plain import Malformed, decode, read_bytes, strict_json
+from ...plain import Malformed, decode, file_digest, is_file, read_bytes, strict_json
 from ..runtime.marshalling import array_of, is_torch
+from .buckets import FOLDER
+from .program_folder import stored_bytes
 
 if TYPE_CHECKING:
     from .program import Program
@@ -31,6 +32,7 @@ LONG_US = 1e6  # estimated µs of a call above which no results are recorded
 SAMPLED = 256  # elements of each result that are recorded
 SEED = 20
 MAX_FILE_BYTES = 1 << 26  # bytes of the file
+MAX_HEADER_BYTES = 1 << 27  # bytes of a weight file besides its weights
 #: Allowed error, relative to the element and to the root mean square of the sampled ones.
 ERRORS = {"float64": 1e-8, "float32": 1e-3, "float16": 5e-2, "bfloat16": 2e-1}
 UNEQUAL = 0.02  # fraction of integers and bools that may differ where rounding decides them
@@ -49,7 +51,7 @@ class CheckRecord:
 
 def write_check(folder: Path, program: Program) -> None:
     """Write the record of a program into the folder that its other files are in."""
-    files = {str(f.relative_to(folder)): _digest(f) for f in sorted(folder.rglob(WEIGHTS))}
+    files = _digests(folder, program)
     results = None
     if program._run is not None:
         with suppress(Exception):  # it may refuse the inputs, such as indices
@@ -66,9 +68,10 @@ def check_program(folder: Path, program: Program) -> None:
     try:
         record: CheckRecord = decode(CheckRecord, strict_json(read_bytes(folder / FILE, MAX_FILE_BYTES)))
         wanted = [np.array([float.fromhex(x) for x in r]) for r in record.results or ()]
+        files = _digests(folder, program)
     except (OSError, ValueError, OverflowError, Malformed) as error:
         raise BadModelError(f"the program cannot be checked: {error}", where=str(folder), hint=hint) from None
-    if record.files != {str(f.relative_to(folder)): _digest(f) for f in sorted(folder.rglob(WEIGHTS))}:
+    if record.files != files:
         raise BadWeightsError("the weights are not those that were saved", where=str(folder), hint=hint)
     if record.results is None:
         return
@@ -83,9 +86,17 @@ def check_program(folder: Path, program: Program) -> None:
                                     hint="optimize the model again on this machine")  # fmt: skip
 
 
-def _digest(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def _digests(folder: Path, program: Program) -> dict[str, str]:
+    """SHA-256 of each weight file of a program and its plans by its path in `folder`.
+
+    Raises OSError or Malformed for a file that cannot be read, or is larger than the weights in it.
+    """
+    stored = {Path(): program.manifest, **{Path(FOLDER, name): p.manifest for name, p in program.plans.items()}}
+    return {
+        str(place / WEIGHTS): file_digest(folder / place / WEIGHTS, stored_bytes(manifest) + MAX_HEADER_BYTES)
+        for place, manifest in stored.items()
+        if is_file(folder / place / WEIGHTS)
+    }
 
 
 def _sampled_results(program: Program) -> list[Array] | None:

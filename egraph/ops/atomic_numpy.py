@@ -31,6 +31,17 @@ def extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Cal
     return reduce
 
 
+def rounded_to(half: str) -> Callable[[Array], Array]:
+    """Rounding of floats to the 16-bit dtype `half`, in their own dtype; float64 values, which stand for real numbers,
+    stay as they are."""
+    narrow = dtypes.numpy_dtype(half)
+
+    def rounded(x: Array) -> Array:
+        return x if x.dtype == np.float64 else x.astype(narrow).astype(x.dtype)
+
+    return quiet(rounded)
+
+
 def sum_(x: Array, axis: Any, keepdims: bool) -> Array:
     """NumPy's sum over the axes `axis` in the dtype of `x`; 16-bit floats accumulate in float32. `keepdims`: these axes
     stay, with size 1."""

@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -215,8 +216,7 @@ def _is_gzip(path: Path) -> bool:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ExtractionError(f"the key {_short(twice)} occurs twice in one object")
     return found
 
@@ -242,7 +242,7 @@ def _eclass(node: Any, place: str) -> str:
     if not isinstance(node, Mapping):
         raise ExtractionError(f"a node must be an object, not {type(node).__name__}", where=place)
     if "eclass" not in node:
-        raise ExtractionError("a node without eclass", where=place)
+        raise ExtractionError("a node has no eclass", where=place)
     return _identifier(node["eclass"], place + ".eclass")
 
 

@@ -75,10 +75,17 @@ class StoredTensor:
 
 
 @dataclass(frozen=True)
+class SkippedArray:
+    """A metadata value that was not asked for: an array of `count` items. No number, so that none is taken for it."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class GgufFile:
     """Metadata and tensors of a file by name.
 
-    Arrays of texts, and arrays of more than `MAX_LIST` numbers, are kept only if asked for; else their length is kept.
+    Arrays of texts, and arrays of more than `MAX_LIST` numbers, are `SkippedArray` unless they were asked for.
     """
 
     path: Path
@@ -128,7 +135,7 @@ class _Header:
         return found
 
     def value(self, kind: int, name: str) -> Any:
-        """A metadata value; the length of an array of texts or of many numbers unless its name is in `kept`.
+        """A metadata value; `SkippedArray` for an array of texts or of many numbers unless its name is in `kept`.
 
         Raises BadModelError for a malformed value, TooLargeError for too many texts.
         """
@@ -149,14 +156,14 @@ class _Header:
                 return [self.text(f"a text of {name!r}", MAX_TOKEN) for _ in range(count)]
             for _ in range(count):
                 self.skip(self.number("<Q", name), name)
-            return count
+            return SkippedArray(count)
         if inner not in _SCALARS:
             raise self.bad(f"{name!r} is an array of the type {inner}")
         form = _SCALARS[inner]
         count = self.count(f"numbers of {name!r}", struct.calcsize(form))
         if count > (MAX_KEPT if name in self.kept else MAX_LIST):
             self.skip(count * struct.calcsize(form), name)
-            return count
+            return SkippedArray(count)
         return np.frombuffer(self.take(count * struct.calcsize(form), name), np.dtype(form)).tolist()
 
     def skip(self, size: int, what: str) -> None:
@@ -168,7 +175,7 @@ class _Header:
 def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
     """Return metadata and tensors of a file; no tensor data is read. `kept`: names of long arrays to keep.
 
-    Raises BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap it,
+    Raises BadModelError for a malformed header, BadWeightsError for tensors outside the file or that overlap,
     TooLargeError for sizes beyond limits, UnsupportedError for other versions and encodings.
     """
     path = Path(path)
@@ -235,7 +242,18 @@ def _tensors(header: _Header, count: int, metadata: Mapping[str, Any]) -> dict[s
     if not isinstance(aligned, int) or aligned < 1 or aligned & (aligned - 1) or aligned > 1 << 20:
         raise header.bad(f"general.alignment is {str(aligned)[:80]}, not a power of two")
     start = -(-header.at // aligned) * aligned
-    return {name: _stored(header, name, *entry, start, aligned) for name, entry in found.items()}
+    stored = {name: _stored(header, name, *entry, start, aligned) for name, entry in found.items()}
+    _refuse_overlaps(stored, header.path)
+    return stored
+
+
+def _refuse_overlaps(stored: Mapping[str, StoredTensor], path: Path) -> None:
+    """Raise BadWeightsError if a byte of the file belongs to two tensors."""
+    end, before = 0, ""
+    for name, data in sorted(((n, t.data) for n, t in stored.items() if t.data.nbytes), key=lambda one: one[1].offset):
+        if data.offset < end:
+            raise BadWeightsError(f"tensor {name[:200]!r} overlaps {before[:200]!r}", where=str(path))
+        end, before = data.offset + data.nbytes, name
 
 
 def _stored(
@@ -274,4 +292,4 @@ def _stored(
     return StoredTensor(shape, encoding, MappedArray(path, start + offset, own, kind, header.identity))
 
 
-__all__ = ["ENCODINGS", "GgufEncoding", "GgufFile", "StoredTensor", "read_gguf"]
+__all__ = ["ENCODINGS", "GgufEncoding", "GgufFile", "SkippedArray", "StoredTensor", "read_gguf"]

@@ -26,6 +26,7 @@ from ...plain import file_identity, is_file, read_bytes, strict_json
 from ...writing.files import replacing
 from .arrays import MappedArray
 from .inside import inside
+from .limits import MAX_RANK
 
 #: The reference reader's limit on the JSON header, in bytes.
 MAX_HEADER = 100_000_000
@@ -140,10 +141,14 @@ def _region(name: str, entry: Any, path: Path) -> tuple[str, tuple[int, ...], in
         raise BadWeightsError(f"tensor {shown} has the shape {str(shape)[:200]}, not a list of sizes", where=str(path))
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise BadWeightsError(f"tensor {shown} has the data_offsets {str(offsets)[:200]}", where=str(path))
+    if len(shape) > MAX_RANK:
+        raise TooLargeError(f"tensor {shown} has {len(shape)} axes, more than {MAX_RANK}", where=str(path))
+    if any(d >= _U63 for d in shape):  # a product of such numbers could take minutes
+        raise TooLargeError(f"tensor {shown} of shape {str(shape)[:200]} overflows", where=str(path))
     if dtype in _FOREIGN:
         return dtype, tuple(shape), offsets[0], offsets[1]
     needed = prod(shape) * dtypes.itemsize(_DTYPES[dtype])
-    if needed >= _U63 or any(d >= _U63 for d in shape):
+    if needed >= _U63:
         raise TooLargeError(f"tensor {shown} of shape {str(shape)[:200]} overflows", where=str(path))
     if offsets[1] - offsets[0] != needed:
         raise BadWeightsError(

@@ -3,6 +3,7 @@ read from a config."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
@@ -342,7 +343,7 @@ def layer_windows(config: Config, kind: str, layers: int) -> list[int]:
     if len(found) != layers:
         raise BadModelError(f"layer_types does not list {layers} layers", where=config.where)
     known = {"full_attention": 0, "full": 0, "sliding_attention": window, "sliding": window}
-    unknown = {name: found.count(name) for name in found if name not in known}
+    unknown = Counter(name for name in found if name not in known)
     if unknown:
         raise UnsupportedError("layer_types that are not supported", missing=unknown, where=config.where)
     return [known[name] for name in found]

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...egraph.ir.weight_data import Data, load_data
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
+from ...plain import as_int
 from ..common.packed_weight import LazyPart
 from ..files.gguf import GgufFile, StoredTensor, read_gguf
 from .checkpoint import Config
@@ -74,6 +75,18 @@ GGUF_FAMILIES = {
 }  # fmt: skip
 _TOP = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 FREQUENCIES = "rope_freqs.weight"
+#: Metadata that change what a model computes and that this package does not follow -> values that change nothing.
+#: Names of the architecture's own metadata are without its name.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,), "attention.clamp_kqv": (0.0,), "attention.kv_lora_rank": (0,), "attention.max_alibi_bias": (0.0,),
+    "attention.output_scale": (0.0, 1.0), "attention.q_lora_rank": (0,), "attention.scale": (0.0,), "attention.shared_kv_layers": (0,),
+    "attention.temperature_length": (0,), "attention.temperature_scale": (0.0,), "attn_logit_softcapping": (0.0,),
+    "embedding_scale": (0.0, 1.0), "final_logit_softcapping": (0.0,), "logit_scale": (0.0, 1.0), "nextn_predict_layers": (0,),
+    "residual_scale": (0.0, 1.0), "rope.freq_base_swa": (10_000.0,), "rope.scaling.attn_factor": (0.0, 1.0), "swin_norm": (False,),
+    "use_parallel_residual": (False,),
+}  # fmt: skip
+_WINDOWED = {True: "sliding_attention", False: "full_attention"}
+_NEUTRAL_OF_FILES: dict[str, tuple[Any, ...]] = {"general.type": ("model",), "split.count": (0, 1)}
 
 
 def opened_gguf(path: Path | str) -> tuple[Config, dict[str, Data]]:
@@ -97,7 +110,7 @@ def opened_gguf(path: Path | str) -> tuple[Config, dict[str, Data]]:
             continue
         target = _renamed(name, family, where)
         count = {"self_attn.q_proj": heads, "self_attn.k_proj": kv}.get(target.split(".", 2)[-1].rsplit(".", 1)[0], 0)
-        found[target] = _weight(tensor, _halves(count, tensor.shape, target) if family.paired and count else None)
+        found[target] = _weight(tensor, _halves(count, tensor.shape, name, where) if family.paired and count else None)
         if family.shifted and target.endswith("norm.weight"):
             found[target] = _unshifted(tensor, target)
     return config, found
@@ -108,6 +121,7 @@ def _config(file: GgufFile, kind: str, family: GgufFamily) -> Config:
     where, meta = str(file.path), Config(file.metadata, str(file.path))
     if meta.fields.get(f"{kind}.expert_count"):
         raise UnsupportedError("routed experts of GGUF files are not supported", where=where)
+    _refuse_unfollowed(meta, kind, family)
     epsilon = f"{kind}.attention.layer_norm_rms_epsilon"
     if meta.fields.get(epsilon) is None:
         raise BadModelError(f"config field {epsilon!r} is missing", where=where)
@@ -122,6 +136,8 @@ def _config(file: GgufFile, kind: str, family: GgufFamily) -> Config:
     head = size("attention.key_length", max(hidden // heads, 1))
     if size("rope.dimension_count", head) != head:
         raise UnsupportedError("a rotation of a part of each head is not supported in GGUF files", where=where)
+    if size("attention.value_length", head) != head:
+        raise UnsupportedError("values of another length than keys are not supported in GGUF files", where=where)
     positions = size("context_length")
     layers = size("block_count")
     fields: dict[str, Any] = {
@@ -141,6 +157,12 @@ def _config(file: GgufFile, kind: str, family: GgufFamily) -> Config:
         fields["sliding_window"] = None
     elif f"{kind}.attention.sliding_window" in meta.fields:
         fields["sliding_window"] = size("attention.sliding_window")
+    pattern = meta.fields.get(f"{kind}.attention.sliding_window_pattern")
+    if family.windows and pattern is not None:  # a flag for each layer, or the number of layers to the next without one
+        flags = isinstance(pattern, list)
+        fields |= (
+            {"layer_types": [_WINDOWED[bool(v)] for v in pattern]} if flags else {"sliding_window_pattern": pattern}
+        )
     if "tokenizer.ggml.eos_token_id" in meta.fields:
         fields["eos_token_id"] = meta.size("tokenizer.ggml.eos_token_id", least=0)
     if FREQUENCIES in file.tensors:
@@ -148,6 +170,15 @@ def _config(file: GgufFile, kind: str, family: GgufFamily) -> Config:
             raise UnsupportedError(f"{FREQUENCIES} beside a linear rotary scaling is not supported", where=where)
         fields["rope_scaling"] = _frequencies(file.tensors[FREQUENCIES], head // 2, positions, where)
     return Config(fields, where)
+
+
+def _refuse_unfollowed(meta: Config, kind: str, family: GgufFamily) -> None:
+    """Raise UnsupportedError for metadata that would have to change the graph and do not."""
+    own = {f"{kind}.{name}": values for name, values in _NEUTRAL.items() if name not in family.fields}
+    for name, values in {**own, **_NEUTRAL_OF_FILES}.items():
+        value = meta.fields.get(name)
+        if value is not None and not (isinstance(value, bool | int | float | str) and value in values):
+            raise UnsupportedError(f"{name}={str(value)[:80]} of a GGUF file is not supported", where=meta.where)
 
 
 def _scaling(meta: Config, kind: str) -> dict[str, Any] | None:
@@ -182,15 +213,18 @@ def _renamed(name: str, family: GgufFamily, where: str) -> str:
         if stem in _TOP:
             return f"{_TOP[stem]}.{ending}"
         layer, _, part = rest.partition(".")
-        if first == "blk" and part in family.layer and layer.isdigit() and layer.isascii():
-            return f"layers.{int(layer)}.{family.layer[part]}.{ending}"
+        number = as_int(layer)
+        if first == "blk" and part in family.layer and str(number) == layer:  # not 00: it would replace layer 0
+            return f"layers.{layer}.{family.layer[part]}.{ending}"
     raise BadModelError(f"tensor {name[:200]!r} has no place in this architecture", where=where)
 
 
-def _halves(heads: int, shape: tuple[int, ...], name: str) -> Array:
+def _halves(heads: int, shape: tuple[int, ...], name: str, where: str) -> Array:
     """Order of rows that puts the first numbers of a head's pairs before the second ones."""
     if not shape or shape[0] % (2 * heads):
-        raise BadWeightsError(f"{name!r} has {shape[:1]} rows, which {heads} heads do not divide")
+        raise BadWeightsError(
+            f"{name[:200]!r} has {shape[0] if shape else 0} rows, which are not pairs in {heads} heads", where=where
+        )
     return np.asarray(np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1))
 
 

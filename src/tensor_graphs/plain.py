@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -16,6 +17,7 @@ import types
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from io import BufferedReader
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -66,15 +68,32 @@ def read_bytes(path: Path, most: int) -> bytes:
 
     Raises OSError if it cannot be read, Malformed if it is another kind of file (a pipe, a device) or too large.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # opening a pipe must not block
-    with open(os.open(path, flags), "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise Malformed(f"{path.name} is not a plain file")
-        found = file.read(most + 1) if facts.st_size <= most else b""
-    if max(len(found), facts.st_size) > most:
+    with opened(path, most) as file:
+        found = file.read(most + 1)
+    if len(found) > most:  # it has grown
         raise Malformed(f"{path.name} has more than {most} bytes")
     return found
+
+
+def opened(path: Path, most: int) -> BufferedReader:
+    """A regular file of at most `most` bytes, opened for reading; links are followed, and nothing is waited for.
+
+    Raises OSError if it cannot be opened, Malformed if it is another kind of file (a pipe, a device) or too large.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # opening a pipe must not block
+    file = open(os.open(path, flags), "rb")  # noqa: SIM115
+    facts = os.fstat(file.fileno())
+    if stat.S_ISREG(facts.st_mode) and facts.st_size <= most:
+        return file
+    file.close()
+    kind = "has more than {} bytes" if stat.S_ISREG(facts.st_mode) else "is not a plain file"
+    raise Malformed(f"{path.name} {kind.format(most)}")
+
+
+def file_digest(path: Path, most: int) -> str:
+    """SHA-256, in hex, of a regular file of at most `most` bytes. Raises as `opened` does."""
+    with opened(path, most) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def strict_json(text: bytes | str) -> Any:
@@ -253,4 +272,15 @@ def _record(kind: Any) -> Decoder:
     return record
 
 
-__all__ = ["Malformed", "Natural", "Within", "decode", "file_identity", "is_file", "read_bytes", "strict_json"]
+__all__ = [
+    "Malformed",
+    "Natural",
+    "Within",
+    "decode",
+    "file_digest",
+    "file_identity",
+    "is_file",
+    "opened",
+    "read_bytes",
+    "strict_json",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def test_odd_but_legal_documents() -> None:
         ({"nodes": {}, "root_eclasses": "A"}, "root_eclasses must be", ""),
         ({"nodes": {}, "root_eclasses": []}, "no root", ""),
         (document(a=3), "must be an object", "nodes['a']"),
-        (document(a={"op": "f"}), "without eclass", "nodes['a']"),
+        (document(a={"op": "f"}), "has no eclass", "nodes['a']"),
         (document(a=node(None)), "text or an integer", "nodes['a'].eclass"),
         (document(a=node(True)), "text or an integer", "nodes['a'].eclass"),
         (document(a=node("A", ["nowhere"])), "no node or class", "nodes['a'].children[0]"),
@@ -212,6 +213,16 @@ def test_bad_files(tmp_path: Path, name: str, data: bytes, message: str) -> None
     with pytest.raises(ExtractionError, match=message) as caught:
         read_egraph(path, memory=20_000_000)
     assert name in caught.value.where
+
+
+def test_a_key_that_occurs_twice_among_many(tmp_path: Path) -> None:
+    """Found in one pass: comparing each key with all others would take minutes."""
+    nodes = ", ".join(f'"n{i}": {{"eclass": "0", "op": "x"}}' for i in [*range(100_000), 99_999])
+    (tmp_path / "e.json").write_text(f'{{"nodes": {{{nodes}}}, "root_eclasses": ["0"]}}')
+    begin = time.process_time()
+    with pytest.raises(ExtractionError, match="'n99999' occurs twice"):
+        read_egraph(tmp_path / "e.json")
+    assert time.process_time() - begin < 10
 
 
 def test_missing_file(tmp_path: Path) -> None:

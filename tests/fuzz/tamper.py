@@ -38,7 +38,7 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import TensorGraphsError
 
 X = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
-OTHER = 12345  # a user
+OTHER = 12345  # user id of another user
 FACTORS = (2.0, 3.0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def entry(name: str, value: Any) -> bytes:

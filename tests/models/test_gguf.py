@@ -15,8 +15,9 @@ import pytest
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UnsupportedError
 from tensor_graphs.models.common.packed_weight import PackedWeight
-from tensor_graphs.models.files.gguf import ENCODINGS, FOREIGN, read_gguf
+from tensor_graphs.models.files.gguf import ENCODINGS, FOREIGN, SkippedArray, read_gguf
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.families import layer_windows
 from tensor_graphs.models.huggingface.gguf import _LAYER, GGUF_FAMILIES, opened_gguf
 from tensor_graphs.models.huggingface.gguf_blocks import FORMATS
 from tensor_graphs.models.load import load
@@ -267,7 +268,10 @@ def test_malformed_files_are_named(tmp_path: Path, content: bytes, kind: type[Ex
     [({"general.architecture": "falcon"}, "'falcon'"), ({"llama.rope.scaling.type": "yarn"}, "yarn"),
      ({"llama.rope.scaling.factor": float("nan")}, "rope.scaling.factor"),
      ({"llama.expert_count": 8}, "experts"), ({"llama.block_count": 0}, "block_count"), ({"llama.attention.head_count": "4"}, "head_count"),
-     ({"llama.rope.dimension_count": 32}, "part of each head")],
+     ({"llama.rope.dimension_count": 32}, "part of each head"), ({"llama.attention.value_length": 32}, "another length"),
+     ({"llama.attention.layer_norm_rms_epsilon": ["a", "b"]}, "rms_epsilon"), ({"llama.context_length": ["a"] * 64}, "context_length"),
+     ({"llama.attention.causal": 0}, "causal"), ({"llama.logit_scale": 0.5}, "logit_scale"), ({"split.count": 2}, "split.count"),
+     ({"llama.final_logit_softcapping": 30.0}, "softcapping"), ({"general.type": "adapter"}, "general.type")],
 )  # fmt: skip
 def test_models_that_are_not_supported_are_named(tmp_path: Path, meta: dict[str, Any], words: str) -> None:
     stored, _ = model()
@@ -281,6 +285,37 @@ def test_models_that_are_not_supported_are_named(tmp_path: Path, meta: dict[str,
     (tmp_path / "n.gguf").write_bytes(file_of(META, stored | {"blk.0.odd.weight": ((4,), F32, bytes(16))}))
     with pytest.raises(BadModelError, match=r"blk\.0\.odd"):
         load(tmp_path / "n.gguf")
+
+
+@pytest.mark.parametrize("layer", ["00", "9" * 5000, "\u0660"])
+def test_a_layer_has_one_name(tmp_path: Path, layer: str) -> None:
+    """A second spelling of layer 0 would replace its tensors."""
+    stored, _ = model()
+    again = stored["blk.0.attn_q.weight"]
+    (tmp_path / "m.gguf").write_bytes(file_of(META, stored | {f"blk.{layer}.attn_q.weight": again}))
+    with pytest.raises(BadModelError, match="no place"):
+        load(tmp_path / "m.gguf")
+
+
+def test_tensors_that_overlap_are_refused(tmp_path: Path) -> None:
+    content = file_of({}, {name: ((16,), F32, bytes(64)) for name in "ab"})
+    at = content.index(text("b")) + 9 + 4 + 8 + 4
+    (tmp_path / "m.gguf").write_bytes(content[:at] + struct.pack("<Q", 32) + content[at + 8 :])
+    with pytest.raises(BadWeightsError, match="'b' overlaps 'a'"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_layers_with_windows_are_those_that_the_file_lists(tmp_path: Path) -> None:
+    """Not those of the family's own pattern."""
+    about = {n.replace("llama", "gemma3"): "gemma3" if v == "llama" else v for n, v in META.items()}
+    about |= {
+        "gemma3.attention.sliding_window": 9,
+        "gemma3.block_count": 3,
+        "gemma3.attention.sliding_window_pattern": 2,
+    }
+    (tmp_path / "m.gguf").write_bytes(file_of(about, {"token_embd.weight": ((3, 256), F32, bytes(3072))}))
+    config, _ = opened_gguf(tmp_path / "m.gguf")
+    assert layer_windows(config, "gemma3_text", 3) == [9, 0, 9]
 
 
 def test_no_cut_or_flipped_header_does_more_than_raise(tmp_path: Path) -> None:
@@ -325,7 +360,7 @@ def test_of_long_arrays_only_the_length_is_kept(tmp_path: Path) -> None:
     with open(path, "wb") as file:
         file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + text("t") + struct.pack("<IIQ", 9, 0, 1 << 26))
         file.truncate((1 << 26) + 1000)
-    assert read_gguf(path).metadata == {"t": 1 << 26}
+    assert read_gguf(path).metadata == {"t": SkippedArray(1 << 26)}
 
 
 def test_quantized_tensors_without_numbers_are_refused(tmp_path: Path) -> None:

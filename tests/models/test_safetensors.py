@@ -60,6 +60,7 @@ ATTACKS: dict[str, tuple[bytes, type[Exception], str]] = {
     "overflow": (raw({"a": entry((1 << 40, 1 << 40), 0, 8)}, E8), TooLargeError, "overflows"),
     "overflow-wraps-to-fit": (raw({"a": entry((1 << 33, 1 << 31), 0, 0)}), TooLargeError, "overflows"),
     "overflow-with-zero": (raw({"a": entry((1 << 70, 0), 0, 0)}), TooLargeError, "overflows"),
+    "many-axes": (raw({"a": entry((1 << 62,) * 100_000, 0, 8)}, E8), TooLargeError, "100000 axes"),
     "negative-dim": (raw({"a": entry((-2,))}, E8), BadWeightsError, "not a list of sizes"),
     "two-negative-dims": (raw({"a": entry((-1, -2))}, E8), BadWeightsError, "not a list of sizes"),
     "float-dim": (raw({"a": entry((2.0,))}, E8), BadWeightsError, "not a list of sizes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_records_that_cannot_be_compared_are_named(damage: str, tmp_path: Path) 
     with pytest.raises(BadModelError, match="cannot be checked"):
         tg.load_program(folder, check=True)
     tg.load_program(folder)
+
+
+@pytest.mark.parametrize("place", ["weights.safetensors", "plans/other/weights.safetensors"])
+def test_files_that_are_no_weights_are_not_read(place: str, tmp_path: Path) -> None:
+    """A file beyond the size of the weights is refused; others of that name are nobody's."""
+    folder = saved(tmp_path)
+    (folder / place).parent.mkdir(parents=True, exist_ok=True)
+    if place == "weights.safetensors":
+        os.truncate(folder / place, 1 << 40)  # takes no room
+        with pytest.raises(BadModelError, match="more than"):
+            tg.load_program(folder, check=True)
+    else:
+        os.mkfifo(folder / place)
+        tg.load_program(folder, check=True)
 
 
 def test_programs_that_have_not_run_have_checksums_only(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
             if len(graphs) > 1:
                 graph, first = choose_cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # frees the memory of the rejected hypergraphs
-            fired = rewritten.fired(session.rules)
+            fired = rewritten.fired(session)
             loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end, carried)
             if session.options.verify:
                 accepted = Accepted(*loop.run(graph))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import runpy
 import warnings
 from hashlib import sha256
@@ -64,6 +65,12 @@ def test_an_imported_program_needs_no_compiler(saved: Path, monkeypatch: pytest.
     library.chmod(0o666)
     refused()
     library.chmod(0o600)
+    library.rename(saved / "whole")
+    os.mkfifo(library)
+    refused()
+    os.replace(saved / "whole", library)
+    (saved / "binaries" / "launches.json").write_text("[" * 200_000)
+    refused()
     source.write_text(source.read_text() + "# changed\n")
     refused()
 

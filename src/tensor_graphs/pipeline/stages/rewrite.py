@@ -3,7 +3,6 @@ joins the results to one e-graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...egraph.blocks.blocks import Blocks, compute_nodes_of, find_blocks
@@ -39,10 +38,10 @@ class Rewritten:
     block_views: list[EGraphView]  # e-graph of each unique block
     smaller: list[EGraphView]  # e-graphs of the whole model at lower effort levels
 
-    def fired(self, rules: Sequence[Rule]) -> list[Rule]:
-        """The rules that matched in any block (repeated subgraph)."""
+    def fired(self, session: Session) -> list[Rule]:
+        """The session's rules that matched in any block (repeated subgraph)."""
         matched = {name for v in self.block_views for name, count in v.report.matches.items() if count}
-        return [r for r in rules if {r.name, *(d.name for d in r.directions)} & matched]
+        return [r for r in session.rules if {r.name, *(d.name for d in r.directions)} & matched] if matched else []
 
 
 def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: float = 0.0) -> Rewritten:
@@ -64,14 +63,17 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         deadline = max(REWRITING_LEAST * left, REWRITING * (left - kept))
     with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
         began = session.now()
-        large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
+        large = deadline > 0 and sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
-        rules = [r for r in session.rules if r.exact or not options.exact]
         graphs = [b.graph for b in blocks.unique]
-        *less, views = [[view_of(g) for g in graphs]] if deadline <= 0 else saturate_in_stages(
-            options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
-            stop=lambda: session.progress.stopped, careful=_careful(blocks),
-        )  # fmt: skip
+        if deadline <= 0:
+            less, views = list[list[EGraphView]](), [view_of(g) for g in graphs]
+        else:
+            rules = [r for r in session.rules if r.exact or not options.exact]
+            *less, views = saturate_in_stages(
+                options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
+                stop=lambda: session.progress.stopped, careful=_careful(blocks),
+            )  # fmt: skip
     ended = ["seconds" if deadline <= 0 else v.report.stopped for v in views]
     if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
         session.progress.stopped = True
