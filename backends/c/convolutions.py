@@ -180,7 +180,8 @@ def _direct(call: Call) -> bool:
         return False
     if _copied(call):
         return pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
-    return (channels_last_x(call) or _channels_beside(call)) and (groups == 1 or min(c, k // groups) >= PANEL)
+    wide = groups == 1 or (min(c, k // groups) >= PANEL and not _grouped(call))
+    return (channels_last_x(call) or _channels_beside(call)) and wide
 
 
 def _grouped(call: Call) -> bool:
