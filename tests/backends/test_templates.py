@@ -69,6 +69,7 @@ def _cases() -> list:
         "c.uint8",
         "c.int8",
         "c.to_channels_last_bytes",
+        "c.from_channels_last",
     )
     named = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
     kernels = [t for t in named if not t.name.startswith(elsewhere)]
