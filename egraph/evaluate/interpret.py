@@ -48,25 +48,23 @@ def expand_all(
     if not any(map(replaced, topological(roots))):
         return list(roots)
     # memo; an expanded node maps to itself, so decompositions are traversed only down to their operands
-    done: dict[int, Tensor] = {}
-    keep: list[Tensor] = []  # the memo's keys are ids: keep all visited nodes alive until the end
+    done: dict[Tensor, Tensor] = {}
 
     def walk(start: Sequence[Tensor]) -> None:
         for node in topological(start, done):
-            if id(node) in done:
+            if node in done:
                 continue
-            args = tuple([done[id(a)] for a in node.args])
+            args = tuple([done[a] for a in node.args])
             same = all(a is b for a, b in zip(args, node.args))
             fresh = node if same else make(node.op, args, dict(node.attrs), data=node.data)
             if replaced(fresh):
                 inner = _in_float32(fresh) if wide_means else expand(fresh)
                 walk([inner])
-                fresh = done[id(inner)]
-            done[id(node)] = done[id(fresh)] = fresh
-            keep.extend((node, fresh))
+                fresh = done[inner]
+            done[node] = done[fresh] = fresh
 
     walk(list(roots))
-    return [done[id(r)] for r in roots]
+    return [done[r] for r in roots]
 
 
 def expanded(graph: Graph, *, wide_means: bool = False) -> Graph:

@@ -303,7 +303,7 @@ class MultiOutputFusion:
         if not parts:
             return r
         read = {**dict(r.leaves), **parts}
-        above = topological([r.term], {id(t) for t in parts})
+        above = topological([r.term], {*parts})
         return replace(r, leaves=tuple({a: (a, read[a]) for t in above for a in t.args if a in read}.values()))
 
     def _operand_cost(self, group: MultiOutputGroup) -> float:

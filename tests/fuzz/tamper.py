@@ -126,7 +126,7 @@ def files(home: Path, kind: str) -> list[Path]:
 
 # ---------------------------------------------------------------- rounds
 def optimized(home: Path, factor: float, budget: float = 0.5) -> Any:
-    """The program of a model."""
+    """The program of `model(factor)`, searched with the caches in `home`."""
     with patch.dict(os.environ, TENSOR_GRAPHS_HOME=str(home)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tg.optimize(model(factor), backend="c", budget=budget, effort=0, costdb=str(home / "db"))

@@ -156,6 +156,33 @@ def test_without_time_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> N
     assert not found.fired(session) and "rules" not in vars(session) and imported == [*rewriting.STORE_MODULES]
 
 
+@pytest.mark.parametrize(("left", "late"), [(59.0, True), (61.0, False)])
+def test_what_no_stage_has_time_to_use_is_not_rewritten(
+    left: float, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a deep model on a GPU: kernels of its unrewritten short form are matched meanwhile."""
+    session, graph = Session(Options(backend="numpy", budget=100.0)), Graph.of(tg.tanh(tg.input("x", (4,))) * 2.0)
+    moment = session.budget_start + 100.0 - left
+    session.now = lambda: moment
+    deep, shallow = SimpleNamespace(whole=object()), SimpleNamespace(whole=None)
+    assert [searching.rewriting_is_late(session, tuning) for tuning in (deep, shallow, None)] == [late, False, False]  # type: ignore[arg-type]
+    monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **options: pytest.fail("it is late"))
+    found = rewriting.rewrite(session, graph, late=True)
+    assert len(found.view) == len(graph.nodes()) and [o.work for o in session.omitted] == [OmittedWork.REWRITING]
+
+
+@pytest.mark.parametrize(("budget", "solvers"), [(9.0, []), (10.0, [*rewriting.SOLVER_MODULES])])
+def test_small_budgets_load_solvers_only_when_needed(
+    budget: float, solvers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(rewriting, "import_in_background", imported.extend)
+    monkeypatch.setattr(rewriting, "LARGE_SEARCH", 0)
+    monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **how: [[*map(rewriting.view_of, given[1])]])
+    rewriting.rewrite(Session(Options(backend="numpy", budget=budget)), Graph.of(tg.tanh(tg.input("x", (4,)))))
+    assert imported == [*rewriting.STORE_MODULES, *solvers]
+
+
 def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     cuda = SimpleNamespace(is_initialized=lambda: False)

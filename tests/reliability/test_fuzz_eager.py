@@ -13,7 +13,7 @@ from ..fuzz.eager import CONFIGURATIONS, Writer, batch, wrong
 
 @pytest.mark.parametrize("number", [0, 2])
 def test_random_programs(number: int) -> None:
-    assert batch(1000 * number, 40, 6, CONFIGURATIONS[number]) == []
+    assert batch(1000 * number, 24, 6, CONFIGURATIONS[number]) == []
 
 
 def test_a_wrong_result_is_found() -> None:

@@ -354,8 +354,8 @@ class Calls:
     def find_addresses(self, given: Sequence[Any], stream: int) -> None:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
-        the recordings differ; those tensors are with which the results are not those of a call that copies. Kernels that
-        add in any order (gradients of weights) make results of equal calls differ: so may those of the two."""
+        the recordings differ; those tensors are with which the results are not those of a call that copies. Where equal
+        calls differ, because kernels add in any order (gradients of weights), so may the results."""
         copied = self.copied
         try:
             self.found, numbers = self.found_addresses(given)

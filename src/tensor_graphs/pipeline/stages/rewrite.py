@@ -21,7 +21,9 @@ from ..context.session import Session
 REWRITING, REWRITING_LEAST = 0.5, 0.25
 # with `deterministic` e-nodes and rounds end rewriting, and the clock only after this many times the budget or limit
 PATIENCE = 20.0
-LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
+# total nodes of unique blocks, and budget, from which the exact solvers are loaded in advance: that takes half a second
+# of CPU time (one of them loads pandas), and the other threads that run meanwhile wait for the interpreter's lock
+LARGE_SEARCH, SOLVERS_S = 60, 10.0
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,15 @@ class Rewritten:
         return [r for r in session.rules if {r.name, *(d.name for d in r.directions)} & matched] if matched else []
 
 
-def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: float = 0.0) -> Rewritten:
+def rewrite(
+    session: Session, work: Graph, blocks: Blocks | None = None, kept: float = 0.0, *, late: bool = False
+) -> Rewritten:  # fmt: skip
     """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
     time. `blocks`: those of the graph, if they are found already. `kept`: seconds that are not to be shared.
 
-    Nothing is rewritten if no time is left. With `deterministic` only the limits of e-nodes and rounds end saturation,
-    unless it takes PATIENCE times the larger of the budget and the limit of seconds: then a warning says that the next
-    call may find another plan.
+    Nothing is rewritten if no time is left, or if it is `late`: later stages would have no time to use the result. With
+    `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger of
+    the budget and the limit of seconds: then a warning says that the next call may find another plan.
     """
     options, limits = session.options, session.options.saturation_limits
     if blocks is None:
@@ -60,10 +64,11 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         limits = replace(limits, seconds=PATIENCE * limits.seconds)
     else:
         left = max(0.0, session.left)
-        deadline = max(REWRITING_LEAST * left, REWRITING * (left - kept))
+        deadline = 0.0 if late else max(REWRITING_LEAST * left, REWRITING * (left - kept))
     with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
         began = session.now()
-        large = deadline > 0 and sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
+        nodes = sum(len(b.graph.nodes()) for b in blocks.unique)
+        large = deadline > 0 and nodes > LARGE_SEARCH and options.budget >= SOLVERS_S
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         graphs = [b.graph for b in blocks.unique]
         if deadline <= 0:
