@@ -1,4 +1,5 @@
-"""Declares library kernels in C that copy row-major images to channels-last ones, which convolutions in C read, and back."""
+"""Declares library kernels in C that copy row-major images to channels-last ones, which convolutions in C read, and
+back."""
 
 from __future__ import annotations
 
