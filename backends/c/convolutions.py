@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import product
 from math import prod
@@ -34,6 +34,7 @@ from ..library.torch_calls import (
     usable,
 )
 from .depthwise import DEPTHWISE, by_ring
+from .grouped import GROUPED
 from .tiled_products import DIRECT, FEW_CHANNELS, MAX_TAPS, MICRO_KERNEL, PANEL
 from .windows import WINDOWS
 from .winograd import BLOCK_BYTES, LEAST_TILES, MOST_TILES, WINOGRAD
@@ -46,15 +47,19 @@ SOURCE: Mapping[str, str] = {
 }
 """C functions and their text. All of them are in every program that uses one: the text is compiled once."""
 
+GROUPED_SOURCE: Mapping[str, str] = {**SOURCE, "grouped_conv": GROUPED}
+"""The same, and the function of convolutions in small groups, which only programs with one contain."""
+
 
 def _version(*functions: str) -> str:
-    return blake2b("".join(SOURCE[name] for name in functions).encode(), digest_size=4).hexdigest()
+    return blake2b("".join(GROUPED_SOURCE[name] for name in functions).encode(), digest_size=4).hexdigest()
 
 
 VERSION = _version("tiled_conv", "tiled_winograd", "tiled_windows")
 """Version of kernels in keys of stored measurements: other text has other times."""
 
 BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
+LEAST_IN_GROUP = 4  # output channels of a group from which a vector of 16 is worth computing
 LARGEST = 1 << 31  # elements of an operand that 32-bit sizes can describe
 
 #: activation pattern -> its number in C
@@ -175,7 +180,17 @@ def _direct(call: Call) -> bool:
         return False
     if _copied(call):
         return pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
-    return (channels_last_x(call) or _channels_beside(call)) and (groups == 1 or min(c, k // groups) >= PANEL)
+    wide = groups == 1 or (min(c, k // groups) >= PANEL and not _grouped(call))
+    return (channels_last_x(call) or _channels_beside(call)) and wide
+
+
+def _grouped(call: Call) -> bool:
+    """Condition on calls: several groups of 2 to 16 channels of results, which read more than one channel each."""
+    k, own, *window = extents(call.operands["w"])
+    groups = int(call.attrs["groups"])
+    if not all(isinstance(d, int) for d in (k, own, *window)) or prod(window) > MAX_TAPS or groups == 1:
+        return False
+    return own > 1 and LEAST_IN_GROUP <= k // groups <= PANEL and channels_last_x(call)
 
 
 def _winograd(call: Call) -> bool:
@@ -227,6 +242,20 @@ def _operands(call: Call, bias: bool, residual: bool) -> list[str]:
 def _addresses(call: Call, bias: bool, residual: bool) -> str:
     """The operands of a C function and its scratch memory."""
     return ", ".join((*_operands(call, bias, residual), call.names["scratch"]))
+
+
+def _grouped_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
+    def code(call: Call) -> str:
+        ends = _ends(call, bias, residual, act, 0)
+        return f"grouped_conv({_addresses(call, bias, residual)}, {direct_sizes(call)}, {ends})"
+
+    identify(code, f"c.grouped_conv[{bias},{residual},{act}]")
+    return code
+
+
+def _line_of_zeros(call: Call) -> int:
+    """Bytes of a zero for each channel of x."""
+    return 4 * image(call.operands["x"])[1]
 
 
 def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
@@ -313,7 +342,8 @@ class ConvolutionKind:
     `applies`: predicate of the calls that it supports. `code`: function from (bias, residual, activation) to the
     kernel's code. `scratch`: bytes of scratch memory of a call. `prep`: packing of weights, by the helper function
     `helper`. `rate`: arithmetic throughput relative to that stated for a host (`costdb.keys.rates`), by which
-    unmeasured kernels are priced. `version`: part of the keys of stored measurements.
+    unmeasured kernels are priced. `version`: part of the keys of stored measurements. `source`: C functions and their
+    text.
     """
 
     applies: Callable[[Call], bool]
@@ -323,6 +353,7 @@ class ConvolutionKind:
     helper: str
     rate: float
     version: str = VERSION
+    source: Mapping[str, str] = field(default_factory=lambda: SOURCE)
 
 
 KINDS: Mapping[str, ConvolutionKind] = {
@@ -333,10 +364,24 @@ KINDS: Mapping[str, ConvolutionKind] = {
     "depthwise_conv": ConvolutionKind(
         _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0, _version(*SOURCE)
     ),
+    "grouped_conv": ConvolutionKind(
+        _grouped,
+        _grouped_code,
+        _line_of_zeros,
+        _pack_direct,
+        "conv_packed",
+        4.0,
+        _version("tiled_conv", "grouped_conv"),
+        GROUPED_SOURCE,
+    ),
 }
 
 
 # ---------------------------------------------------------------- rows
+def _source(texts: Mapping[str, str]) -> Callable[[Call], Mapping[str, str]]:
+    return lambda call: texts
+
+
 def convolution_rows() -> list[LibraryKernel]:
     """Library kernels for all convolutions: each algorithm with and without bias, activation, and a residual that is
     added before or after the activation."""
@@ -344,7 +389,7 @@ def convolution_rows() -> list[LibraryKernel]:
     for (name, kind), (suffix, pattern, bias) in product(KINDS.items(), CONVOLUTIONS):
         more: dict[str, Any] = {
             "family": "conv", "dense": ("w", "b"), "layout": channels_last, "scratch": kind.scratch, "prep": {"w": kind.prep},
-            "setup": ("address", "c_function", "c_library", "from_cache_line", kind.helper), "source": lambda call: SOURCE, "rate": kind.rate,
+            "setup": ("address", "c_function", "c_library", "from_cache_line", kind.helper), "source": _source(kind.source), "rate": kind.rate,
             "version": kind.version, "reads_last": ("x",),
         }  # fmt: skip
         fits = both(usable, SINGLE, _lines_or_images, filled, channel_bias, kind.applies, few_elements)

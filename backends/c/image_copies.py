@@ -1,4 +1,5 @@
-"""Declares library kernels in C that copy row-major images to channels-last ones, which convolutions in C read."""
+"""Declares library kernels in C that copy row-major images to channels-last ones, which convolutions in C read, and
+back."""
 
 from __future__ import annotations
 
@@ -44,22 +45,31 @@ def _fits(call: Call) -> bool:
     return x.type.rank in (3, 4) and x.dense and is_channels_last(call.output) and filled(call) and few_elements(call)
 
 
-def _code(function: str) -> Code:
+def _back(call: Call) -> bool:
+    """Condition on calls: from a channels-last to a row-major image."""
+    x = call.operands["x"]
+    return not x.dense and is_channels_last(x) and filled(call) and few_elements(call)
+
+
+def _code(function: str, back: bool) -> Code:
     def code(call: Call) -> str:
         n, c, *space = extents(call.operands["x"])
-        return f"{function}({call.names['x']}, {call.names['out']}, {n}, {c}, {prod(space)})"
+        rows, columns = (prod(space), c) if back else (c, prod(space))  # a row-major matrix is transposed
+        return f"{function}({call.names['x']}, {call.names['out']}, {n}, {rows}, {columns})"
 
-    return identify(code, f"c.{function}")
+    return identify(code, f"c.{function}[back]" if back else f"c.{function}")
 
 
 def image_copy_rows() -> list[LibraryKernel]:
-    """The copies of row-major images of float32 and of bytes to channels-last ones."""
+    """The copies of row-major images of float32 and of bytes to channels-last ones, and back."""
+    ways = (("to", False, _fits, channels_last), ("from", True, _back, None))
     return [
         LibraryKernel(
-            f"c.to_channels_last{suffix}", "c", "x", _code(function), family="copy", layout=channels_last, exact=True,
-            applies=both(kinds, _fits), **c_function(function, _TO_LAST.replace("NAME", function).replace("KIND", kind)),
+            f"c.{way}_channels_last{suffix}", "c", "x", _code(function, back), family="copy", layout=layout, exact=True,
+            applies=both(kinds, fits), **c_function(function, _TO_LAST.replace("NAME", function).replace("KIND", kind)),
         )
         for suffix, (kinds, kind, function) in KINDS.items()
+        for way, back, fits, layout in ways
     ]  # fmt: skip
 
 

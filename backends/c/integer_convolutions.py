@@ -168,17 +168,17 @@ def _residual(call: Call) -> bool:
 
 
 def _copied(call: Call) -> bool:
-    """Whether x is copied with its padding: bytes have a sign, or channels are no multiple of four."""
-    x = call.operands["x"].type
-    return int(call.attrs["groups"]) == 1 and (x.dtype == "int8" or extents(call.operands["x"])[1] % 4 != 0)
+    """Whether x is copied with its padding: bytes have a sign, or channels of a group are no multiple of four."""
+    return call.operands["x"].type.dtype == "int8" or extents(call.operands["w"])[1] % 4 != 0
 
 
 def _direct(call: Call) -> bool:
     """Condition on calls: the direct convolution of bytes supports x's dtype and layout and the dilations."""
-    x = call.operands["x"]
-    if _copied(call):
-        return pair(call, "dilations")[1] == 1 and min(x.strides) >= 0
-    return channels_last_x(call) and x.type.dtype == "uint8" and extents(call.operands["w"])[1] % 4 == 0
+    x, (k, own, *_) = call.operands["x"], extents(call.operands["w"])
+    if not _copied(call):
+        return channels_last_x(call)
+    alone = own == 1 and k == call.attrs["groups"]  # for which there is a depthwise convolution
+    return not alone and (pair(call, "dilations")[1] == 1 or own % 4 == 0) and min(x.strides) >= 0
 
 
 def _depthwise(call: Call) -> bool:
@@ -238,8 +238,9 @@ def _direct_scratch(call: Call) -> int:
     numbers = 4 * 4 * groups * (-(-(k // groups) // 16) * 16)
     if not _copied(call):
         return numbers + c // groups
-    (kh, kw), (step_h, step_w), (dil_h, _) = window_of(call), pair(call, "strides"), pair(call, "dilations")
-    copy = n * c * ((oh - 1) * step_h + (kh - 1) * dil_h + 1) * ((ow - 1) * step_w + kw)
+    reach = ((o - 1) * step + (size - 1) * apart + 1 for o, step, size, apart in
+             zip((oh, ow), pair(call, "strides"), window_of(call), pair(call, "dilations")))  # fmt: skip
+    copy = n * c * prod(reach)
     return numbers + copy + 4  # the last quad may end behind the copy
 
 

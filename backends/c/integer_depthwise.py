@@ -23,6 +23,20 @@ static inline __attribute__((always_inline)) quad_int quad_column(const uint8_t 
     v = _mm512_inserti32x4(v, _mm_maskz_loadu_epi8(there, lines[3] + at), 3);
     v = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), v);
     return (quad_int)_mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
+#elif defined(__AVX2__)
+    __m128i b[4], r[4];
+    for (int i = 0; i < 4; i++) {
+        b[i] = _mm_setzero_si128();
+        if (count >= 16) b[i] = _mm_loadu_si128((const __m128i *)(lines[i] + at));
+        else __builtin_memcpy(&b[i], lines[i] + at, (unsigned long)count);
+    }
+    const __m128i low = _mm_unpacklo_epi8(b[0], b[1]), high = _mm_unpackhi_epi8(b[0], b[1]);
+    const __m128i less = _mm_unpacklo_epi8(b[2], b[3]), more = _mm_unpackhi_epi8(b[2], b[3]);
+    r[0] = _mm_unpacklo_epi16(low, less), r[1] = _mm_unpackhi_epi16(low, less);
+    r[2] = _mm_unpacklo_epi16(high, more), r[3] = _mm_unpackhi_epi16(high, more);
+    quad_int v;
+    __builtin_memcpy(&v, r, 64);
+    return v;
 #else
     quad_int v = {0};
     for (int i = 0; i < 4; i++) {
@@ -50,7 +64,7 @@ static inline __attribute__((always_inline)) quad_int quad_taken(const quad_row 
     if (at < 0 || at >= q->wide) return q->pad;
     return quad_column(q->lines + 4 * four, (int64_t)at * q->c, q->count) ^ q->flip;
 }
-#ifdef QUAD_MASKS /* else columns take many instructions, and one result at a time is computed */
+#if defined(QUAD_MASKS) || defined(__AVX2__) /* else columns take many instructions, and one result at a time is computed */
 /* R neighbouring results from column `first` on, with a window of KW columns and a step of S. */
 static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int KW, const quad_row *q, int first)
 {
@@ -166,6 +180,8 @@ static inline __attribute__((always_inline)) void quad_wide_line(int S, int KW, 
     for (int i = 0; i < columns; i += 4) quad_wide_pixels(4, S, KW, q, &block, i + 4 <= columns ? i : columns - 4);
 }
 #define QUAD_LINE(R, S, KW) (wide64 ? quad_wide_line(S, KW, &q, ow) : ow < R ? quad_any_line(&q, ow) : quad_pixel_line(R, S, KW, &q, ow))
+#elif defined(__AVX2__) /* sums of 16 channels take two registers of sixteen */
+#define QUAD_LINE(R, S, KW) (ow < R / 2 ? quad_any_line(&q, ow) : quad_pixel_line(R / 2, S, KW, &q, ow))
 #else
 #define QUAD_LINE(R, S, KW) quad_any_line(&q, ow)
 #endif

@@ -57,6 +57,7 @@ TURNED = {
     for suffix, scaled in SCALED.items()
     if "codes" not in suffix and "dynamic" not in suffix
 }
+ADDED_TO = ("_linear", "_turned_linear", "_codes", "_codes_integer_bias")  # products to which a residual is added
 ACTIVATIONS = ("{}", "relu({})")
 _MIDDLE = "dequantize(quantize({}, p, q), j, q)"
 _RESIDUAL = "dequantize(r, u, v)"
@@ -175,9 +176,8 @@ def _forms() -> Iterator[tuple[str, str, int, int]]:
             yield f"_scaled{zeros}{suffix}{ending(spelled)}", floats, FLOATS, act
             if "dynamic" not in suffix:
                 yield f"_quantized{zeros}{suffix}{ending(spelled)}", f"quantize({floats}, s, o)", ROUNDED, act
-    for (suffix, scaled), left in product((SCALED | TURNED).items(), (False, True)):
-        if "dynamic" in suffix:
-            continue
+    for suffix, left in product(ADDED_TO, (False, True)):
+        scaled = (SCALED | TURNED)[suffix]
         middle = _MIDDLE.format(scaled.format(_NONE))
         total, side = (f"{_RESIDUAL} + {middle}", "_left") if left else (f"{middle} + {_RESIDUAL}", "")
         yield f"_quantized{suffix}_residual{side}", f"quantize({total}, s, o)", ADDED, 0

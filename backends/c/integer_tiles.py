@@ -345,8 +345,9 @@ static void quad_interleaved(const uint8_t *restrict a, const uint8_t *restrict 
     }
 }
 /* Convolution of bytes with packed weights (sums of each channel's, then panels); y and the residual r are channels-last.
-   x has the strides sn, sc, sh, sw in elements. Flags: as of quad_scales, and 512: x is copied to `room` with its padding, in
-   which the pixels of a line of a window are one run. Else bytes have no sign, the channels of x are neighbours, those of a
+   x has the strides sn, sc, sh, sw in elements. Flags: as of quad_scales, and 512: the channels of each group are copied to `room`
+   as images with their padding, in which the pixels of a line of a window are one run (without a dilation along it; with one,
+   a group has a multiple of four channels). Else bytes have no sign, the channels of x are neighbours, those of a
    group a multiple of four, and padding reads a line of the zero point in room. room begins with four numbers a channel. */
 void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_zero, const void *x_scale, const void *m,
                const void *b, const void *scale, const void *zero, const void *r, const void *mid_scale, const void *mid_zero,
@@ -363,29 +364,33 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
     const int8_t *const packed = (const int8_t *)w + 4 * padded;
     uint8_t *const more = (uint8_t *)room + 16 * padded; /* the padded copy, or a line of zero points */
     const int copied = flags & 512, flip = flags & 1 ? 128 : 0, x_byte = quad_value(x_zero, 0, flags & 1) + flip;
-    const int64_t ph = (oh - 1) * step_h + (kh - 1) * dil_h + 1, pw = (ow - 1) * step_w + kw;
+    const int64_t ph = (oh - 1) * step_h + (kh - 1) * dil_h + 1, pw = (ow - 1) * step_w + (kw - 1) * dil_w + 1;
     const int flat = !copied && kh * kw == 1 && step_h == 1 && step_w == 1 && !top && !left && oh == h && ow == wide
         && (h == 1 || sh == wide * sw) && (n == 1 || sn == h * wide * sw); /* pixels follow each other at equal distances */
-    const int taps = copied ? kh : kh * kw, run = copied ? kw * own : own, quads = (run + 3) / 4;
+    const int joined = copied && dil_w == 1; /* a line of a window is one run */
+    const int taps = joined ? kh : kh * kw, run = joined ? kw * own : own, quads = (run + 3) / 4;
     const int64_t panel = 64ll * kh * ((kw * own + 3) / 4);
     const int64_t all = (int64_t)n * oh * ow, tiles = (all + QUAD_ROWS - 1) / QUAD_ROWS;
     /* weights that stay in a cache are read for each tile, whose pixels are then written whole; others once for all tiles */
     const int inner = panel * panels <= QUAD_CACHE ? blocks : 1, outer = blocks / inner;
     if (copied) {
         #pragma omp parallel for schedule(static)
-        for (int64_t line = 0; line < n * ph; line++) {
+        for (int64_t line = 0; line < groups * n * ph; line++) {
             const int at = (int)(line % ph) - top, last = pw - left < wide ? (int)pw - left : wide;
-            uint8_t *const to = more + line * pw * c;
-            __builtin_memset(to, x_byte, (unsigned long)(pw * c));
+            uint8_t *const to = more + line * pw * own;
+            __builtin_memset(to, x_byte, (unsigned long)(pw * own));
             if (at < 0 || at >= h) continue;
-            const uint8_t *const from = (const uint8_t *)x + line / ph * sn + (int64_t)at * sh;
-            if (sc == 1 && sw == c)
-                for (int64_t j = 0; j < (int64_t)last * c; j++) to[(int64_t)left * c + j] = from[j] ^ flip;
-            else if (sw == 1 && c == 3)
-                quad_interleaved(from, from + sc, from + 2 * (int64_t)sc, last, flip, to + (int64_t)left * c);
+            const uint8_t *const from = (const uint8_t *)x + line / (n * ph) * own * sc + line / ph % n * sn + (int64_t)at * sh;
+            if (sc == 1 && sw == own)
+                for (int64_t j = 0; j < (int64_t)last * own; j++) to[(int64_t)left * own + j] = from[j] ^ flip;
+            else if (sw == 1 && own == 3)
+                quad_interleaved(from, from + sc, from + 2 * (int64_t)sc, last, flip, to + (int64_t)left * own);
+            else if (sc == 1)
+                for (int j = 0; j < last; j++)
+                    for (int i = 0; i < own; i++) to[(int64_t)(left + j) * own + i] = from[(int64_t)j * sw + i] ^ flip;
             else
-                for (int i = 0; i < c; i++)
-                    for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc] ^ flip;
+                for (int i = 0; i < own; i++)
+                    for (int j = 0; j < last; j++) to[(int64_t)(left + j) * own + i] = from[(int64_t)j * sw + (int64_t)i * sc] ^ flip;
         }
     } else {
         __builtin_memset(more, x_byte, (unsigned long)own);
@@ -422,8 +427,12 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
                     continue;
                 }
                 if (copied) {
-                    const uint8_t *const from = more + (((int64_t)image * ph + row * step_h) * pw + column * step_w) * c;
-                    for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
+                    const uint8_t *const from = more + ((((int64_t)group * n + image) * ph + row * step_h) * pw + column * step_w) * own;
+                    if (joined)
+                        for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * own;
+                    else
+                        for (int t = 0; t < taps; t++)
+                            rows[t * QUAD_ROWS + i] = from + ((int64_t)(t / kw) * dil_h * pw + (int64_t)(t % kw) * dil_w) * own;
                 } else {
                     const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
                     for (int t = 0; t < kh; t++) {

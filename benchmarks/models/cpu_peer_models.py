@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .cpu_further_models import FURTHER
 from .cpu_unseen_models import UNSEEN
 from .peer_models import trained
 from .torch_architectures import LayerNorm2d, Net, conv, excite, head, mobile, residual, shuffle
@@ -196,6 +197,7 @@ MODELS: dict[str, Callable[[], Made]] = {
         nn.Sequential(mobile(24, 24, 1), mobile(24, 32, 2), mobile(32, 32, 1), mobile(32, 64, 2), *head(64)), 56, 24
     ),
     **UNSEEN,
+    **FURTHER,
 }
 """Title -> builder of (module, inputs)."""
 

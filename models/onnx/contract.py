@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...egraph.builders import builders as t
+from ...egraph.builders.contraction_builders import transposed_conv
 from ...egraph.composites import composite_ops as c
 from ...egraph.composites.quantized_ops import integer_conv, integer_matmul
 from ...egraph.ir.tensor import Tensor
@@ -140,17 +141,6 @@ def _conv(n: Node) -> Result:
     return convolve(n, n.x(0), n.x(1), n.shaped(2, n.x(1).shape[:1]) if n.has(2) else None)
 
 
-def _spread(x: Tensor, axis: int, stride: int) -> Tensor:
-    """Dilate an axis: insert stride - 1 zeros between neighbours."""
-    if stride == 1:
-        return x
-    wide = t.expand_dims(x, axis + 1)
-    wide = t.pad(wide, [(0, stride - 1) if i == axis + 1 else (0, 0) for i in range(wide.rank)])
-    size = x.shape[axis]
-    wide = t.reshape(wide, (*x.shape[:axis], size * stride, *x.shape[axis + 1 :]))
-    return t.slice_axis(wide, axis, 0, size * stride - (stride - 1))
-
-
 def _transposed_pads(
     n: Node, x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> tuple[list[int], list[int]]:
@@ -178,7 +168,6 @@ def _transposed_pads(
 
 @operator("ConvTranspose")
 def _conv_transpose(n: Node) -> Result:
-    # The gradient of a convolution: dilate the input by the stride, convolve with the flipped, transposed weight.
     x, w, groups = n.x(0), n.x(1), n.attr("group", 1)
     count = x.rank - 2
     kernel = _kernel(n, w)
@@ -190,19 +179,8 @@ def _conv_transpose(n: Node) -> Result:
     ]
     if any(size == 0 for size in sizes if isinstance(size, int)):  # the pads cut off everything
         return t.zeros((x.shape[0], groups * w.shape[1], *sizes), x.dtype)
-    for i in range(count):
-        x = _spread(x, 2 + i, strides[i])
-        w = t.flip(w, 2 + i)
-    inside, outside = w.shape[0] // groups, w.shape[1]
-    w = t.swapaxes(t.reshape(w, (groups, inside, outside, *kernel)), 1, 2)
-    w = t.reshape(w, (groups * outside, inside, *kernel))
-    pads = [d * (k - 1) - p for side in (low, high) for k, d, p in zip(kernel, dilations, side)]
-    for i in range(count):
-        start, stop = max(-pads[i], 0), max(-pads[count + i], 0)
-        x = t.slice_axis(x, 2 + i, start, x.shape[2 + i] - stop)
-    padded = [max(p, 0) for p in pads]
-    bias = n.shaped(2, (groups * outside,)) if n.has(2) else None
-    return t.conv(x, w, bias, strides=[1] * count, pads=padded, dilations=dilations, groups=groups)
+    bias = n.shaped(2, (groups * w.shape[1],)) if n.has(2) else None
+    return transposed_conv(x, w, bias, strides, low, high, dilations, groups)
 
 
 # ---------------------------------------------------------------- integer and quantized

@@ -50,9 +50,44 @@ def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: str) -> Tenso
     """x / scale rounded to whole numbers, plus the zero point (None: 0), as integers of `kind`; scale and zero point
     have x's rank."""
     if kind in BYTES:
-        return quantized_ops.quantize(x, scale, t.full((1,) * x.rank, 0, kind) if zero is None else zero)
+        return _before_views(x, scale, t.full((1,) * x.rank, 0, kind) if zero is None else zero)
     scaled = t.round(x / scale)
     return saturate(scaled if zero is None else scaled + t.cast(zero, x.dtype), kind)
+
+
+def _before_views(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """quantize(x, scale, zero), moved before reshapes and permutations with which x ends, where the operations that
+    compute its elements are; of dequantized bytes with the same scale and zero point the bytes themselves.
+
+    QDQ models hold such pairs around each view. Both changes are exact: quantize works on each element, and
+    q * scale / scale differs from q by less than a half.
+    """
+    single = scale.shape == zero.shape == (1,) * x.rank
+    if single and x.op in ("reshape", "permute"):
+        (inner,) = x.args
+        one = (1,) * inner.rank
+        y = _before_views(inner, t.reshape(scale, one), t.reshape(zero, one))
+        return t.reshape(y, x.shape) if x.op == "reshape" else t.permute(y, x.attr("perm"))
+    if single and x.op == "dequantize" and x.args[0].dtype == zero.dtype and _same_number(x.args[1], scale):
+        if _same_number(x.args[2], zero) and SMALLEST < abs(_unreshaped(scale).attr("value")) < 1 / SMALLEST:
+            return x.args[0]
+    return quantized_ops.quantize(x, scale, zero)
+
+
+SMALLEST = 1e-30  # scales from this one to its reciprocal: products with bytes are normal numbers
+
+
+def _unreshaped(x: Tensor) -> Tensor:
+    """The operand of the reshapes with which x ends."""
+    while x.op == "reshape":
+        (x,) = x.args
+    return x
+
+
+def _same_number(x: Tensor, y: Tensor) -> bool:
+    """Whether both are the same known number."""
+    x, y = _unreshaped(x), _unreshaped(y)
+    return x.op == y.op == "full" and x.dtype == y.dtype and x.attr("value") == y.attr("value")
 
 
 def plain(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:

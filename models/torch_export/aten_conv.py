@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...egraph.builders import builders as t
-from ...egraph.builders.contraction_builders import dilated, transposed_weight
+from ...egraph.builders.contraction_builders import transposed_conv
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import volume
 from .aten_layout import constant_pad
@@ -33,13 +33,10 @@ def convolution(
                                      groups), 0)  # fmt: skip
     strides, pads, dilations = each(stride, n), each(padding, n), each(dilation, n)
     if transposed:
-        x, w = dilated(x, strides), transposed_weight(w, groups)
-        extra = each(output_padding, n)
-        reach = [dilations[i] * (refuse_free(w.shape[2 + i], "a kernel size") - 1) for i in range(n)]
-        edges = [(reach[i] - pads[i], reach[i] - pads[i] + extra[i]) for i in range(n)]
-        x = constant_pad(x, [v for pair in reversed([(min(lo, 0), min(hi, 0)) for lo, hi in edges]) for v in pair])
-        sides = [max(lo, 0) for lo, _ in edges] + [max(hi, 0) for _, hi in edges]
-        return t.conv(x, w, b, strides=(1,) * n, pads=sides, dilations=dilations, groups=groups)
+        for size in w.shape[2:]:
+            refuse_free(size, "a kernel size")
+        high = [cut - more for cut, more in zip(pads, each(output_padding, n))]
+        return transposed_conv(x, w, b, strides, pads, high, dilations, groups)
     return t.conv(x, w, b, strides=strides, pads=(*pads, *pads), dilations=dilations, groups=groups)
 
 

@@ -23,6 +23,8 @@ from .c.test_c_convolutions import ROWS as CONVOLUTIONS
 from .c.test_c_convolutions import usual_call
 from .c.test_c_integer_convolutions import ROWS as INTEGERS
 from .c.test_c_integer_convolutions import usual_call as usual_integer_call
+from .c.test_c_integer_products import ROWS as PRODUCTS
+from .c.test_c_integer_products import usual_call as usual_product_call
 from .reference import expected
 from .sampled_calls import sample
 
@@ -59,6 +61,7 @@ def _cases() -> list:
     elsewhere = (
         "c.winograd",
         "c.depthwise",
+        "c.grouped",
         "c.attention",
         "c.recurrent",
         "c.integer",
@@ -66,6 +69,7 @@ def _cases() -> list:
         "c.uint8",
         "c.int8",
         "c.to_channels_last_bytes",
+        "c.from_channels_last",
     )
     named = [t for name in BACKENDS for t in backend(name).templates if t.family != "view"]
     kernels = [t for t in named if not t.name.startswith(elsewhere)]
@@ -239,7 +243,8 @@ def test_output_may_lie_over_an_inplace_operand(template: Template, operand: str
 
     drawn = (sample(template, seed, d) for seed in range(12) for d in ("float32", "int64"))
     fits = lambda c: c and c.operands[operand].type == c.output.type and c.operands[operand].dense
-    usual = usual_call if template.name in CONVOLUTIONS else usual_integer_call if template.name in INTEGERS else None
+    tables = ((CONVOLUTIONS, usual_call), (INTEGERS, usual_integer_call), (PRODUCTS, usual_product_call))
+    usual = next((made for names, made in tables if template.name in names), None)
     call = usual(template.name) if usual else next(filter(fits, drawn))
     operands = {o: replace(x) for o, x in call.operands.items()}
     plan = kernel_plan(template, call)

@@ -68,7 +68,7 @@ def check(name: str, call: Call, limit: float = 2e-6) -> None:
 def usual_call(name: str) -> Call:
     """A call that the kernel accepts."""
     alone = "depthwise" in name or "pool" in name
-    return call_of(name, (2, 16, 7, 9), 16 if alone else 48, groups=16 if alone else 1)
+    return call_of(name, (2, 16, 7, 9), 16 if alone else 48, groups=16 if alone else 4 if "grouped" in name else 1)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -123,6 +123,14 @@ DIRECT = [
     {"x": (1, 17, 12, 12), "k": 5, "window": (5, 2), "pads": (2, 0, 2, 1), "dilations": (1, 3)},
     {"x": (1, 16, 1, 1), "k": 16},
 ]
+
+
+def test_small_groups() -> None:
+    """Groups of few channels, strided and dilated windows; tiles of twelve pixels, of which the last is not whole."""
+    check("c.grouped_conv", call_of("c.grouped_conv", (1, 12, 9, 11), 24, groups=6, strides=(2, 1), dilations=(1, 2)))
+    line = {"window": (5,), "strides": (1,), "pads": (2, 2), "dilations": (1,)}
+    check("c.grouped_conv_bias_relu", call_of("c.grouped_conv_bias_relu", (2, 48, 25), 80, groups=16, **line))
+    assert not ROWS["c.grouped_conv"].applies(call_of("c.grouped_conv", (1, 32, 8, 8), 32, groups=32))  # depthwise
 
 
 @pytest.mark.parametrize("case", range(len(DIRECT)))
@@ -255,15 +263,17 @@ def test_the_unfused_baseline_stays_that_of_libraries() -> None:
 def test_the_text_is_the_same_for_all_kernels() -> None:
     """So that a search compiles it once."""
     call = call_of("c.tiled_conv", (1, 16, 4, 4), 16)
-    assert all(row.source is not None and row.source(replace(call)) is SOURCE for row in ROWS.values())
-    versions = {row.version for name, row in ROWS.items() if "depthwise" not in name}
+    rows = {name: row for name, row in ROWS.items() if "grouped" not in name}  # these have one function more
+    assert all(row.source is not None and row.source(replace(call)) is SOURCE for row in rows.values())
+    versions = {row.version for name, row in rows.items() if "depthwise" not in name}
     assert versions == {VERSION} != {ROWS["c.depthwise_conv"].version}, "measurements belong to the text"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4), (2, 33, 40)])
 def test_a_copy_to_channels_last(shape: tuple[int, ...], dtype: str) -> None:
-    row = {"float32": image_copy_rows()[0], "int8": image_copy_rows()[1]}[dtype]
+    suffix = "_bytes" if dtype == "int8" else ""
+    row, back = ({r.name: r for r in image_copy_rows()}[f"c.{way}_channels_last{suffix}"] for way in ("to", "from"))
     kind, rng = Type(shape, dtype), np.random.default_rng(0)
     call = Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, last(shape)), {})
     assert row.applies is not None and row.applies(call)
@@ -274,6 +284,10 @@ def test_a_copy_to_channels_last(shape: tuple[int, ...], dtype: str) -> None:
     if shape[1] > 1:
         assert not row.applies(Call({"x": Operand(kind, last(shape))}, Operand(kind, last(shape)), {}))
         assert not row.applies(Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, contiguous(shape)), {}))
+        turned = Call({"x": Operand(kind, last(shape))}, Operand(kind, contiguous(shape)), {})
+        assert back.applies is not None and back.applies(turned) != turned.operands["x"].dense
+        if back.applies(turned):
+            np.testing.assert_array_equal(compiled(back, turned)({"x": in_layout(x, turned.operands["x"])})()[0], x)
 
 
 def test_row_major_values_reach_convolutions_in_c() -> None:
