@@ -17,9 +17,10 @@ import types
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from io import BufferedReader
 from numbers import Real
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 class Malformed(ValueError):
@@ -74,7 +75,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     return found
 
 
-def opened(path: Path, most: int) -> BinaryIO:
+def opened(path: Path, most: int) -> BufferedReader:
     """A regular file of at most `most` bytes, opened for reading; links are followed, and nothing is waited for.
 
     Raises OSError if it cannot be opened, Malformed if it is another kind of file (a pipe, a device) or too large.
