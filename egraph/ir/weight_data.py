@@ -88,13 +88,14 @@ class MappedFile(np.memmap[Any, Any]):
 _read: weakref.WeakValueDictionary[Any, np.ndarray[Any, Any]] = weakref.WeakValueDictionary()
 
 
-def detached(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An equal array with the same strides that is not over a mapped file; `array` itself if it is not over one.
+def detached(array: Any) -> Any:
+    """An equal array with the same strides that is not over a mapped file; `array` itself if it is not over one, or no
+    NumPy array.
 
     Arrays over the same region share memory. Raises BadWeightsError if the file has changed since it was mapped.
     """
-    root: Any = array
-    while isinstance(root.base, np.ndarray):
+    root = array
+    while isinstance(getattr(root, "base", None), np.ndarray):
         root = root.base
     if not isinstance(root, MappedFile):
         return array
