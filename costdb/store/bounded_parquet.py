@@ -1,33 +1,50 @@
 """Reads Parquet content of bounded size once it is decoded.
 
-A text that occurs in many rows is stored once: 20 KB of a file can be terabytes of rows. So texts are read as
-dictionaries (distinct texts and an index per row) and measured before the rows are made.
+A text or number that occurs in many rows is stored once: 20 KB of a file can be terabytes of rows. So the headers of
+the pages, which say how many values follow, are read first, and texts are read as dictionaries (distinct texts and an
+index per row) and measured before the rows are made. The headers are read here because pyarrow ends the process for
+some malformed ones (`RowGroupMetaData.column`).
 """
 
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-#: Encodings of pages that hold each distinct text whole. (DELTA_BYTE_ARRAY stores what a text shares with the last one
-#: as a number.)
-ENCODINGS = {"PLAIN", "PLAIN_DICTIONARY", "RLE", "RLE_DICTIONARY", "BIT_PACKED"}
+#: Encodings of pages in which each distinct value is whole: PLAIN, PLAIN_DICTIONARY, RLE, BIT_PACKED, RLE_DICTIONARY.
+#: (Others store what a text shares with the last one as a number.)
+WHOLE = {0, 2, 3, 4, 8}
+BYTES = 6  # physical type of texts
 NUMBER_BYTES = 8
+MAX_DEPTH = 16  # of structures in structures
+MAX_FOOTER_BYTES, MAX_PAGES = 16 << 20, 200_000
 
 
 class TooLarge(ValueError):
     """Raised for content that would be larger than the caller allows."""
 
 
+@dataclass
+class Stored:
+    """What the pages of a column hold: the number of values, bytes before compression, and whether values are whole."""
+
+    text: bool
+    values: int = 0
+    nbytes: int = 0
+    whole: bool = True
+
+
 def read(content: bytes, schema: pa.Schema, most: int, *, checksums: bool = True) -> pa.Table:
     """The columns of `schema` in a Parquet file given as bytes; others are ignored. `checksums`: verify those of pages.
 
     Raises TooLarge if the rows would take more than `most` bytes, KeyError for columns that are missing or of another
-    type, and the errors of pyarrow for malformed content.
+    type, ValueError for malformed headers, and the errors of pyarrow for other malformed content.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -38,41 +55,18 @@ def read(content: bytes, schema: pa.Schema, most: int, *, checksums: bool = True
         at = found.get_field_index(wanted.name)
         if at < 0 or found.field(at).type != wanted.type:
             raise KeyError(wanted.name)
-    texts = None
-    if _most_bytes(file) > most:
-        _refuse_expanding(file, most)
+    columns, texts = _columns(content), None
+    if sum(c.values * (c.nbytes if c.text else NUMBER_BYTES) for c in columns) > most:  # a text has all bytes at most
+        if sum(c.nbytes + c.values * NUMBER_BYTES for c in columns) > most or not all(
+            c.whole for c in columns if c.text
+        ):
+            raise TooLarge(f"the file holds more than {most} bytes")
         texts = [wanted.name for wanted in schema if pa.types.is_string(wanted.type)]
         file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=checksums, read_dictionary=texts)
     table = file.read(columns=schema.names, use_threads=False).select(schema.names)  # threads cost more than this
     if texts and _decoded_bytes(table) > most:
         raise TooLarge(f"the rows take more than {most} bytes")
     return table if table.schema.equals(schema) else table.cast(schema)
-
-
-def _chunks(file: pq.ParquetFile) -> list[pq.ColumnChunkMetaData]:
-    groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
-    chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
-    if any(chunk.total_uncompressed_size < 0 or chunk.num_values < 0 for chunk in chunks):
-        raise TooLarge("the size of a column is negative")
-    return chunks
-
-
-def _most_bytes(file: pq.ParquetFile) -> int:
-    """Bytes that the rows take at most: each text can be as long as all pages of its column."""
-    return sum(
-        c.num_values * (c.total_uncompressed_size if c.physical_type == "BYTE_ARRAY" else NUMBER_BYTES)
-        for c in _chunks(file)
-    )
-
-
-def _refuse_expanding(file: pq.ParquetFile, most: int) -> None:
-    """Raise TooLarge for content that is larger than `most` even with each distinct text once, or whose texts may share
-    their beginnings."""
-    chunks = _chunks(file)
-    if sum(c.total_uncompressed_size + c.num_values * NUMBER_BYTES for c in chunks) > most:
-        raise TooLarge(f"the file holds more than {most} bytes")
-    if any(c.physical_type == "BYTE_ARRAY" and not ENCODINGS.issuperset(c.encodings) for c in chunks):
-        raise TooLarge("texts are stored by their differences")
 
 
 def _decoded_bytes(table: pa.Table) -> int:
@@ -89,6 +83,109 @@ def _decoded_bytes(table: pa.Table) -> int:
             else:
                 total += chunk.nbytes
     return total
+
+
+# ---------------------------------------------------------------- headers
+# Thrift's compact protocol: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift
+def _columns(content: bytes) -> list[Stored]:
+    """The columns of all row groups, by the headers of their pages. Raises ValueError if these are malformed."""
+    try:
+        size = int.from_bytes(content[-8:-4], "little")
+        if size > MAX_FOOTER_BYTES:
+            raise TooLarge(f"the footer has {size} bytes")
+        groups = _structure(content, len(content) - 8 - size, MAX_DEPTH)[0][4]
+        pages = itertools.count()
+        return [_column(content, chunk[3], pages) for group in groups for chunk in group[1]]
+    except (LookupError, TypeError, AttributeError) as error:  # a field of another kind
+        raise ValueError(f"malformed header: {error}") from None
+
+
+def _column(content: bytes, about: dict[int, Any], pages: Iterator[int]) -> Stored:
+    """The pages of a column chunk, whose metadata are given by the numbers of their fields. `pages` counts them."""
+    found = Stored(about[1] == BYTES)
+    at = min(about[9], about.get(11) or about[9])
+    end = at + about[7]
+    while at < end:
+        if next(pages) >= MAX_PAGES:
+            raise TooLarge(f"the file has more than {MAX_PAGES} pages")
+        page, at = _structure(content, at, MAX_DEPTH)
+        header = page.get(5) or page.get(8) or {}
+        found.values += header.get(1, 0)
+        found.nbytes += page[2]
+        found.whole &= header.get(2 if 5 in page else 4, 0) in WHOLE
+        if page[2] < 0 or page[3] < 0 or header.get(1, 0) < 0:
+            raise ValueError("a page of a negative size")
+        at += page[3]
+    return found
+
+
+def _structure(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """(fields by number, end) of the structure at `at`. Raises LookupError beyond the data."""
+    if at < 0 or not depth:
+        raise LookupError("no structure")
+    fields: dict[int, Any] = {}
+    number = 0
+    while head := data[at]:
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _integer(data, at)
+        kind = head & 15
+        if kind in (5, 6) and (byte := data[at]) < 128:  # most fields: a small integer
+            fields[number] = (byte >> 1) ^ -(byte & 1)
+            at += 1
+        elif kind == 8 and (byte := data[at]) < 128:
+            at += 1 + byte
+        else:
+            fields[number], at = _value(data, at, kind, depth)
+    return fields, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    """(value, end) of a field of the type `kind`; None for texts, floats and maps, which nobody asks for."""
+    if not depth:
+        raise LookupError("nested too deeply")
+    if kind in (4, 5, 6):
+        return _integer(data, at)
+    if kind in (1, 2):
+        return kind == 1, at
+    if kind == 8:
+        size, at = _natural(data, at)
+        return None, at + size
+    if kind == 12:
+        return _structure(data, at, depth - 1)
+    if kind in (9, 10):
+        count, inner, at = data[at] >> 4, data[at] & 15, at + 1
+        if count == 15:
+            count, at = _natural(data, at)
+        found = []
+        for _ in range(count):
+            item, at = _value(data, at, inner, depth - 1) if inner > 2 else (None, at + 1)
+            if at > len(data):
+                raise LookupError("a list beyond the file")
+            found.append(item)
+        return found, at
+    if kind in (3, 7):
+        return None, at + (1 if kind == 3 else 8)
+    raise LookupError(f"a field of type {kind}")
+
+
+def _natural(data: bytes, at: int) -> tuple[int, int]:
+    found = shift = 0
+    while shift < 70:
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+        shift += 7
+    raise LookupError("a number of too many digits")
+
+
+def _integer(data: bytes, at: int) -> tuple[int, int]:
+    found, at = _natural(data, at)
+    return (found >> 1) ^ -(found & 1), at
 
 
 __all__ = ["TooLarge", "read"]
