@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from types import FrameType
 from typing import Any
 
 #: Packages that take long to import, so that a process may be forked meanwhile.
@@ -27,7 +28,8 @@ def give_up_imports() -> None:
 
     They would wait for that thread for ever: the child does not have it.
     """
-    own, frame = set[str](), sys._getframe()
+    own: set[str] = set()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         own.add(str(frame.f_globals.get("__name__")))
         frame = frame.f_back
