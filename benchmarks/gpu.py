@@ -77,9 +77,9 @@ def again(name: str, ours: Record, folder: Path) -> bool:
     if plan is None:
         return False
     keep_origin(partial(write_origin, origin=plan.origin), plan.searched, folder)
-    ways = {kernel(s.template): found_as(s) for s in plan.steps}
+    origins = {kernel(s.template): found_as(s) for s in plan.steps}
     for k in ours["kernels"]:
-        k |= ways[k["kernel"], k["pattern"]]
+        k |= origins[k["kernel"], k["pattern"]]
     ours["found_again"] = True
     return True
 

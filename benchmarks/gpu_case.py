@@ -318,14 +318,29 @@ def described(program: Any) -> Record:
 def found_as(step: Any) -> Record:
     """How a kernel was found, for the record.
 
-    `generated`: whether it is a generated kernel. `ways`: transformations of its kernel IR. `named`: composite ops in
-    its pattern.
+    `generated`: whether it is a generated kernel. `transformations`: names of those of its kernel IR (DEFER, ROLL, ...:
+    docs/glossary.md). `named`: composite ops in its pattern.
     """
+    from tensor_graphs.backends.generate.template import GeneratedKernel
     from tensor_graphs.egraph.ops.ops import OPS
 
-    ways = getattr(step.template, "ways", None)
+    template = step.template
+    generated = isinstance(template, GeneratedKernel)
     named = {op for op in re.findall(r"(\w+)\(", step.template.pattern) if op in OPS and OPS[op].kind == "composite"}
-    return {"generated": ways is not None, "ways": list(ways(step.call)) if ways else [], "named": sorted(named)}
+    made = transformations(template, step.call) if generated else []
+    return {"generated": generated, "transformations": made, "named": sorted(named)}
+
+
+def transformations(template: Any, call: Any) -> list[str]:
+    """Names of the transformations of a generated kernel's IR, sorted."""
+    from tensor_graphs.backends.ir.loop_fusion import shared_maximum
+
+    found = template.lower(call)
+    if found is None:
+        return []
+    rolled = any(shared_maximum(e, e.axis) is not None for e in found.kernel.reductions)
+    split = template.scheduled(call, found).scratch_parts > 1
+    return sorted({*found.kernel.builder.transformations, *["ROLL"] * rolled, *["SPLIT"] * split})
 
 
 def origin_in(folder: Path, name: str) -> Path:

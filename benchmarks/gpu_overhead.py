@@ -231,7 +231,7 @@ def measured(name: str, budget: float, rivals: Sequence[str] = RIVALS) -> dict[s
     record["direct"] = [n for n, there in direct.items() if there]
     runs = {n: p._run for n, p in record.pop("own").items()}
     record["driver_us"] = {n: launches_us(runs[n]) for n in MODES[:2] if n in runs}
-    record["ways"] = {n: getattr(r, "way", "") for n, r in runs.items()}
+    record["launch_modes"] = {n: getattr(r, "launch_mode", "") for n, r in runs.items()}
     record["timed_us"] = {n: round(1e6 * s, 1) for n, s in getattr(runs["chosen"], "times", {}).items()}
     return record
 
@@ -240,10 +240,10 @@ def launches_us(run: Any, count: int = 200) -> float:
     """µs of the driver's functions that launch the kernels of a call, or its CUDA graph, on addresses that stay; 0
     without."""
     run.stream_object.synchronize()
-    if run.way == "graph" and run.executable is not None:
+    if run.launch_mode == "graph" and run.executable is not None:
         calls = [(run.kernels.driver.library.cuGraphLaunch, (run.executable, ctypes.c_void_p(run.stream)))]
     else:
-        calls = [(one.call, one.arguments) for one in run.kernels.table] if run.way == "flat" else []
+        calls = [(one.call, one.arguments) for one in run.kernels.table] if run.launch_mode == "flat" else []
     begun = time.perf_counter()
     for _ in range(count if calls else 0):
         for call, given in calls:
@@ -256,7 +256,7 @@ def launches_us(run: Any, count: int = 200) -> float:
 def shown(record: dict[str, Any]) -> str:
     """A record as lines of text."""
     kernels = ", ".join(f"{n} {us:.1f}" for n, us in record["kernels_us"].items())
-    head = f"{record['name']}: {record['kernels']} kernels {record['steps'][:6]}; kernels alone: {kernels} µs; chosen {record['ways'].get('chosen')}; direct {record['direct']}; driver alone: {', '.join(f'{n} {us:.1f}' for n, us in record['driver_us'].items())} µs"
+    head = f"{record['name']}: {record['kernels']} kernels {record['steps'][:6]}; kernels alone: {kernels} µs; chosen {record['launch_modes'].get('chosen')}; direct {record['direct']}; driver alone: {', '.join(f'{n} {us:.1f}' for n, us in record['driver_us'].items())} µs"
     forms = [
         f"  {n:16} {f['call_us']:8.1f} µs a call, {f['latency_us']:8.1f} with the wait, {f['host_us']:6.1f} until it returns"
         for n, f in record["forms"].items()

@@ -14,4 +14,7 @@ if [ -n "${1:-}" ]; then
   export PYTHONPATH="$PYTHONPATH:$site"
 fi
 export TENSOR_GRAPHS_HOME="${TENSOR_GRAPHS_HOME:-$root/out/home}"
-python3 -c 'import tensor_graphs, torch; print(torch.__version__, torch.cuda.is_available() and torch.cuda.get_device_name())'
+# As an installation does: modules are compiled once. Here the first process does it, so that no measured one does.
+export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$root/out/bytecode}"
+unset PYTHONDONTWRITEBYTECODE
+python3 -c 'import tensor_graphs, torch, torch._dynamo, torch.export._trace; tensor_graphs.optimize; print(torch.__version__, torch.cuda.is_available() and torch.cuda.get_device_name())'

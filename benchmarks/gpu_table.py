@@ -32,7 +32,7 @@ def how(found: Record) -> str:
     return ", ".join(f"{n} x{count}" if count > 1 else n for n, count in names.items())
 
 
-def way(record: Record) -> str:
+def how_found(record: Record) -> str:
     """How a workload's plan was found, as a line of Markdown.
 
     The rules applied, and for each kernel whether it is a library kernel, or generated from which ops by which
@@ -44,7 +44,7 @@ def way(record: Record) -> str:
         return ""
     texts = [
         f"`{k['kernel']}`: " + (", ".join(filter(None, [
-            "generated", f"of {', '.join(k['named'])}" if k["named"] else "of single operations", *k["ways"]
+            "generated", f"of {', '.join(k['named'])}" if k["named"] else "of single operations", *k["transformations"]
         ])) if k["generated"] else "library")
         for k in kernels
     ]  # fmt: skip
@@ -121,9 +121,9 @@ def render(found: Sequence[Record]) -> str:
         "‡ the ratio is to that. Products of weights alone (the chain's, the shared factor's, LoRA's) may be folded when weights are bound."
     )
     notes += [f"- {r['name']}: {r['note']}" for r in found if r.get("note")]
-    ways = [text for r in found if (text := way(r))]
-    if ways:
-        notes += ["", "## How each was found", "", *ways]
+    origins = [text for r in found if (text := how_found(r))]
+    if origins:
+        notes += ["", "## How each was found", "", *origins]
     return "\n".join(["# Workloads on a GPU", "", *rows, "", legend, "", *notes]) + "\n"
 
 

@@ -2,7 +2,7 @@
 N]`.
 
 The driver is one of this CPU that does next to nothing (tests/backends/driver_host.c), tensors are the CPU's. Printed:
-µs of a call of a program of fixed size in each way to launch, through the program's own code and through its direct
+µs of a call of a program of fixed size in each launch mode, through the program's own code and through its direct
 function (`backends/program/launch/direct_calls.py`); and of first and later calls at sizes of a program of every size.
 Least of many rounds.
 """
@@ -29,8 +29,8 @@ WIDTH = 8
 SIZED = (1, 4096, 128)
 
 
-def fixed(kernels: int, way: str) -> Any:
-    """Calls of a program of `kernels` kernels, one after the other, that launches in a way."""
+def fixed(kernels: int, mode: str) -> Any:
+    """Calls of a program of `kernels` kernels, one after the other, in a launch mode."""
     launches, memory = gpu_launches.Launches(), torch.zeros(kernels, WIDTH)
     add = launches.of(driver_host.Kernel(ctypes.CDLL("libcuda.so.1"), "add"))
 
@@ -42,7 +42,7 @@ def fixed(kernels: int, way: str) -> Any:
 
     spec = ((WIDTH,), torch.float32)
     return driver_host.as_on_gpu(
-        gpu_calls.Calls(launch, launches, [spec], [(*spec, None)], "cpu", True, strict=False, way=way)
+        gpu_calls.Calls(launch, launches, [spec], [(*spec, None)], "cpu", True, strict=False, launch_mode=mode)
     )
 
 
@@ -92,15 +92,15 @@ def main() -> None:
     kernels = parser.parse_args().kernels
     driver_host.install(driver_host.compiled(Path(tempfile.mkdtemp())), lambda o, n, v, raising=True: setattr(o, n, v))
     inputs = [torch.zeros(WIDTH) for _ in range(64)]
-    for way in ("flat", "graph", "copying"):
+    for mode in ("flat", "graph", "copying"):
         for direct in (False, True):
-            made = program(fixed(kernels, way), False)
+            made = program(fixed(kernels, mode), False)
             made._direct_calls.wait = int(direct)
             for x in inputs[:4]:
                 made(x)
             name = "direct function" if made._direct is not None else "own code"
             if direct == (made._direct is not None):
-                print(f"{way:8} {name:16} {least_us(made, inputs):6.2f} µs", flush=True)
+                print(f"{mode:8} {name:16} {least_us(made, inputs):6.2f} µs", flush=True)
     for direct in (0, 1):
         type(made)._tries = property(lambda self, direct=direct: direct)  # type: ignore[assignment, misc]
         made = program(sized(kernels), True)

@@ -1,9 +1,10 @@
-"""Ways to launch the kernels of a decode step: `python -m benchmarks.launching [NAMES] [--budget S] [--backend B]
-[--ways W]`.
+"""A decode step with each overlap of its kernel launches: `python -m benchmarks.launching [NAMES] [--budget S]
+[--backend B] [--overlaps W]`.
 
 Searches a decode step of benchmarks/llm.py at random weights (or takes its plan from the plan cache), and runs its plan
-in each way of backends/program/launch/launching.py, in turn. Prints a JSON row of the search with the way that it
-chose, a row per way (µs of a step, the largest difference of logits from the first way), and the table of kernels.
+with each overlap of backends/program/launch/launching.py, in turn. Prints a JSON row of the search with the overlap
+that it chose, a row per overlap (µs of a step, the largest difference of logits from the first), and the table of
+kernels.
 """
 
 from __future__ import annotations
@@ -27,37 +28,37 @@ from .llm import LENGTH, generator, kernel_table
 from .llm_time import timed
 
 
-def measured(made: Generator, first: Program, ways: list[str]) -> list[dict[str, Any]]:
-    """One row per way to launch, timed in turn."""
+def measured(made: Generator, first: Program, overlaps: list[str]) -> list[dict[str, Any]]:
+    """One row per overlap of launches, timed in turn."""
     programs = made._programs
     assert first.plan is not None
     runs: dict[str, Program] = {}
     rows: dict[str, dict[str, Any]] = {}
     want = None
-    for way in ways:
+    for overlap in overlaps:
         begun = time.perf_counter()
-        rows[way] = {"way": way or "as measured", "us": []}
+        rows[overlap] = {"overlap": overlap or "as measured", "us": []}
         try:
-            program = first if way == first.plan.launching else Program(replace(first.plan, launching=way))
+            program = first if overlap == first.plan.launching else Program(replace(first.plan, launching=overlap))
             if program is not first:
                 program.share(programs.states, programs.weights)
             programs.set("length", [LENGTH // 2], "int64")
             program.flat_near()
             program.wait("a decode step")
         except Exception:
-            rows[way]["error"] = traceback.format_exc()[-2000:]
+            rows[overlap]["error"] = traceback.format_exc()[-2000:]
             continue
         logits = programs.get("logits")
         want = logits if want is None else want
-        rows[way] |= {
+        rows[overlap] |= {
             "difference": float(np.abs(logits - want).max()), "largest": float(np.abs(want).max()),
             "ready_s": round(time.perf_counter() - begun, 2),
         }  # fmt: skip
-        runs[way] = program
+        runs[overlap] = program
     for _ in range(5):
-        for way, program in runs.items():
+        for overlap, program in runs.items():
             programs.set("length", [LENGTH // 2], "int64")
-            rows[way]["us"].append(round(timed(program.flat_near, lambda p=program: p.wait("a decode step")), 1))  # type: ignore[misc]
+            rows[overlap]["us"].append(round(timed(program.flat_near, lambda p=program: p.wait("a decode step")), 1))  # type: ignore[misc]
     for row in rows.values():
         row["median_us"] = median(row["us"]) if row["us"] else None
     return list(rows.values())
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=["gemma-270m"])
     parser.add_argument("--budget", type=float, default=40.0)
     parser.add_argument("--backend", default=None)
-    parser.add_argument("--ways", default=",".join(OVERLAPS))
+    parser.add_argument("--overlaps", default=",".join(OVERLAPS))
     options = parser.parse_args()
     for name in options.names:
         begun = time.perf_counter()
@@ -81,7 +82,7 @@ def main() -> None:
             "search_s": round(time.perf_counter() - begun, 1), "seconds": {k: round(v, 1) for k, v in program.report.seconds.items()}, "omitted": program.report.omitted,
                     "launching": program.plan.launching, "finalists": [(f.kernels, f.predicted_us, f.measured_us, f.chosen, f.launching) for f in program.report.finalists],
         }), flush=True)  # fmt: skip
-        for row in measured(made, program, options.ways.split(",")):
+        for row in measured(made, program, options.overlaps.split(",")):
             print(json.dumps(row), flush=True)
         for row in kernel_table(program.report, 4.1e6):
             print(json.dumps(row), flush=True)

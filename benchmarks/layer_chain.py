@@ -36,7 +36,7 @@ from .decode_kernels import LAYERS, Layer, call_of, layer_product, normed, writi
 
 Schedule = Mapping[str, int]
 DIFFERENT, REPEATS, SAMPLES, SHOWN = 0.05, 25, 5, 4
-OWN = "*"  # an operand of each layer: a weight, or a cache
+OWN = "*"  # marks an operand of which each layer has one of its own: a weight, or a cache
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ Each model has random weights, drawn in memory. Parts of a row, each in a proces
 
 - `peers`: µs of the same layers in PyTorch with static caches (llm_peers.py): eager, captured in a CUDA graph, compiled
   and captured, and `torch.compile(mode="reduce-overhead")`.
-- `step`: µs of a decode step (wall clock, the caches half full; `full_us`: nearly full), the way of launching and µs of
-  the others (`ways_us`), number of kernels, share of the device's memory
-  bandwidth, a table of kernels (calls, µs, share of the step, share of the bandwidth, roofline limit), seconds of the
-  search and its stages.
+- `step`: µs of a decode step (wall clock, the caches half full; `full_us`: nearly full), the launch mode and µs of
+  the others (`modes_us`), number of kernels, share of the device's memory bandwidth, a table of kernels (calls, µs,
+  share of the step, share of the bandwidth, roofline limit), seconds of the search and its stages.
 - `generate`: tokens per second of `generate`, greedy and drawn, and seconds until the first token of a prompt.
 - `prefill`: µs of a prefill of 512 tokens, by programs with searches of `--budget` seconds; kernels as for a step.
 - `prefill_peers`: µs of it in PyTorch: eager, compiled (default and max-autotune), and captured in a CUDA graph. What
@@ -196,8 +195,8 @@ def step(name: str, budget: float, quantize: str = "") -> dict[str, Any]:
     us, full_us, bytes_per_us = step_us(LENGTH // 2), step_us(LENGTH - STEPS), memory_bandwidth(decode.tensors)
     calls = decode._run
     return {
-        "step_us": us, "full_us": full_us, "way": getattr(calls, "way", ""),
-        "ways_us": {k: round(1e6 * v, 1) for k, v in getattr(calls, "times", {}).items()}, "bandwidth_share": made.bandwidth_share(us), "limit_us": made._programs.read_bytes() / bytes_per_us,
+        "step_us": us, "full_us": full_us, "launch_mode": getattr(calls, "launch_mode", ""),
+        "modes_us": {k: round(1e6 * v, 1) for k, v in getattr(calls, "times", {}).items()}, "bandwidth_share": made.bandwidth_share(us), "limit_us": made._programs.read_bytes() / bytes_per_us,
         "weights_s": loaded - begun, "search_s": searched - loaded, **program_row(decode, bytes_per_us),
     }  # fmt: skip
 

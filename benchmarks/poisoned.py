@@ -3,14 +3,15 @@
 
 For the forward graph of each training model, several plans are chosen by prices with random factors and with random
 schedules, without measurements. The program of each plan, launched as chosen and with overlapping kernels, is called in
-every way (`Calls`: kernel by kernel through the kernels' own interfaces, kernel by kernel by the driver, as a CUDA
-graph, as a CUDA graph on copies). Before each call all memory that the call must write before it reads it is filled
-with 0xff (NaN): the workspace, results, and the tensors on which the graph was recorded. Inputs alternate between two
-sets. Results are compared with a float64 run of the graph, and bit by bit with the first call on the same inputs.
+every launch mode (`Calls`: kernel by kernel through the kernels' own interfaces, kernel by kernel by the driver, as a
+CUDA graph, as a CUDA graph on copies). Before each call all memory that the call must write before it reads it is
+filled with 0xff (NaN): the workspace, results, and the tensors on which the graph was recorded. Inputs alternate
+between two sets. Results are compared with a float64 run of the graph, and bit by bit with the first call on the same
+inputs.
 
-`--busy`: processes that keep the GPU busy meanwhile, so that kernels are preempted. A row for each plan and way to
-launch: kernels, those with programmatic dependent launch, and for each way the wrong results of the first calls, and
-the later calls with other bits.
+`--busy`: processes that keep the GPU busy meanwhile, so that kernels are preempted. A row for each plan and overlap
+of launches: kernels, those with programmatic dependent launch, and for each mode the wrong results of the first calls,
+and the later calls with other bits.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def varied(plan: Plan, seed: int) -> Plan:
 
 
 def kernels_of(program: Program) -> list[Any]:
-    """The steps of a program's plan that run kernels, with the schedules of its way to launch."""
+    """The steps of a program's plan that run kernels, with the schedules of its overlap of launches."""
     assert program.plan is not None
     return [s for s in plan_for_launching(program.plan).steps if not s.is_view]
 
@@ -167,7 +168,7 @@ def compile_all(pool: CompilePool, programs: Sequence[Program], seconds: float) 
 
 # ---------------------------------------------------------------- calls on poisoned memory
 class Poisoned:
-    """Calls of a bound program in a given way, on poisoned memory. `inputs`: sets of inputs by name."""
+    """Calls of a bound program in a given launch mode, on poisoned memory. `inputs`: sets of inputs by name."""
 
     def __init__(self, program: Program, inputs: Sequence[Mapping[str, Any]]) -> None:
         program.bind()
@@ -175,18 +176,18 @@ class Poisoned:
         self.given = [[x[n] for n in program.input_names] for x in inputs]
         self.same = [x.clone() for x in self.given[0]]  # tensors that have the values of each set in turn
 
-    def use(self, way: str) -> None:
-        """Make later calls in a way; all but "plain" record a CUDA graph, after which calls in all ways are timed."""
+    def use(self, mode: str) -> None:
+        """Make later calls in a mode; all but "plain" record a CUDA graph, after which calls in all modes are timed."""
         calls = self.calls
         calls.ready = calls.flat_ready = False
-        calls.wanted, calls.way, calls.places = way != "plain", "", {}
-        if way != "plain":
-            calls.fastest = partial(self._timed, way)
+        calls.wanted, calls.launch_mode, calls.places = mode != "plain", "", {}
+        if mode != "plain":
+            calls.fastest = partial(self._timed, mode)
             calls(*self.given[0])
 
-    def _timed(self, way: str, *given: Any) -> str:
+    def _timed(self, mode: str, *given: Any) -> str:
         type(self.calls).fastest(self.calls, *given)
-        return way
+        return mode
 
     def __call__(self, number: int, moved: bool) -> list[Any]:
         """Results of a call on input set `number`: with `moved`, on tensors of its own."""
@@ -233,14 +234,14 @@ class Case:
 
     def tested(self, row: Row, program: Program, rounds: int, until: float) -> None:
         """Fill a row with what calls of a program on poisoned memory show: "first": wrong results by input set; for
-        each way the calls that were made, those with other bits than the first call on the same inputs, and their wrong
-        results."""
+        each mode the calls that were made, those with other bits than the first call on the same inputs, and their
+        wrong results."""
         calls, sets = Poisoned(program, self.inputs), range(len(self.inputs))
         calls.use("plain")
         first = [calls(n, True) for n in sets]
         row |= {"first": [errors_of(first[n], self.exact[n]) for n in sets]}
-        for way in MODES:
-            calls.use(way)
+        for mode in MODES:
+            calls.use(mode)
             seen: Row = {"calls": 0, "other": [], "wrong": []}
             for turn in range(rounds):
                 if time.monotonic() > until:
@@ -251,7 +252,7 @@ class Case:
                 if have_other_bits(found, first[n]):
                     seen["other"].append(turn)
                     seen["wrong"].append(errors_of(found, self.exact[n]))
-            row[way] = seen
+            row[mode] = seen
 
 
 @contextmanager
@@ -268,7 +269,7 @@ def busy(count: int) -> Iterator[None]:
 
 def is_right(row: Row) -> bool:
     """Whether a row has neither wrong results nor other bits."""
-    later = (row[way]["other"] for way in MODES if way in row)
+    later = (row[mode]["other"] for mode in MODES if mode in row)
     return "error" not in row and not any(row.get("first", ())) and not any(later)
 
 
@@ -289,7 +290,10 @@ def rows_of(name: str, options: argparse.Namespace, pool: CompilePool, store: Pa
     for number, plan in enumerate(plans_of(case.graph, store, options)):
         if time.monotonic() > until:
             return
-        forms = {name: Program(replace(plan, launching=way)) for name, way in (("measured", ""), ("overlapping",) * 2)}
+        forms = {
+            name: Program(replace(plan, launching=overlap))
+            for name, overlap in (("measured", ""), ("overlapping",) * 2)
+        }
         compile_all(pool, list(forms.values()), until - time.monotonic())
         if options.without:  # a planted fault
             forms["planted"] = Program(plan)
@@ -316,7 +320,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("names", nargs="+")
     parser.add_argument("--plans", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=6, help="calls in each way")
+    parser.add_argument("--rounds", type=int, default=6, help="calls in each mode")
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=120.0)

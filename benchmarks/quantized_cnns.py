@@ -71,15 +71,17 @@ def make(folder: Path, name: str) -> None:
         )  # fmt: skip
 
 
-def session_of(path: Path, threads: int) -> tuple[Callable[[Any], Any], tuple[int, ...]]:
-    """A call of a model in ONNX Runtime, and the shape of its input."""
+def session_of(path: Path, threads: int) -> tuple[Callable[[Any], Any], Any]:
+    """A call of a model in ONNX Runtime, and its input: images, or numbers of tokens below 1,000."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     (given,) = session.get_inputs()
-    return lambda x: session.run(None, {given.name: x})[0], tuple(given.shape)
+    rng, shape = np.random.default_rng(1), tuple(given.shape)
+    x = rng.integers(0, 1000, shape) if "int64" in given.type else rng.standard_normal(shape).astype(np.float32)
+    return lambda x: session.run(None, {given.name: x})[0], x
 
 
 def in_turn(calls: dict[str, Callable[[], Any]], threads: int) -> dict[str, list[float]]:
@@ -108,9 +110,8 @@ def measure(folder: str, name: str, form: str, threads: int, budget: float) -> d
     began = time.monotonic()
     program = tg.optimize(path, budget=budget, again=True)
     seconds = time.monotonic() - began
-    peer, shape = session_of(path, threads)
+    peer, x = session_of(path, threads)
     before = Path(folder) / f"{name}.float32.onnx"
-    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
     calls = {"ours": lambda: program(x), "onnxruntime": lambda: peer(x)}
     if before.exists():
         plain, _ = session_of(before, threads)
@@ -129,9 +130,9 @@ def measure(folder: str, name: str, form: str, threads: int, budget: float) -> d
     }  # fmt: skip
 
 
-def rendered(found: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    lines = ["# Quantized CNNs on a CPU", "", str(__doc__).split("\n\n")[1].replace("\n", " ").strip(), "",
+def rendered(found: dict[str, Any], title: str, doc: str) -> str:
+    """The results as Markdown, under a title and the second paragraph of a benchmark's docstring."""
+    lines = [f"# {title}", "", doc.split("\n\n")[1].replace("\n", " ").strip(), "",
              f"{found['machine']}.", "",
              "| model, batch 1 | threads | ours, ms | ONNX Runtime, ms (times ours) | ONNX Runtime in float32, ms (times ours) | results that differ from ONNX"
              " Runtime's; largest difference | error against float32: ours, ONNX Runtime | runs | optimize, s; load | commit, date |",
@@ -150,15 +151,17 @@ def rendered(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def run(
+    models: dict[str, Any], formats: dict[str, str], make: Callable[[Path, str], None], file: str, title: str, doc: str
+) -> None:
     """Parse the command line, make models, measure them one after another, store and render after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--make", action="store_true", help="write the models")
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="NAME")
-    parser.add_argument("--formats", nargs="*", default=list(FORMATS), choices=list(FORMATS), metavar="FORMAT")
+    parser.add_argument("--models", nargs="*", default=list(models), choices=list(models), metavar="NAME")
+    parser.add_argument("--formats", nargs="*", default=list(formats), choices=list(formats), metavar="FORMAT")
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 2])
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of each optimization")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "quantized_cnns")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / file)
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
     options.folder.mkdir(exist_ok=True, parents=True)
@@ -168,7 +171,7 @@ def main() -> None:
     from benchmarks.run import commit
     from tensor_graphs.costdb.keys.device import device_key
 
-    raw = options.out / "raw/quantized_cnns.json"
+    raw = options.out / f"raw/{file}.json"
     raw.parent.mkdir(exist_ok=True, parents=True)
     found: dict[str, Any] = json.loads(raw.read_text()) if raw.exists() else {"rows": {}}
     found["machine"] = device_key()
@@ -188,10 +191,10 @@ def main() -> None:
             "threads": threads,
         }
         raw.write_text(json.dumps(found, indent=1) + "\n")
-        (options.out / "quantized_cnns.md").write_text(rendered(found))
+        (options.out / f"{file}.md").write_text(rendered(found, title, doc))
         times, ratios = ({n: round(v, 2) for n, v in row[key].items()} for key in ("us", "ratio"))
         print(name, form, threads, times, ratios, row["runs"], f"{row['differing']:.4f}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(MODELS, FORMATS, make, "quantized_cnns", "Quantized CNNs on a CPU", str(__doc__))

@@ -1,10 +1,11 @@
 """Searches on a virtual clock, without a GPU: `python -m benchmarks.search_replay WORKLOAD ... [--seconds 4 20]
 [--seeds 3]`.
 
-The extraction, the acquisition policy, the schedule searches and the order of trials are the real ones. Compilers, the
-device and solves only advance a virtual clock by the durations that benchmarks/search_rehearsal.py takes for an H200
-with 32 cores, so a replay of 26 seconds takes a few seconds, and two replays of one policy give equal results on a busy
-machine. Kernel times are made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
+The extraction, the acquisition policy, the schedule searches and the order of trials are the real ones. Compilers and
+the device only advance a virtual clock by the durations that benchmarks/search_rehearsal.py takes for an H200 with 32
+cores. Solves are limited by counted work, which stands for their seconds: a longer solve finds a better plan here too,
+and costs as much time. So a replay of 26 seconds takes a few seconds, and two replays of one policy give equal results
+on a busy machine. Kernel times are made up from rooflines (`Times` in search_rehearsal.py), a different set per seed.
 
 Printed per search: the true cost in µs of the plan returned (unmeasured kernels at their true times), the number of
 measured kernels and rounds; `--json FILE` appends one line per search.
@@ -63,9 +64,11 @@ from tensor_graphs.extract.model.kernel import Call, Template
 from tensor_graphs.extract.model.work import call_work
 from tensor_graphs.extract.search import plan_solver
 from tensor_graphs.extract.search import search as search_module
+from tensor_graphs.extract.solve.solve_clock import LABELS_A_SECOND
 from tensor_graphs.pipeline.costs.prices import CostPricer
 
-SOLVE_S_PER_CANDIDATE = 3e-5  # virtual seconds of a solve, at most its time limit
+# virtual seconds of a solve beside its labels (search states), of which the solver makes LABELS_A_SECOND
+SOLVE_S_PER_CANDIDATE = 3e-5
 TAIL = 0.15  # share of kernels that take 2 to 8 times as long as predicted, for odd seeds
 MADE_UP_NEIGHBOURS = 32  # schedules per kernel beside the ranked guesses
 PRICE_S_PER_CALL = 1e-5  # virtual seconds of pricing
@@ -274,8 +277,10 @@ def replay(
             stop: Any,
             **options: Any,
         ) -> Any:
-            measurer.advance(min(limit, SOLVE_S_PER_CANDIDATE * len(cost)))
-            return solve_(hypergraph, cost, limit, True, budgets, known, None, **options)
+            chosen, found = solve_(hypergraph, cost, limit, True, budgets, known, None, **options)
+            labels = found.stats.get("labels", 0) / LABELS_A_SECOND
+            measurer.advance(SOLVE_S_PER_CANDIDATE * len(cost) + labels)
+            return chosen, found
 
         price_ = pricer.price
 

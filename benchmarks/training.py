@@ -178,20 +178,20 @@ def steps_us(
 
 
 def programs_of(report: Any) -> list[dict[str, Any]]:
-    """Of each program of a graph: its pass, kernels, on a GPU the way it is launched with the µs of a call in each way,
+    """Of each program of a graph: its pass, kernels, on a GPU the launch mode with the µs of a call in each mode,
     and what its report says about kernels and seconds."""
     found = []
     traced = next(g.traced for g in compiled_graph._graphs if g.report is report)
     for kind, runner in [(t.kind, r) for t in traced for v in t.variants for r in v._runners]:
         calls = runner.program._run
-        ways = {n: round(1e6 * s, 1) for n, s in getattr(calls, "times", {}).items()}
+        modes = {n: round(1e6 * s, 1) for n, s in getattr(calls, "times", {}).items()}
         report_ = runner.program.report
         message = {} if report_ is None else {
             "runs": report_.runs, "seconds": dict(report_.seconds), "omitted": list(report_.omitted),
             "by_time": sorted([[round(k.us, 1), k.count, k.name, k.source] for k in report_.kernels], reverse=True)[:30],
         }  # fmt: skip
         found.append({
-            "pass": kind, "report": message, "kernels": runner.program.manifest.kernels, "way": getattr(calls, "way", ""), "ways_us": ways,
+            "pass": kind, "report": message, "kernels": runner.program.manifest.kernels, "launch_mode": getattr(calls, "launch_mode", ""), "modes_us": modes,
             "copied": len(getattr(calls, "copied", ())), "set": len(getattr(calls, "found", ())), "why": getattr(calls, "why_copied", ""),
         })  # fmt: skip
     return found

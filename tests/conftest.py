@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import random
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -68,6 +69,25 @@ def pytest_sessionfinish() -> None:
     """
     gc.freeze()
     atexit.register(gc.unfreeze)
+
+
+MAX_GROWTH_KIB = 1 << 19  # growth of the process's peak memory after which its garbage is collected
+_peak = 0  # KiB, at the last collection
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_old_garbage() -> Iterator[None]:
+    """Clear the memo tables after each module, and collect garbage when memory has grown. Searches make all objects old
+    (`gc_paused`), so that their garbage waits for a full collection, which these thresholds leave out: a process of
+    tests grew to gigabytes."""
+    global _peak
+    yield
+    from tensor_graphs.egraph.ir.memo import forget
+
+    forget()
+    if (peak := resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) > _peak + MAX_GROWTH_KIB:
+        gc.collect()
+        _peak = peak
 
 
 @pytest.fixture

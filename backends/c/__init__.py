@@ -2,6 +2,7 @@
 
 In: kernels of the IR.
 Out: C functions.
-Imports: backends.c.emit, backends.generate, backends.ir, backends.library, egraph.composites, egraph.ir, egraph.ops,
-    egraph.saturate, egraph.types, egraph.view, errors, extract.fusion, extract.model, private.
+Imports: backends.c.emit, backends.generate, backends.ir, backends.library, backends.runtime, egraph.composites,
+    egraph.ir, egraph.ops, egraph.patterns, egraph.saturate, egraph.types, egraph.view, errors, extract.fusion,
+    extract.model, private.
 """

@@ -35,6 +35,7 @@ from ..ir.precision import IEEE, Precision
 from .any_size import sized
 from .attentions import attention_rows
 from .batch_norms import batch_norm_rows
+from .byte_values import byte_value_rows
 from .convolutions import HELPERS as PACKING
 from .convolutions import convolution_rows, pool_rows
 from .emit.attention import ROWS as ATTENTION_ROWS
@@ -45,6 +46,7 @@ from .image_copies import image_copy_rows
 from .integer_convolutions import HELPERS as INTEGER_PACKING
 from .integer_convolutions import integer_convolution_rows
 from .integer_pools import integer_pool_rows
+from .integer_products import integer_product_rows
 from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
@@ -230,6 +232,8 @@ BACKEND = C(
     (
         *convolution_rows(),
         *integer_convolution_rows(),
+        *integer_product_rows(),
+        *byte_value_rows(),
         *pool_rows(),
         *integer_pool_rows(),
         *group_norm_rows(),

@@ -199,7 +199,8 @@ def _depthwise(call: Call) -> bool:
 
 
 def _pool(call: Call) -> bool:
-    """Condition on calls of pooling."""
+    """Condition on calls of pooling: two window axes of few elements in all, channels-last images of known channels,
+    and each window begins inside of the image."""
     a = call.attrs
     fits = len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS and isinstance(extents(call.operands["x"])[1], int)
     inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))

@@ -27,13 +27,14 @@ from ..ir.definitions import source_of
 from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, is_channels_last
 from .convolutions import channels_last_x, direct_sizes, ending, few_elements, image, pads_before, pair, window_of
 from .integer_depthwise import INTEGER_DEPTHWISE
-from .integer_tiles import INTEGER_DIRECT, INTEGER_TILES
+from .integer_tiles import INTEGER_DIRECT, INTEGER_STACKS, INTEGER_TILES
 from .tiled_products import MAX_TAPS
 
 SOURCE: Mapping[str, str] = {
     "integer_tiles": INTEGER_TILES,
     "quad_conv": INTEGER_DIRECT,
     "quad_depthwise": INTEGER_DEPTHWISE,
+    "quad_products": INTEGER_STACKS,
 }
 """C functions and their text. All of them are in every program that uses one: the text is compiled once."""
 
@@ -127,7 +128,7 @@ def _known(call: Call) -> bool:
     )
 
 
-def _by_channel(operand: Operand, axis: int, channels: int) -> bool:
+def by_channel(operand: Operand, axis: int, channels: int) -> bool:
     """Whether an operand is one number, or one for each output channel along an axis."""
     return prod(extents(operand)) == 1 or prod(extents(operand)) == extents(operand)[axis] == channels
 
@@ -143,7 +144,7 @@ def _scalars(call: Call) -> bool:
         return False
     k = extents(call.output)[1]
     axes = {"y": 0, "m": 0 if "a" in kinds else 1}  # of channels: scales of weights, or factors of sums
-    if not all(_by_channel(call.operands[n], axis, k) for n, axis in axes.items() if n in kinds):
+    if not all(by_channel(call.operands[n], axis, k) for n, axis in axes.items() if n in kinds):
         return False
     if "a" in kinds and prod(extents(call.operands["w"])[1:]) > LONGEST_SUM:
         return False
@@ -198,7 +199,7 @@ def _limits(call: Call, act: int) -> tuple[float, float]:
     return (0.0 if act == 1 else float("-inf")), float("inf")
 
 
-def _flags(call: Call) -> int:
+def flags_of(call: Call) -> int:
     """Flags of a C function that follow from the operands' types."""
     given = call.operands
     signed = {"x": X_SIGNED, "w": W_SIGNED, "r": R_SIGNED, "q": MIDDLE_SIGNED}
@@ -212,23 +213,23 @@ def _flags(call: Call) -> int:
     return found
 
 
-def _addresses(call: Call) -> str:
+def operands_of(call: Call) -> str:
     """The operands of a C function and its scratch memory; absent ones are not read."""
     found = [call.names.get(o, call.names["x"]) for o in "xwzyambsorpqjuv"]
     return ", ".join((*found, call.names["out"], call.names["scratch"]))
 
 
-def _ends(call: Call, kind: int, act: int, flags: int) -> str:
+def ends(call: Call, kind: int, act: int, flags: int) -> str:
     """The last arguments of a C function: kind of results, flags, limits before and after a residual."""
     limits = _limits(call, act)
     free = (float("-inf"), float("inf"))
     ordered = (*free, *limits) if kind == ADDED else (*limits, *free)
-    return ", ".join(map(str, (kind, _flags(call) + flags, *map(_bits, ordered))))
+    return ", ".join(map(str, (kind, flags_of(call) + flags, *map(_bits, ordered))))
 
 
 def _direct_code(call: Call, kind: int, act: int) -> str:
-    ends = _ends(call, kind, act, COPIED * _copied(call))
-    return f"quad_conv({_addresses(call)}, {direct_sizes(call)}, {ends})"
+    last = ends(call, kind, act, COPIED * _copied(call))
+    return f"quad_conv({operands_of(call)}, {direct_sizes(call)}, {last})"
 
 
 def _direct_scratch(call: Call) -> int:
@@ -247,7 +248,7 @@ def _depthwise_code(call: Call, kind: int, act: int) -> str:
     numbers = (
         n, h, w, c, oh, ow, *window_of(call), *pair(call, "strides"), *pair(call, "dilations"), *pads_before(call),
     )  # fmt: skip
-    return f"quad_depthwise({_addresses(call)}, {', '.join(map(str, numbers))}, {_ends(call, kind, act, 0)})"
+    return f"quad_depthwise({operands_of(call)}, {', '.join(map(str, numbers))}, {ends(call, kind, act, 0)})"
 
 
 def _depthwise_scratch(call: Call) -> int:
@@ -335,5 +336,6 @@ def integer_convolution_rows() -> list[LibraryKernel]:
 
 
 __all__ = [
-    "HELPERS", "SOURCE", "bytes_at_cache_line", "integer_convolution_rows", "integer_depthwise_packed", "integer_packed",
+    "HELPERS", "SOURCE", "VERSION", "by_channel", "bytes_at_cache_line", "ends", "flags_of", "integer_convolution_rows",
+    "integer_depthwise_packed", "integer_packed", "operands_of",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from ..ir.kernel import PROBE, Kernel
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
+from ..lowering.ieee_decisions import ROUNDED, may_round_once
 from ..lowering.split_reduction import split
 from ..program.helpers.cuda_helpers import HELPERS
 from .clustered_attention.kernel import emit_clusters
@@ -192,6 +193,7 @@ class CudaEmitter(StrategyEmitter):
 
     name: str = "nvrtc"
     version: str = "6"
+    contracts: bool = True
     setup: tuple[str, ...] = ("CudaKernel", "counters")
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
@@ -204,10 +206,10 @@ class CudaEmitter(StrategyEmitter):
         of stored measurements.
 
         Kernels that read uint8 or int8 operands have the suffix `GROUPED`, since their quantization scales are applied
-        per group, to sums of products.
+        per group, to sums of products; those in which rounding decides the suffix `ROUNDED`.
         """
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
-        return self.version + (GROUPED if bytes_ else "")
+        return self.version + (GROUPED if bytes_ else "") + (ROUNDED if may_round_once(roots) else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Change the launch `statement` and the kernel `definitions` (name -> source) of a kernel made for one choice

@@ -18,6 +18,7 @@ from ..ir.kernel import Kernel
 from ..ir.tiling import Shape, padded, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
+from ..machine import target
 from .emit.fragments import refusal
 from .emit.packed_fragments import sides_of, span_of
 from .emit.staged_row import staged_row
@@ -29,6 +30,7 @@ from .ranking.rows import ElementwiseRanking, ReductionRanking, RowReductionRank
 from .ranking.skinny_gemm import SkinnyGemmRanking
 
 ROWS = 4  # maximum rows of GEMM on CUDA cores
+HOPPER = 90  # least compute capability with thread-block clusters
 FEW = 32  # maximum rows of skinny GEMM on tensor cores with register fragments
 MOST_AHEAD = 8  # maximum prefetch distance in iterations
 HELD = 64  # maximum elements of short reductions nested in another one
@@ -91,6 +93,11 @@ class SkinnyGemmSchedule(SplitSchedule):
         "with `packed`: prefetch distance of cp.async copies in iterations", Domain(1, MOST_AHEAD), starts=2
     )
     direct: bool = flag("with `ahead`: only scales and rows are copied, codes stay in registers")
+    joint: bool = flag("with `ahead`: the warps of a block copy rows together, each row once")
+    cluster: int | None = optional(
+        "with `packed`: blocks of a cluster that share K, joined through distributed shared memory",
+        Domain(2, 8, powers=True), starts=2, drops=True,
+    )  # fmt: skip
     vector: tuple[tuple[str, int], ...] = sides(
         "contiguous elements per thread along a short inner reduction", Domain(1, 8, powers=True), "v"
     )
@@ -109,7 +116,11 @@ class SkinnyGemmSchedule(SplitSchedule):
         """The thread layout that this schedule gives `kernel`, whose axes have the roles `shape` (row, column, batch,
         reduction): in the epilogue each thread holds two neighbouring columns of the tile."""
         wide, n, vector, repeat = self.wide or 1, self.n, dict(self.vector), dict(self.repeat)
-        warps = Warps(self.warps, wide, n // (8 * wide), self.deep or 1, self.packed, self.ahead or 0, self.direct)
+        cluster = self.cluster or 1
+        tiles = n * cluster // (8 * wide)
+        warps = Warps(
+            self.warps, wide, tiles, self.deep or 1, self.packed, self.ahead or 0, self.direct, self.joint, cluster
+        )
         threads = 32 * warps.along * wide
         across = min(n // 2, threads)
         down = min(padded(max(1, shape.m)), threads // across)
@@ -138,16 +149,18 @@ def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     covers all rows."""
     wide = s.wide or 1
     rows = dict(s.repeat).get("m", shape.m) == shape.m
-    packed = not s.packed or (s.n % (16 * wide) == 0 and s.deep is None and not s.warm)
+    cluster = s.cluster or 1
+    packed = not s.packed or (s.n * cluster % (16 * wide) == 0 and s.deep is None and not s.warm)
     return (
         s.valid
-        and s.n % (8 * wide) == 0
+        and s.n * cluster % (8 * wide) == 0
         and s.warps * wide <= 32
         and rows
         and packed
         and (s.early or not s.warm)
         and (s.packed or s.ahead is None)
-        and (s.ahead is not None or not s.direct)
+        and (s.ahead is not None or not (s.direct or s.joint))
+        and (cluster == 1 or (s.packed and s.split is None and target().capability >= HOPPER))
     )
 
 

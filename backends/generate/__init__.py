@@ -3,7 +3,7 @@ e-graph view.
 
 In: fusion groups.
 Out: kernel templates.
-Imports: backends, backends.ir, backends.lowering, backends.program.emit, backends.program.helpers, costdb.keys,
-    egraph.ir, egraph.ops, egraph.saturate, egraph.types, egraph.view, errors, extract.candidates, extract.fusion,
-    extract.model, processes.
+Imports: backends, backends.ir, backends.lowering, backends.program.emit, backends.program.helpers, bytecode,
+    costdb.keys, egraph.ir, egraph.ops, egraph.saturate, egraph.types, egraph.view, errors, extract.candidates,
+    extract.fusion, extract.model, processes.
 """

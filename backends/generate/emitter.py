@@ -84,6 +84,12 @@ class Emitter(Protocol):
         ...
 
     @property
+    def contracts(self) -> bool:
+        """Whether compilers of the emitted text contract `x * y + z` to one rounding and approximate quotients: what
+        decides a whole number or a truth value then has operations of its own (`lowering/ieee_decisions.py`)."""
+        ...
+
+    @property
     def setup(self) -> tuple[str, ...]:
         """Names of the imports and helper definitions that every kernel needs (keys of `Backend.helpers`)."""
         ...
@@ -177,6 +183,7 @@ class EmitterBase:
     """Defaults of `Emitter`: no helpers, no required modules, no reduced precision, no kernels for free sizes."""
 
     version: str
+    contracts: bool = False
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
         """The emitter's version, which is the same for all terms (`Emitter.version_of`)."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from ...bytecode import bytecode_environment
 from ...costdb.keys.device import cores
 from ...extract.model.clock import Clock
 from ...processes.forks import in_forked_child
@@ -31,8 +32,9 @@ from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
 # Maximum workers of all pools together. Their work takes three to four times the CPU time of the caller's for the same
-# candidates (`python -m benchmarks.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting.
-MAX_WORKERS = 8
+# candidates (`python -m benchmarks.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting. The
+# candidates of a decode step (Llama-3.2-1B, 15 cores) took 3.6 s with 8 workers, 2.9 and 3.3 with 13.
+MAX_WORKERS = 12
 LEFT_CORES = 2  # cores that lowering workers and compilers leave to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker
 WIDE = 4  # workers that have started from which the caller does no jobs itself
@@ -211,7 +213,7 @@ class LowerPool:
                     _room.release()
 
     def _start(self) -> None:
-        environment = {"OMP_NUM_THREADS": "1", **limited_environment(self.size)}
+        environment = {"OMP_NUM_THREADS": "1", **bytecode_environment(), **limited_environment(self.size)}
         process = start_worker("tensor_graphs.backends.generate.lowering_worker", environment=environment)
         assert process.stdin is not None and process.stdout is not None
         os.set_blocking(process.stdin.fileno(), False)

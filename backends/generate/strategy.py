@@ -92,8 +92,9 @@ class Strategy(Generic[S]):
     asked if this one has candidates. `masked`: whether the text for extents that a schedule's tiles do not divide is
     also right for extents below a tile. `sides`: whether results along a reduction axis (`Kernel.stored_sides`) can be
     stored. `updates`: whether kernels can be emitted that write a row into an operand which they read
-    (ir/row_update.py). `tested`: whether `ranked` has emitted
-    each of its schedules, or one that differs in numbers only, so that all of them can be emitted.
+    (ir/row_update.py). `adds`: whether results that are added to memory (`Kernel.adds`) can be emitted. `tested`:
+    whether `ranked` has emitted each of its schedules, or one that differs in numbers only, so that all of them can be
+    emitted.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Strategy(Generic[S]):
     masked: Callable[[S], bool] = lambda schedule: False
     sides: bool = False
     updates: bool = False
+    adds: bool = False
     tested: bool = False
 
 
@@ -132,6 +134,8 @@ class StrategyEmitter(EmitterBase):
             if wanted < 1 or request.precision.name not in strategy.precisions:
                 continue
             if (request.kernel.stored_sides and not strategy.sides) or (updates and not strategy.updates):
+                continue
+            if request.kernel.adds and not strategy.adds:
                 continue
             if strategy.applies(request.kernel, request.shape):
                 own = strategy.ranked(request, wanted)
@@ -179,7 +183,9 @@ class StrategyEmitter(EmitterBase):
         """Whether `schedule` (parameter name -> integer) is legal: its parameters are those of a strategy, its values
         are in their domains, and that strategy accepts the kernel. `splits`: whether split reduction is legal."""
         found = self.find(schedule)
-        return found is not None and found[1].valid and found[0].legal(kernel, shape, found[1], splits)
+        if found is None or not found[1].valid or (kernel.adds and not found[0].adds):
+            return False
+        return found[0].legal(kernel, shape, found[1], splits)
 
     def launches(self, found: Lowered, schedule: Mapping[str, int], name: str) -> Sequence[Launch]:
         """Emit the lowered kernel `found` in `schedule` (parameter name -> integer); returns its launches

@@ -29,6 +29,7 @@ from ..ir.precision import IEEE, Precision
 from ..ir.tiling import Shape, repeated, shape_of
 from ..ir.unfusable import Unfusable
 from ..lowering.concat_split import unsplit_flops
+from ..lowering.ieee_decisions import rounded_once
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, partial_layout
@@ -286,7 +287,7 @@ class GeneratedKernel(KernelBase):
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
         raise_recursion_limit(sum(len(t.args) > 0 for t in self.nodes))
-        return _read(tuple(self.roots), tuple(buffers.items()))
+        return _read(tuple(self.roots), tuple(buffers.items()), self.emitter.contracts)
 
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
         if self.precision is IEEE:
@@ -329,17 +330,17 @@ def is_right_strided(found: Lowered) -> bool:
 
 @memo(4096)
 def _read(
-    roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...]
+    roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...], contracts: bool
 ) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
     """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal).
 
-    None if there is no kernel.
-
-    The result is the same for every emitter and precision.
+    None if there is no kernel. `contracts`: of the emitter (`Emitter.contracts`). Otherwise the result is the same for
+    every emitter and precision.
     """
     leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
     try:
         kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
+        kernel = rounded_once(kernel) if contracts else kernel
         shape = shape_of(kernel, products="PIECES" not in kernel.builder.transformations)
         return kernel, shape, can_split(kernel, shape)
     except (Unfusable, RecursionError):  # RecursionError: deeper than `raise_recursion_limit` allows
@@ -383,7 +384,8 @@ def _code(template: GeneratedKernel, call: Call) -> str:
     return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 
-def _drawn(roots: Sequence[Tensor]) -> str:
+@memo(4096)  # forms of a kernel, in several backends and precisions, have equal terms
+def _drawn(roots: tuple[Tensor, ...]) -> str:
     """Ending of the version of kernels that were once measured with few visible positions, because a limit on their
     number hid that a mask compares it with positions; "" for others."""
     return ".all" if has_limited_places(topological(roots), ("input",)) else ""

@@ -170,6 +170,8 @@ class Builder:
         if monoid != "sum" or body.kind != "float":
             return self._raw(monoid, axis, body)
         over, under = factors(body)
+        if not (_fits(over) and _fits(under)):
+            return self._raw("sum", axis, body)
         inside = [f for f in over if axis in f.axes], [f for f in under if axis in f.axes]
         found = self._raw("sum", axis, self.product(*inside))
         rest = [f for f in over if axis not in f.axes], [f for f in under if axis not in f.axes]
@@ -182,9 +184,6 @@ class Builder:
 
     def product(self, over: Sequence[Expr], under: Sequence[Expr]) -> Expr:
         """The product of the factors `over`, divided by the product of `under`, as an expression."""
-        roots = [f for f in under if f.op == "sqrt"]
-        over = [*over, *(self.pointwise("rsqrt", f.args) for f in roots)]
-        under = [f for f in under if f not in roots]
         found: Expr | None = None
         for f in over:
             found = f if found is None else self.mul(found, f)
@@ -262,6 +261,13 @@ def below_maximum(e: Expr) -> tuple[Expr, Expr] | None:
         return None
     a, m = e.args[0].args
     return (a, m) if m.op == "reduce" and m.value[0] == "max" and m.args[0] is a else None
+
+
+def _fits(found: Sequence[Expr]) -> bool:
+    """Whether the product of the constants among some factors is a nonzero float32 with all of its digits: 0 / 0 is NaN
+    in each term of a sum, but infinite behind the sum."""
+    product = math.prod(abs(float(f.value)) for f in found if f.op == "const")
+    return 2.0**-126 <= product < 2.0**128
 
 
 LONG = 100  # depth of an expression beyond which emitters avoid recursion

@@ -32,13 +32,15 @@ class Buffer:
 class OutputStore:
     """One result of a kernel. At each point of the kernel's axes at which all `guards` hold, `value` is stored in
     `buffer` at position `at`, plus `parts`: data-dependent terms of the position with their strides (a scatter).
-    Elements that are not stored remain unchanged."""
+    Elements that are not stored remain unchanged. `adds`: the value is added to the element there instead, as other
+    points' values are."""
 
     buffer: str
     at: Index
     value: Expr
     guards: tuple[Expr, ...] = ()
     parts: tuple[tuple[Expr, int], ...] = ()
+    adds: bool = False
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
@@ -85,6 +87,11 @@ class Kernel:
         for e in self.exprs:
             depth[e] = 1 + max((depth[a] for a in e.args), default=0)
         return max(depth.values(), default=0) > LONG
+
+    @cached_property
+    def adds(self) -> bool:
+        """Whether a result is a sum that the kernel adds to in memory (`OutputStore.adds`)."""
+        return any(s.adds for s in self.stores)
 
     @cached_property
     def stored_sides(self) -> frozenset[Axis]:

@@ -38,7 +38,9 @@ THREE_BRAINS = Precision("bf16x6", 4, 2.0**-22, 1.2, 17)
 
 PRECISIONS = (IEEE, THREE, TF32, TWO_BRAINS, THREE_BRAINS)  # in the order of `number`
 
-LIBRARY_TF32 = 3e-4  # loss of TF32 products in libraries, which round: Triton truncates
+# loss of TF32 products in libraries, which round (Triton truncates): the smallest tolerance that allows TF32, which the
+# texts of the option `tolerance` name
+LIBRARY_TF32 = 3e-4
 
 
 def within(limit: float, offered: Sequence[Precision]) -> tuple[Precision, ...]:

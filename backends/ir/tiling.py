@@ -227,7 +227,7 @@ def _kept(kernel: Kernel, axes: Iterable[Axis]) -> tuple[Axis, ...]:
 
 
 def _outer(kernel: Kernel) -> tuple[Axis, ...]:
-    """Axes of reductions that are needed outside of other reductions."""
+    """Axes of the reductions whose loops are not nested in the loop of another reduction."""
     found: dict[Axis, None] = {}
     stack = [s.value for s in kernel.stores]
     seen = set()

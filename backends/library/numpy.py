@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from keyword import iskeyword
+from math import prod
 from typing import Any
 
 from ...egraph.ops.ops import OPS, Op
 from ...egraph.types import dtypes
-from ...egraph.types.dims import DimExpr
+from ...egraph.types.dims import DimExpr, concrete
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..contract import BackendBase
@@ -24,6 +25,8 @@ from .numpy_helpers import HELPERS
 from .numpy_products import contractions
 from .numpy_rows import Applies, every, has_halves, of_kind, row, sizes, spell, wide_floats
 from .scratch import ScratchBuffer, ScratchBuffers, compute_dtype, reduced_shape, shape_of, wide, with_scratch, work
+
+PASSES = 0.1  # arithmetic throughput of functions that make several passes over memory, relative to that of one pass
 
 
 # ---------------------------------------------------------------- scratch memory
@@ -116,6 +119,10 @@ def _cast_code(call: Call) -> str:
     return f"np.copyto({n['out']}, {n['x']}, casting='unsafe')"
 
 
+def _at_most_float32(call: Call) -> bool:
+    return call.output.type.dtype != "float64"
+
+
 def _pointwise() -> list[LibraryKernel]:
     chain = "np.negative({x}, out={out}); np.exp({out}, out={out}); np.add({out}, 1, out={out}); "
     return [
@@ -128,11 +135,14 @@ def _pointwise() -> list[LibraryKernel]:
         row("square", "x * x", "np.square({x}, out={out})", inplace=("x",), applies=_NUMBER, exact=True),
         row("where", "where(c, x, y)", "np.copyto({out}, {y}); np.copyto({out}, {x}, where={c})", exact=True),
         row("cast", "cast(x, dtype=dtype)", _cast_code, exact=True),
+        *(row(f"to_{half}", f"to_{half}(x)", f"np.copyto({{out}}, {{x}}.astype({place}), casting='unsafe')", applies=_at_most_float32, inplace=("x",), exact=True)
+          for half, place in (("float16", "np.float16"), ("bfloat16", "ml_dtypes.bfloat16"))),
         row("from_float8", "from_float8(x, dtype=dtype)", "from_float8({x}, {out})", setup=("from_float8",), exact=True),
         row("unpack", "unpack(x, bits=bits, form=form, axis=axis, block=block, dtype=dtype)",
             "unpack({x}, {bits}, {form}, {axis}, {block}, {out})", setup=("unpack",), exact=True),
-        row("dequantize", "dequantize(q, s, z)", "dequantize({q}, {s}, {z}, {out})", setup=("dequantize",), exact=True),
-        row("quantize", "quantize(x, s, z)", "quantize({x}, {s}, {z}, {out})", setup=("quantize",), exact=True),
+        row("dequantize", "dequantize(q, s, z)", "dequantize({q}, {s}, {z}, {out})", setup=("dequantize",), exact=True,
+            flops=lambda call: 3.0 * prod(concrete(call.output.type.shape)), rate=PASSES),
+        row("quantize", "quantize(x, s, z)", "quantize({x}, {s}, {z}, {out})", setup=("quantize",), exact=True, rate=PASSES),
         row("erf", "erf(x)", "erf({x}, {out})", inplace=("x",), setup=("erf",)),
         row("defined_erf", "erf(x)", "np.copyto({out}, defined_erf({x}))", setup=("defined_erf",), exact=True),
         row("relu", "relu(x)", "np.maximum({x}, 0, out={out})", inplace=("x",), exact=True),

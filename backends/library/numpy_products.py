@@ -106,8 +106,8 @@ def contractions() -> list[LibraryKernel]:
     return [
         row("matmul", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=every(wide_floats, of_kind("float")),
             exact=True, **more),
-        row("matmul_int", "matmul(x, w)", "np.matmul({x}, {w}, out={out})", applies=of_kind("int", "bool"), family="other",
-            exact=True),
+        row("matmul_int", "matmul(x, w)", "integer_product({x}, {w}, {out})", applies=of_kind("int", "bool"), family="other",
+            setup=("integer_product",), rate=0.25, version="2", exact=True),
         row("matmul_half", "matmul(x, w)", halves, applies=has_halves, exact=True, **more),
         row("matmul_flat", "matmul(x, w)", _gemm_code(bias=False), dense=("x", "w"), applies=_batched, **more),
         row("matmul_columns", "matmul(x, w)", _gemm_code(bias=False), dense=("x",), prep=column_major,

@@ -32,6 +32,7 @@ from .torch_calls import (
     extents,
     heads_fit,
     is_channels_last,
+    of,
     some_axes,
 )
 from .torch_helpers import HELPERS
@@ -93,6 +94,16 @@ def _pointwise() -> list[LibraryKernel]:
         row("where", "where(c, x, y)", "torch.where({c}, {x}, {y}, out={out})", inplace=("x", "y"), applies=_alike),
         row("is_nan", "is_nan(x)", "torch.ne({x}, {x}, out={out})"),
         row("cast", "cast(x, dtype=dtype)", "{out}.copy_({x})", applies=_plain_cast),
+        *(
+            row(
+                f"to_{half}",
+                f"to_{half}(x)",
+                f"{{out}}.copy_({{x}}.to(torch.{half}))",
+                inplace=("x",),
+                applies=of("float32", "float16", "bfloat16"),
+            )
+            for half in ("float16", "bfloat16")
+        ),
         row("mul_add", "x * y + z", "torch.addcmul({z}, {x}, {y}, out={out})", inplace=("z",), applies=one_float),
         row("add_mul", "z + x * y", "torch.addcmul({z}, {x}, {y}, out={out})", inplace=("z",), applies=one_float),
     ]

@@ -116,7 +116,7 @@ _NOT_WIDENED = frozenset([
     "argmax", "argmin", "variance_and_mean", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
     "rope_wide",
 ])  # fmt: skip
-_VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn", "_live")
+_VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn", "_efficient", "_live")
 
 
 # ---------------------------------------------------------------- pointwise and reductions

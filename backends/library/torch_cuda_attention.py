@@ -17,7 +17,9 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 
 
 #: LibraryKernel suffix -> Torch's fused attention kernel; "" means Torch's own choice.
-KERNELS = {"": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION"}
+KERNELS = {
+    "": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION", "_efficient": "EFFICIENT_ATTENTION",
+}  # fmt: skip
 SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
@@ -61,10 +63,10 @@ def heads_inside(call: Call) -> Strides:
 
 
 def _named(call: Call, kernel: str) -> str:
-    """Text of a fused kernel's name for a call. Raises UnsupportedError for cuDNN where a size is free: it makes a plan
-    for each size, which takes 0.1 s, and has no kernel for a single position."""
+    """Text of a fused kernel's name for a call. Raises UnsupportedError where a size is free for cuDNN, which makes a
+    plan for each size in 0.05 to 0.2 s, and for Torch's own choice among 16-bit kernels, which may be cuDNN."""
     free = any(type(d) is not int for n in "qkv" for d in extents(call.operands[n]))
-    if kernel == "CUDNN_ATTENTION" and free:
+    if free and (kernel == "CUDNN_ATTENTION" or (not kernel and halves(call))):
         raise UnsupportedError("cuDNN's attention makes a plan for each size")
     return repr(kernel)
 

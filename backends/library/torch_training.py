@@ -157,6 +157,13 @@ def _gpu_batch_norms() -> Iterator[LibraryKernel]:
             family="reduction", applies=both(alike, filled, _several_each, condition, _turned if last else None),
             **({"layout": channels_last} if last else {"dense": ("*",)}),
         )  # fmt: skip
+    for last in (False, True):  # what normalizes then adds a residual and applies ReLU in the same kernel
+        yield gpu_row(
+            f"channel_statistics{'_last' * last}", "channel_mean(x); channel_variance(x)",
+            "torch.batch_norm_update_stats({x}, None, None, 0.0)", family="reduction",
+            applies=both(accumulated("x", "", "out out1"), filled, _turned if last else None),
+            **({} if last else {"dense": ("*",)}),
+        )  # fmt: skip
 
 
 def _turned(call: Call) -> bool:

@@ -38,7 +38,8 @@ def kernel_of(
     size 1 along some axes; or be slices of one tensor, which is computed once; or agree in all axes but one, along
     which they are concatenated; or be left operands of the first tensor's products
     (extract/fusion/product_operands.py), which are stored along the reduction axis. For `scatter_elements` into a
-    tensor in memory only the scattered positions are written; the buffer must already hold the other elements. Other
+    tensor in memory only the scattered positions are written, or added to; the buffer must already hold the other
+    elements. Other
     results may be computed from such a tensor if one row of it is written (ir/row_update.py). Raises Unfusable for
     other results, and for ops without an index expression (sort, argmax).
     """
@@ -83,7 +84,17 @@ def kernel_of(
     overwritten = {operands[t.args[0]] for t in roots if t.op == "scatter_elements"}
     if uses_overwritten(kernel, overwritten, [s for s in kernel.stores if s.parts]):
         raise Unfusable("the kernel uses elements of the buffer that it scatters into")
-    return halved_kernel(normalized(_small(kernel)))
+    return halved_kernel(normalized(_added_once(_small(kernel))))
+
+
+def _added_once(kernel: Kernel) -> Kernel:
+    """The kernel itself. Raises Unfusable if it might add a value to an element of a sum in memory more than once, or
+    in parts: if it has other results or reductions, or an axis on which the element's position does not depend."""
+    for s in kernel.stores if kernel.adds else ():
+        along = s.at.axes.union(*(e.axes for e, _ in s.parts))
+        if len(kernel.stores) > 1 or kernel.reductions or not along >= {*kernel.axes}:
+            raise Unfusable("a scatter that adds beside other results, sums of products, or several times")
+    return kernel
 
 
 def _written_and_read(roots: Sequence[Tensor]) -> frozenset[Tensor]:
@@ -129,6 +140,7 @@ def _with_operands(
     return normalized(_small(kernel))
 
 
+ADDED = ("float32", "int32", "int64")  # dtypes of sums in memory: with 16 bits each addition would round
 MAX_KERNEL_OPERATIONS = 3000  # and loads: compilation takes at least a second per thousand
 
 
@@ -216,11 +228,12 @@ def _joined(r: TermLowering, store: OutputStore, part: _Part) -> OutputStore:
 
 def _placed(r: TermLowering, t: Tensor, name: str, part: _Part) -> OutputStore:
     """The store of an element of a root, at its index in the root, or at its scattered position."""
-    buffer, place, parts, guards = r.buffers[name], Index(), [], part.guards
+    buffer, place, parts, guards, adds = r.buffers[name], Index(), [], part.guards, False
     axis = t.attr("axis") if t.op == "scatter_elements" else -1
     if axis >= 0:
         base = r.of.get(t.args[0])
-        if base is None or t.attr("mode") != "set" or r.buffers[base] != buffer:
+        adds = t.attr("mode") == "add" and buffer.dtype in ADDED
+        if base is None or not (adds or t.attr("mode") == "set") or r.buffers[base] != buffer:
             raise Unfusable("a scatter whose base is not in memory, or is not updated in place")
         size = buffer.shape[axis]
         where = from_the_start(r.b, r.value(t.args[1], part.at, guards), size)
@@ -234,7 +247,7 @@ def _placed(r: TermLowering, t: Tensor, name: str, part: _Part) -> OutputStore:
             guards = (*guards, *(r.b.pointwise("lt", pair) for pair in ends))
     for n, (i, stride, size) in enumerate(zip(part.at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if size > 1 and n != axis else place
-    return OutputStore(name, place, part.value, guards, tuple(parts))
+    return OutputStore(name, place, part.value, guards, tuple(parts), adds)
 
 
 def _within(

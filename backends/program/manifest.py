@@ -79,14 +79,14 @@ class Manifest:
         return {name: size for name, (_, _, size) in self.sizes.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON data, in which size expressions are text; `launch_mode` has the name "way" in files."""
+        """All fields as JSON data, in which size expressions are text."""
         spelled = {
             part: [(n, [d if isinstance(d, int) else str(d) for d in shape], dtype) for n, shape, dtype in specs]
             for part, specs in (("inputs", self.inputs), ("outputs", self.outputs))
         }
-        fields = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "launch_mode"}
+        fields = {f: getattr(self, f) for f in self.__dataclass_fields__}
         divided = {} if self.buckets is None else self.buckets.to_json()
-        return fields | spelled | {"way": self.launch_mode, "structure": pack(self.structure), "buckets": divided}
+        return fields | spelled | {"structure": pack(self.structure), "buckets": divided}
 
 
 def _spec(name: str, kind: Type) -> Spec:
@@ -160,7 +160,8 @@ class _File:
     device: str = HOST.name
     hardware: str = ""
     compared: str = ""
-    way: Literal["", "flat", "graph", "copying"] = ""
+    launch_mode: Literal["", "flat", "graph", "copying"] = ""
+    way: Literal["", "flat", "graph", "copying"] = ""  # `launch_mode` in files of older versions
     break_even: Natural = 0
     sizes: dict[str, tuple[Natural, Natural, Natural]] = field(default_factory=dict)
     binaries: dict[str, str] = field(default_factory=dict)
@@ -212,7 +213,7 @@ def _manifest(record: _File) -> Manifest:
     return Manifest(
         record.name, structure=structure, sizes=record.sizes, workspace=record.workspace, fresh=record.fresh,
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
-        hardware=record.hardware, compared=record.compared, launch_mode=record.way, break_even=record.break_even,
+        hardware=record.hardware, compared=record.compared, launch_mode=record.launch_mode or record.way, break_even=record.break_even,
         binaries=record.binaries, kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
         borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed), **specs,
     )  # fmt: skip

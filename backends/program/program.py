@@ -159,10 +159,10 @@ class Program(ProgramCalls):
         return self
 
     def launching_as(self, other: Program) -> Program:
-        """Launch kernels in the way that was the fastest for calls of `other`, a bound program like this one, from the
-        next binding on, without timing the ways. Returns itself."""
-        if way := getattr(other._run, "way", ""):
-            self.manifest = replace(self.manifest, launch_mode=way)
+        """Use the launch mode that was the fastest for calls of `other`, a bound program like this one, from the next
+        binding on, without timing the modes. Returns itself."""
+        if mode := getattr(other._run, "launch_mode", ""):
+            self.manifest = replace(self.manifest, launch_mode=mode)
         return self
 
     def steady(self, inputs: Iterable[int]) -> Program:
@@ -438,7 +438,7 @@ class Program(ProgramCalls):
         """Write this plan's files into an empty folder."""
         self._collect()
         self._compile_for_saving()
-        mode, calls = getattr(self._run, "way", ""), getattr(self._run, "break_even", 0)
+        mode, calls = getattr(self._run, "launch_mode", ""), getattr(self._run, "break_even", 0)
         manifest = replace(self.manifest, launch_mode=mode, break_even=calls) if mode else self.manifest
         write_program(part, manifest, self.source, self._weights, self._binaries)
         if self.report is not None:

@@ -80,7 +80,7 @@ def _refuse_foreign(plan: Manifest, around: Manifest) -> None:
         for specs, others in ((plan.inputs, around.inputs), (plan.outputs, around.outputs))
     )
     if not same or plan.device != around.device or plan.sizes.keys() != around.sizes.keys() or plan.buckets is not None:
-        raise BadModelError("a plan is not one of this program", hint="save the program again")
+        raise BadModelError("a plan in the folder belongs to another program", hint="save the program again")
 
 
 def _why_unread(path: Path, parts: Sequence[str], error: Exception) -> str:

@@ -2,6 +2,6 @@
 
 In: kernels of the IR.
 Out: Triton source and launches.
-Imports: backends.generate, backends.ir, backends.triton.emit, backends.triton.schedules,
+Imports: backends.generate, backends.ir, backends.lowering, backends.triton.emit, backends.triton.schedules,
     backends.triton.warp_specialized, egraph.ir.
 """

@@ -14,6 +14,7 @@ from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating,
 from ..generate.template import CARRYING, COUNTING, GeneratedKernel, launches, template_of
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
+from ..lowering.ieee_decisions import ROUNDED, may_round_once
 from .emit.kernel import emit, emit_joined
 from .emit.sizes import sized_launch, with_sizes
 from .schedules.candidates import rounding_schedules, schedules
@@ -99,6 +100,7 @@ TILE = Strategy(
     wanted=ask_rest,
     merge=alternating,
     masked=lambda s: not s.boxes,
+    adds=True,
 )
 ATTENTION = Strategy(
     "warp-specialized attention",
@@ -130,6 +132,7 @@ class TritonEmitter(StrategyEmitter):
 
     name: str = "triton"
     version: str = "9"
+    contracts: bool = True
     setup: tuple[str, ...] = ("INTERPRETED", "begin_early", "counters", "described", "held", "larger", "smaller")
     needs: tuple[str, ...] = ("torch", "triton")
     precisions: tuple[Precision, ...] = (THREE, TWO_BRAINS, TF32)  # besides the dtype's own, the slower ones first
@@ -138,6 +141,11 @@ class TritonEmitter(StrategyEmitter):
     #: precision if it is as exact.
     across: Mapping[Precision, Precision] = field(default_factory=lambda: {THREE: THREE_BRAINS, TF32: TF32})
     strategies: tuple[Strategy[Any], ...] = field(default=(ATTENTION, CONVOLUTION, TILE), kw_only=True)
+
+    def version_of(self, roots: Sequence[Tensor]) -> str:
+        """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of the key
+        of stored measurements. Kernels in which rounding decides have the suffix `ROUNDED`."""
+        return self.version + (ROUNDED if may_round_once(roots) else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Add to the launch `statement` the placeholder `SIZES_<kernel name>` for the size arguments. Returns

@@ -4,10 +4,8 @@ choice of tuning parameters each)."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.graph import Graph
@@ -28,6 +26,7 @@ from ..verification.torch_reference import evaluate
 from . import gpu_operands
 from .gpu_accuracy import LEAST_SIZE, LOST, NORMS, TOLERANCE, accuracy
 from .gpu_device import MeasuringDevice, Run
+from .loaded_kernel import Arguments, CapturedCalls, LoadedKernel, loading
 from .result_check import Wrong
 
 QUICK_US, QUICK_CALLS, QUICK_SAMPLES = 600.0, 40, 3
@@ -46,48 +45,6 @@ SLOW_US = 20_000.0
 
 # number of samples after which sampling stops if the median deviation is below this share of the median
 ENOUGH, STEADY = 7, 0.005
-
-
-@dataclass
-class LoadedKernel:
-    """The kernel of a tuning trial, loaded from its text. `run`, `prepare`: functions of the module that the text
-    defines.
-
-    `scratch`: scratch memory between guard zones. `us`: rough time of a call. Both are set when the kernel first runs.
-    `prepared`: operands in the kernel's own layouts, by set of operands; kept during one job, since large weights take
-    as long to rearrange as several calls of the kernel.
-    """
-
-    text: KernelText
-    run: Callable[..., Any]
-    prepare: Mapping[str, Callable[..., Any]]
-    scratch: Any = None
-    us: float = float("nan")
-    prepared: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-
-    def arguments(self, where: Arguments) -> dict[str, Any]:
-        """The operands of the set `where` by name, those that the kernel wants in layouts of its own rearranged."""
-        if id(where) not in self.prepared:
-            self.prepared[id(where)] = {n: prepare(where.operands[n]) for n, prepare in self.prepare.items()}
-        return {**where.operands, **self.prepared[id(where)]}
-
-
-@dataclass(frozen=True)
-class CapturedCalls:
-    """Function that replays `calls` calls of a kernel without host overhead (`replay`). `rotating`: whether the operand
-    sets exceed the cache."""
-
-    replay: Run
-    calls: int
-    rotating: bool
-
-
-@dataclass
-class Arguments:
-    """One set of operands of a kernel, and the tensors on the device into which the kernel writes its outputs."""
-
-    operands: Mapping[str, Any]
-    outputs: Sequence[Any]
 
 
 class Bench:
@@ -425,30 +382,6 @@ def _steady(samples: list[float]) -> bool:
         return False
     middle = sorted(samples)[len(samples) // 2]
     return sorted(abs(s - middle) for s in samples)[len(samples) // 2] < STEADY * middle
-
-
-@contextlib.contextmanager
-def loading(module: Any) -> Iterator[None]:
-    """Context manager in which launches of a module's kernels only load them."""
-    from triton.runtime.jit import JITFunction
-
-    launched = JITFunction.run
-
-    def load(self: Any, *args: Any, warmup: bool, **options: Any) -> Any:
-        made = launched(self, *args, warmup=True, **options)
-        made._init_handles()
-        return made
-
-    def load_cuda(self: Any, *tensors: Any, boxes: Any = ()) -> None:
-        aligned = min([16, *(p & -p for p in (x.data_ptr() for x in tensors) if p)])
-        key = [*tensors, *(x for x, *_ in boxes)][0].device.index, aligned
-        self.ready[key] = self.made(*key)
-
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.object(JITFunction, "run", load))
-        if hasattr(module, "CudaKernel"):
-            patches.enter_context(mock.patch.object(module.CudaKernel, "__call__", load_cuda))
-        yield
 
 
 _flushing: dict[str, Run] = {}

@@ -73,7 +73,7 @@ def strips_of(roots: Sequence[Tensor], params: Mapping[str, Array]) -> list[Kern
 
 
 def _sliced(axes: StripAxes, params: Mapping[str, Array]) -> list[int]:
-    """Numbers of elements of those operands of which a strip reads only a part; 0 first."""
+    """Sizes (elements) of the operands of which a strip reads only a part, after a 0, so that they have a maximum."""
     return [0, *(params[str(leaf.attr("name"))].size for leaf, _ in axes.strip(1).reads.values())]
 
 

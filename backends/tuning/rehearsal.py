@@ -17,8 +17,9 @@ from ..generate.kernel_text import KernelText, module_of
 from ..program.helpers.cuda_helpers import CudaKernel
 from .compile_worker import WARM, WARM_CUDA
 from .gpu_accuracy import accuracy
-from .gpu_bench import Bench, LoadedKernel, reference
+from .gpu_bench import Bench, reference
 from .gpu_device import MeasuringDevice
+from .loaded_kernel import LoadedKernel
 
 #: Meanings of kernels with the ops of most models, as (pattern, types of operands, types of results).
 REHEARSED: tuple[tuple[str, dict[str, tuple[str, tuple[int, ...]]], tuple[tuple[str, tuple[int, ...]], ...]], ...] = (

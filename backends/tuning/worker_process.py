@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from ... import settings
+from ...bytecode import bytecode_environment
 from ...errors import WorkerError
 from ...processes.memory_limits import MEMORY_EXIT, limited_environment
 from ...processes.spawn import start_line_worker
@@ -173,7 +174,7 @@ def started(
     one of `count` workers. Raises WorkerError if it cannot be started.
     """
     keep_compiled()
-    more = {**_thread_environment(), **limited_environment(count), **(environment or {})}
+    more = {**bytecode_environment(), **_thread_environment(), **limited_environment(count), **(environment or {})}
     try:
         return start_line_worker(module, arguments, environment=more)
     except OSError as error:

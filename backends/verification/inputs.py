@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.evaluate.interpret import expand_all
+from ...egraph.evaluate.interpret import expanded
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.places import visible_places
-from ...egraph.ir.tensor import Tensor, topological
+from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import HALVES
@@ -79,7 +79,7 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
         found[name].bound = bound
     for name in found.keys() & graph.typical.keys():
         found[name].mean, found[name].deviation = graph.typical[name]
-    nodes = topological(expand_all(graph.roots))
+    nodes = expanded(graph).nodes()
     narrow = any(n.dtype in HALVES for n in nodes)
     exponential = any(n.op == "exp" for n in nodes)
     for role in found.values():

@@ -23,6 +23,7 @@ from . import compare
 from .compare import module_of, wide
 
 NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}  # maximum relative noise per dtype
+ROUNDS_TO = {"to_float16": "float16", "to_bfloat16": "bfloat16"}
 RUNS = 10  # runs besides the first, which the others are compared with
 TIMES = 8.0  # an element may be off by this multiple of the largest observed movement
 WIDER = 3.0  # multiple of the noise in further runs for integers and bools, which have no such margin
@@ -209,9 +210,8 @@ class _Around:
             return self._anything(value, undefined)
         if node.entry.kind in MOVES or node.entry.rounding == "never" or not dtypes.is_float(node.dtype):
             return value
-        return self._noisy(
-            value, node.dtype, None if node.entry.rounding == "always" else _exact(node, value, operands)
-        )
+        exact = None if node.entry.rounding == "always" else _exact(node, value, operands)
+        return self._noisy(value, ROUNDS_TO.get(node.op, node.dtype), exact)
 
     def _noisy(self, x: Any, dtype: str, exact: Any | None) -> Any:
         """Floats with relative noise except where they are `exact`; other dtypes unchanged."""

@@ -193,6 +193,11 @@ def _cast(attrs: Attrs, x: Any) -> Any:
     return x.to(torch_dtype(attrs["dtype"]))  # Torch truncates when casting to integers, as the op requires
 
 
+def _rounded_to(half: str) -> Function:
+    """Function that rounds floats to a 16-bit dtype; float64 values, which stand for real numbers, stay."""
+    return lambda attrs, x: x if x.element_size() == 8 else x.to(torch_dtype(half)).to(x.dtype)
+
+
 def _from_float8(attrs: Attrs, x: Any) -> Any:
     import torch
 
@@ -323,6 +328,7 @@ REDUCTIONS: dict[str, Function] = {
 FUNCTIONS: dict[str, Function] = {
     "cast": _cast,
     "from_float8": _from_float8,
+    "to_float16": _rounded_to("float16"), "to_bfloat16": _rounded_to("bfloat16"),
     "argmax": lambda a, x: x.argmax(dim=a["axis"], keepdim=True),
     "argmin": lambda a, x: x.argmin(dim=a["axis"], keepdim=True),
     "cumsum": lambda a, x: _counted(x).cumsum(dim=a["axis"]).to(x.dtype),

@@ -144,7 +144,8 @@ class Predictor:
         return self.rooflines.of(key.device, key.backend, str(first))
 
     def _relatives(self, key: KernelKey) -> Place | None:
-        """The nearest group with enough members that have usable times."""
+        """The group of kernels nearest to that of `key` (`_LEVELS`) with enough members that have usable times; None if
+        there is none."""
         asked = (key.backend, key.device, *(getattr(key, level) for level, _ in _LEVELS))
         found = self._nearest.get(asked)
         if found is None:

@@ -126,11 +126,11 @@ class FamilyStats(StoreReport):
 
     def lines(self) -> list[tuple[str, str]]:
         """(title, text) of one line; errors as factors instead of logarithms."""
-        title = shown(f"{self.family} on {self.backend}")
+        title, keys = shown(f"{self.family} on {self.backend}"), f"{self.keys} key{'s' * (self.keys != 1)}"
         if not self.held_out:
-            return [(title, f"{self.keys} keys")]
+            return [(title, keys)]
         factors = f"off by ×{math.exp(self.median_error):.2f} (median), ×{math.exp(self.p90_error):.2f} (p90)"
-        return [(title, f"{self.keys} keys, {factors} over {self.held_out} held out")]
+        return [(title, f"{keys}, {factors} over {self.held_out} held out")]
 
 
 @dataclass(frozen=True, repr=False)

@@ -39,6 +39,7 @@ def composite(
             "unpack",
             "dequantize",
             "integer_conv",
+            "integer_matmul",
             "max_pool_gradient",
             "embedding_gradient",
             "quantize",

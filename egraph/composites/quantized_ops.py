@@ -1,5 +1,5 @@
 """Declares composite ops of quantized values: `unpack` (packed 2-bit and 4-bit numbers), `dequantize` and `quantize`
-(scales and zero points), `integer_conv` (convolutions of bytes).
+(scales and zero points), `integer_conv` and `integer_matmul` (convolutions and products of matrices of bytes).
 
 Numbers are packed along one axis in units of `block` bytes. With n = 8 // bits numbers a byte, the first `block`
 numbers of a unit are the lowest bits of its bytes, the next `block` numbers the next bits, and so on. `block=1`
@@ -129,3 +129,22 @@ def integer_conv(
     """
     a, b = (t.sub(t.cast(v, "int32"), t.cast(z, "int32")) for v, z in ((x, x_zero), (w, w_zero)))
     return t.conv(a, b, strides=strides, pads=pads, dilations=dilations, groups=groups)
+
+
+@composite(
+    "integer_matmul",
+    4,
+    "integer_matmul",
+    fused_as="opaque",
+    work=op_flops.product,
+    kernels_may_lack=True,
+    onnx=("MatMulInteger",),
+)
+def integer_matmul(x: Tensor, w: Tensor, x_zero: Tensor, w_zero: Tensor) -> Tensor:
+    """Product of x - x_zero with w - w_zero in int32, which wraps around
+
+    x: uint8 or int8 [..., M, K]; w: uint8 or int8 [K, N], or [..., K, N] of x's rank; x_zero: one number of x's dtype,
+    of x's rank; w_zero: one number of w's dtype or [..., 1, N], of w's rank.
+    """
+    a, b = (t.sub(t.cast(v, "int32"), t.cast(z, "int32")) for v, z in ((x, x_zero), (w, w_zero)))
+    return t.matmul(a, b)

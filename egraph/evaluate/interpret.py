@@ -18,6 +18,7 @@ from ...errors import UsageError
 from ..composites import quantized_ops, training_ops
 from ..composites.composite_ops import expand
 from ..ir.graph import Graph
+from ..ir.memo import memo
 from ..ir.tensor import Tensor, make, topological
 from ..ir.weight_data import Data, load_data
 from ..types import dtypes
@@ -27,6 +28,7 @@ Array = np.ndarray[Any, Any]
 Around = Callable[[Tensor, Sequence[Any], Callable[[Sequence[Any]], Any]], Any]
 
 
+GRAPHS = 4  # graphs whose expanded forms are kept
 NORMS = ("layer_norm", "rms_norm", "group_norm")
 
 
@@ -46,25 +48,34 @@ def expand_all(
     if not any(map(replaced, topological(roots))):
         return list(roots)
     # memo; an expanded node maps to itself, so decompositions are traversed only down to their operands
-    done: dict[int, Tensor] = {}
-    keep: list[Tensor] = []  # the memo's keys are ids: keep all visited nodes alive until the end
+    done: dict[Tensor, Tensor] = {}
 
     def walk(start: Sequence[Tensor]) -> None:
         for node in topological(start, done):
-            if id(node) in done:
+            if node in done:
                 continue
-            args = tuple([done[id(a)] for a in node.args])
+            args = tuple([done[a] for a in node.args])
             same = all(a is b for a, b in zip(args, node.args))
             fresh = node if same else make(node.op, args, dict(node.attrs), data=node.data)
             if replaced(fresh):
                 inner = _in_float32(fresh) if wide_means else expand(fresh)
                 walk([inner])
-                fresh = done[id(inner)]
-            done[id(node)] = done[id(fresh)] = fresh
-            keep.extend((node, fresh))
+                fresh = done[inner]
+            done[node] = done[fresh] = fresh
 
     walk(list(roots))
-    return [done[id(r)] for r in roots]
+    return [done[r] for r in roots]
+
+
+def expanded(graph: Graph, *, wide_means: bool = False) -> Graph:
+    """The graph with the roots that `expand_all` gives. Several stages of one optimization need them: they are kept
+    until its end, for the last `GRAPHS` graphs."""
+    return graph.with_roots(_expanded(graph.roots, wide_means))
+
+
+@memo(GRAPHS)
+def _expanded(roots: tuple[Tensor, ...], wide_means: bool) -> tuple[Tensor, ...]:
+    return tuple(expand_all(roots, wide_means=wide_means))
 
 
 def _in_float32(node: Tensor) -> Tensor:
@@ -163,7 +174,7 @@ def evaluate(
     """
     data: dict[str, Data] = dict(graph.params) if isinstance(graph, Graph) else {}
     data |= dict(params or {})
-    roots = expand_all(graph.roots if isinstance(graph, Graph) else list(graph))
+    roots = expanded(graph).roots if isinstance(graph, Graph) else expand_all(list(graph))
     order = topological(roots)
     uses: dict[int, int] = {}
     for node in order:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ...errors import BadModelError, ShapeError, UsageError
@@ -106,7 +107,11 @@ class Graph:
 
     def nodes(self) -> list[Tensor]:
         """All nodes in topological order; deterministic."""
-        return topological(self.roots)
+        return list(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[Tensor, ...]:
+        return tuple(topological(self.roots))
 
     def leaves(self, op: str) -> list[Tensor]:
         """Leaves of the kind `op` ('input', 'param', 'state', 'constant') that the roots use."""

@@ -34,25 +34,24 @@ def has_limited_places(nodes: Sequence[Tensor], kinds: Sequence[str]) -> bool:
 
 def _compared(nodes: Sequence[Tensor], kinds: Sequence[str]) -> tuple[dict[str, set[Tensor]], dict[str, int]]:
     """By name of a leaf: the positions that it is compared with, and one more than the least limit on it."""
-    leaves: dict[int, frozenset[str]] = {}
-    positions: dict[int, frozenset[Tensor]] = {}
+    leaves: dict[Tensor, frozenset[str]] = {}
+    positions: dict[Tensor, frozenset[Tensor]] = {}
     compared: dict[str, set[Tensor]] = {}
     limits: dict[str, int] = {}
     for node in nodes:
-        args = [id(a) for a in node.args]
-        names = frozenset[str]().union(*(leaves.get(a, ()) for a in args))
-        iotas = frozenset[Tensor]().union(*(positions.get(a, ()) for a in args))
+        names = frozenset[str]().union(*[leaves.get(a, ()) for a in node.args])
+        iotas = frozenset[Tensor]().union(*[positions.get(a, ()) for a in node.args])
         if node.op in ("lt", "le"):
             for name in names if iotas else ():
                 compared.setdefault(name, set()).update(iotas)
         elif dtypes.category(node.dtype) != "int":
             continue
         elif node.op in kinds:
-            leaves[id(node)] = frozenset((str(node.attr("name")),))
+            leaves[node] = frozenset((str(node.attr("name")),))
         elif node.op == "iota":
-            positions[id(node)] = frozenset((node,))
+            positions[node] = frozenset((node,))
         elif node.entry.moves or node.op == "cast" or node.op in ARITHMETIC:
-            leaves[id(node)], positions[id(node)] = names, iotas
+            leaves[node], positions[node] = names, iotas
             if node.op == "minimum" and not iotas and (limit := _constant(node)) is not None:
                 limits |= {name: min(limit + 1, limits.get(name, limit + 1)) for name in names}
     return compared, limits

@@ -33,13 +33,35 @@ class ArraySource(Protocol):
         ...
 
 
+@runtime_checkable
+class ComputedData(Protocol):
+    """Protocol of weight data that is computed from other weight data, the same from equal data: its `sources` and its
+    `recipe` stand for its content."""
+
+    @property
+    def sources(self) -> Sequence[Data]:
+        """The weight data that this data is computed from."""
+        ...
+
+    @property
+    def recipe(self) -> tuple[object, ...]:
+        """What the data depends on beside its sources: names and numbers whose `repr` is equal in every process."""
+        ...
+
+
 class DerivedData(ABC):
-    """Base of lazily computed weight data: a function of other weight data, such as codes of a quantized weight."""
+    """Base of lazily computed weight data (`ComputedData`) that a device may compute, such as codes of a quantized
+    weight."""
 
     @property
     @abstractmethod
     def sources(self) -> Sequence[Data]:
         """The weight data that this data is computed from."""
+
+    @property
+    @abstractmethod
+    def recipe(self) -> tuple[object, ...]:
+        """What the data depends on beside its sources (`ComputedData.recipe`)."""
 
     @abstractmethod
     def load_on(self, device: str) -> Any | None:

@@ -31,6 +31,17 @@ def extreme(f: Callable[..., Array], empty: Callable[[str], float | int]) -> Cal
     return reduce
 
 
+def rounded_to(half: str) -> Callable[[Array], Array]:
+    """Rounding of floats to the 16-bit dtype `half`, in their own dtype; float64 values, which stand for real numbers,
+    stay as they are."""
+    narrow = dtypes.numpy_dtype(half)
+
+    def rounded(x: Array) -> Array:
+        return x if x.dtype == np.float64 else x.astype(narrow).astype(x.dtype)
+
+    return quiet(rounded)
+
+
 def sum_(x: Array, axis: Any, keepdims: bool) -> Array:
     """NumPy's sum over the axes `axis` in the dtype of `x`; 16-bit floats accumulate in float32. `keepdims`: these axes
     stay, with size 1."""
@@ -39,9 +50,16 @@ def sum_(x: Array, axis: Any, keepdims: bool) -> Array:
 
 
 def matmul(x: Array, y: Array) -> Array:
-    """NumPy's matmul in the dtype of the operands; 16-bit floats accumulate in float32."""
+    """NumPy's matmul in the dtype of the operands; 16-bit floats accumulate in float32.
+
+    Sums of integers that fit float64 exactly are computed in it: NumPy multiplies matrices of integers in plain loops.
+    """
     if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # accumulate 16-bit floats in float32, as every backend does
         return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32))).astype(x.dtype)
+    if x.dtype.kind in "iu" and x.size and y.size:
+        largest = [max(abs(int(v.min())), abs(int(v.max()))) for v in (x, y)]
+        if largest[0] * largest[1] * x.shape[-1] < 1 << 53:
+            return np.asarray(np.matmul(x.astype(np.float64), y.astype(np.float64))).astype(np.int64).astype(x.dtype)
     return np.asarray(np.matmul(x, y))
 
 

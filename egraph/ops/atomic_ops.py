@@ -178,6 +178,15 @@ unary("round", np.rint, "nearest whole number, ties to even", twice="once", roun
       text=TargetText("__builtin_rintf({0})", "rint({0})", cuda="rintf({0})", cuda_double="rint({0})", triton=_TRITON_ROUND,
                       jax="jnp.round({0})"))  # fmt: skip
 
+for _half, _c, _cuda in (
+    ("float16", "(float)(_Float16)(float){0}", "f16"),
+    ("bfloat16", "widened(narrowed({0}))", "bf16"),
+):
+    unary(f"to_{_half}", meaning.rounded_to(_half), f"x rounded to {_half}, as a decision by 16-bit floats needs it",
+          monotone=True, symmetry="odd", twice="once", flops=2,
+          text=TargetText(_c, cuda=f"wide(stored<{_cuda}, float>(float({{0}})))", triton=f"({{0}}).to(tl.{_half}).to(tl.float32)",
+                          jax=f"({{0}}).astype(jnp.{_half}).astype(jnp.float32)"))  # fmt: skip
+
 binary("add", meaning.quiet(np.add), "x + y", keeps_positive=True, algebra="ring", real=lambda z, x, y: x + y, commutative=True, associative=True, linear=(0, 1), fixed=(0.0,), onnx=("Add",),
        aten=("add",), numpy_function=OutFunction("add"), torch_function=OutFunction("add", "number", counted=True),
        text=_text("{0} + {1}", c_whole="{0} + {1}"))  # fmt: skip

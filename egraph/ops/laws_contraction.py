@@ -144,6 +144,26 @@ def integer_conv_text(op: Op, ranks: Sequence[int]) -> Cases:
         yield case._replace(dtype=str(DTYPE_ID["int32"]))
 
 
+def integer_matmul(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
+    """Result type of a product of matrices of bytes, with zero points: one of x, and one of w or one for each column.
+
+    Raises ShapeError if the operands do not fit.
+    """
+    x, w, x_zero, w_zero = types
+    if any(t.dtype not in BYTES for t in types) or (x.dtype, w.dtype) != (x_zero.dtype, w_zero.dtype):
+        raise ShapeError("integer_matmul needs operands of 8 bits, and zero points of their dtypes")
+    found = matmul(op, (Type(x.shape, "int32"), Type(w.shape, "int32")), attrs)
+    if x_zero.shape != (1,) * x.rank or w_zero.shape not in ((1,) * w.rank, (*(1,) * (w.rank - 1), w.shape[-1])):
+        raise ShapeError(f"zero points {x_zero} of {x}, {w_zero} of {w}")
+    return found
+
+
+def integer_matmul_text(op: Op, ranks: Sequence[int]) -> Cases:
+    """Yields the type law `integer_matmul` as egglog text: the cases of `matmul_text`, with results of int32."""
+    for case in matmul_text(op, ranks):
+        yield case._replace(dtype=str(DTYPE_ID["int32"]))
+
+
 def pool(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """Result type of x[N, C, *S] with a window of `kernel` sizes; pads = all low sides, then all high sides.
 
@@ -175,6 +195,8 @@ __all__ = [
     "conv_text",
     "integer_conv",
     "integer_conv_text",
+    "integer_matmul",
+    "integer_matmul_text",
     "matmul",
     "matmul_text",
     "pool",

@@ -130,7 +130,7 @@ def arg_reduce(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
     """
     axis = axis_of(attrs["axis"], types[0].rank)
     if types[0].shape[axis] == 0 and 0 not in types[0].shape[:axis] + types[0].shape[axis + 1 :]:
-        raise ShapeError(f"{op.name} along axis {axis} of {types[0]}, which has no elements")
+        raise ShapeError(f"{op.name} needs an axis with elements: axis {axis} of {types[0]} has none")
     return Type(replace(types[0].shape, axis, 1), "int64")
 
 

@@ -150,7 +150,7 @@ def windows_text(op: Op, ranks: Sequence[int]) -> Cases:
 def _from_something(x: Type, index: Type, axis: int) -> None:
     """Raise ShapeError for indices into an axis of no elements."""
     if x.shape[axis] == 0 and 0 not in index.shape:
-        raise ShapeError(f"indices into axis {axis} of {x}, which has no elements")
+        raise ShapeError(f"no index is valid: axis {axis} of {x} has no elements")
 
 
 def gather(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:

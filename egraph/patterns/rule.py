@@ -105,7 +105,9 @@ class Rule:
             tensors = {v for t in rule.lefts for v in variables(t)}
             bound = tensors | {a for t in rule.lefts for a in attr_variables(t)}
             if any(not isinstance(t, PatternCall) for t in rule.lefts):
-                raise RuleError("a left side must be an op", where=rule.name)
+                raise RuleError(
+                    "a left side must be an op applied to operands, not a variable or a number", where=rule.name
+                )
             terms = [a for t in rule.rights for a in attributes(t)]
             tests = [a for t in rule.lefts for a in attributes(t) if not isinstance(a, Name)]
             read = {n for a in (*rule.guards, *terms, *tests) for n in attr_names(a)}

@@ -3,6 +3,6 @@ processes.
 
 In: the unique blocks of a graph and rules.
 Out: saturated e-graphs as arrays.
-Imports: egraph.blocks, egraph.composites, egraph.ir, egraph.ops, egraph.patterns, egraph.types, egraph.view, errors,
-    plain, processes, settings, writing.
+Imports: bytecode, egraph.blocks, egraph.composites, egraph.ir, egraph.ops, egraph.patterns, egraph.types, egraph.view,
+    errors, plain, processes, settings, writing.
 """

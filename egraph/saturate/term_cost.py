@@ -153,7 +153,7 @@ class Roofline:
 def contraction_flops(op: Op) -> Cost | None:
     """Cost expression of a contraction's floating-point operations; None for other ops."""
     two = number(2)
-    if op.law in ("matmul", "linear"):
+    if op.law in ("matmul", "linear", "integer_matmul"):
         return two * elements() * size(0, 1)
     if op.law in ("conv", "integer_conv"):  # each result element uses the weights of one output channel
         return two * elements() * (elements(1) // Cost("first", 1))

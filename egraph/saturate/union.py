@@ -18,6 +18,7 @@ from ...errors import UsageError
 from ..ir.graph import Graph
 from ..ir.tensor import Tensor
 from ..patterns.rule import Rule
+from ..view.congruence import MergedClasses
 from ..view.joined_view import merged
 from ..view.view import EGraphView, Ints
 from .engine_bounds import Stop, never
@@ -88,12 +89,12 @@ def saturate_in_stages(
 
 
 class _Union:
-    """E-classes of all views, merged by union-find until closed under congruence."""
+    """E-classes of all views, merged until closed under congruence."""
 
     def __init__(self, views: Sequence[EGraphView]) -> None:
         self.views = views
         self.first = np.cumsum([0, *(v.n_classes for v in views)]).tolist()
-        self.up = list(range(self.first[-1]))
+        self.merged = MergedClasses()
         self.nodes: list[tuple[object, tuple[int, ...], int]] = []  # label, operand e-classes, own e-class
         self.source: list[tuple[int, int]] = []  # view index, e-node index
         self.ages: list[Ints] = []
@@ -110,47 +111,22 @@ class _Union:
             past += int(age.max(initial=0))
         self._close()
 
-    def find(self, c: int) -> int:
-        """The representative of an e-class."""
-        up = self.up
-        while up[c] != c:
-            up[c] = up[up[c]]
-            c = up[c]
-        return c
-
     def _close(self) -> None:
-        """Merge roots and shared values of the views, then propagate congruence until nothing changes."""
-        users: list[list[int]] = [[] for _ in self.up]
-        for i, (_, kids, _) in enumerate(self.nodes):
-            for k in set(kids):
-                users[k].append(i)
-        known: dict[Key, int] = {}
-        todo = list(range(len(self.nodes)))
-
-        def join(a: int, b: int) -> None:
-            a, b = self.find(a), self.find(b)
-            if a == b:
-                return
-            a, b = min(a, b), max(a, b)
-            self.up[b] = a
-            todo.extend(users[b])
-            users[a] += users[b]
-            users[b] = []
-
+        """Merge roots and shared values of the views, then the e-classes that hold an equal e-node."""
         of: dict[Tensor, int] = {}
         for base, view in zip(self.first, self.views):
             for a, b in zip(self.views[0].roots, view.roots):
-                join(a, base + b)
+                self.merged.join(a, base + b)
             for value, c in view.classes.items():
-                join(of.setdefault(value, base + c), base + c)
-        while todo:
-            what, kids, c = self.nodes[todo.pop()]
-            key = (what, tuple([self.find(k) for k in kids]))
-            join(known.setdefault(key, c), c)
+                self.merged.join(of.setdefault(value, base + c), base + c)
+        labels = [what for what, _, _ in self.nodes]
+        cls = np.concatenate([v.cls + base for base, v in zip(self.first, self.views)])
+        kid = np.concatenate([v.kid + base for base, v in zip(self.first, self.views)])
+        self.merged.close(self.first[-1], labels, cls, np.concatenate([np.diff(v.off) for v in self.views]), kid)
 
     def view(self) -> EGraphView:
         """The merged view. E-classes are ordered by the first view, then by the following ones."""
-        root = [self.find(c) for c in range(len(self.up))]
+        root = self.merged.representatives(self.first[-1]).tolist()
         number = {c: n for n, c in enumerate(dict.fromkeys(root))}
         of = [number[c] for c in root]
         kept: dict[Key, int] = {}

@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ...bytecode import bytecode_environment
 from ...errors import WorkerError
 from ...processes.forks import Lock, in_forked_child
 from ...processes.memory_limits import MEMORY_EXIT, watch_memory
@@ -153,7 +154,7 @@ class SaturationWorker:
         root = str(Path(tensor_graphs_file()).parents[1])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         try:
-            path = {"PYTHONPATH": os.pathsep.join(paths)}
+            path = {**bytecode_environment(), "PYTHONPATH": os.pathsep.join(paths)}
             process = start_worker("tensor_graphs.egraph.saturate.worker", environment=path, stderr=self.stderr)
         except OSError as error:
             self.stderr.close()

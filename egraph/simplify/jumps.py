@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from ..ir.graph import Graph
 from ..ir.tensor import Tensor, topological
@@ -19,14 +19,17 @@ COMPARISONS = frozenset({"lt", "le", "eq"})
 JUMPS = STEPS | REMAINDERS | COMPARISONS | {"round", "sign", "quantize"}
 #: Elementwise ops that round nothing, or whose result is a whole number.
 PASSING = frozenset({"neg", "abs", "maximum", "minimum", "where", "relu", "clip"})
-UNROUNDED = PASSING | STEPS | {"sign", "cast", "round"}
+UNROUNDED = PASSING | STEPS | {"sign", "cast", "round", "to_float16", "to_bfloat16"}
 ORDERING = frozenset({"max", "min"})  # reductions that round nothing
 SORTS = frozenset({"argmax", "argmin", "argsort"})
+#: Ops whose result is exact for small whole numbers, and quotients.
+ARITHMETIC = frozenset({"add", "sub", "mul", "div", "sum", "mean", "cumsum", "prod", "square", "cast"})
+PRODUCTS = frozenset({"matmul", "conv"})
 
 
 def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
     """The floats that reach an operand of rounding, of a comparison, of sorting or of a cast to integers through
-    elementwise ops, reductions and ops that move values. (Products of matrices round in an order of their own.)"""
+    elementwise ops, reductions and ops that move values, and what `before_products` finds."""
     found: set[Tensor] = set()
     nodes = topological(list(roots))
     continuous = _of_activations(nodes)
@@ -34,7 +37,47 @@ def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
         jumps = node.op in SORTS or (_jumps(node) and node not in continuous)
         if jumps or (node in found and (_moves(node) or _is_elementwise(node))):
             found.update(a for a in node.args if dtypes.is_float(a.dtype))
-    return frozenset(found)
+    return frozenset(found | before_products(nodes, continuous))
+
+
+def before_products(nodes: Sequence[Tensor], continuous: Container[Tensor]) -> set[Tensor]:
+    """The floats that reach an operand of rounding, of a comparison or of a cast to integers through products of
+    matrices or convolutions, and arithmetic that makes whole numbers of whole numbers.
+
+    `floor((x / 7) @ w)` is decided by the quotient where x are multiples of 7. Behind an exponential, a root or a norm
+    no value is whole, so their operands are not found; nor is what computes on weights alone, which are not whole.
+    `nodes`: in topological order. `continuous`: comparisons that decide nothing.
+    """
+    reached: set[Tensor] = set()  # by arithmetic alone
+    found: set[Tensor] = set()  # and by a product
+    varying: set[Tensor] = set()
+    for node in nodes:
+        if node.op in ("input", "state") or not varying.isdisjoint(node.args):
+            varying.add(node)
+    for node in reversed(nodes):
+        floats = [a for a in node.args if dtypes.is_float(a.dtype) and a in varying]
+        passes = _moves(node) or node.op in PASSING | ARITHMETIC | ORDERING
+        if node.op in REMAINDERS | STEPS or (
+            _jumps(node) and node.op in COMPARISONS | {"cast"} and node not in continuous
+        ):
+            reached.update(floats)
+        elif node in reached and (passes or node.op in PRODUCTS):
+            reached.update(floats)
+            if node.op in PRODUCTS:
+                found.update(floats)
+        if node in found and passes:
+            found.update(floats)
+    return found
+
+
+def rounded_before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
+    """The float results of arithmetic, reductions and products that reach an operand of rounding, of a comparison, of
+    sorting or of a cast to integers through elementwise ops, reductions and ops that move values: all of their
+    roundings decide."""
+    return frozenset(
+        n for n in before_jumps(roots)
+        if n.args and not _moves(n) and n.op not in UNROUNDED - {"cast"} and n.op not in ORDERING
+    )  # fmt: skip
 
 
 def deciding(graph: Graph) -> frozenset[Tensor]:
@@ -43,7 +86,8 @@ def deciding(graph: Graph) -> frozenset[Tensor]:
     would give others where the exact result is a whole number, the limit or a tie.
 
     Behind sums and products the order of terms decides comparisons, unless all terms are exact, as sums of whole
-    numbers are. Then only arithmetic counts that rounds them (`x.sum() / 49 >= 1`), and products of matrices end it.
+    numbers are. Then only arithmetic counts that rounds them (`x.sum() / 49 >= 1`; in front of products of matrices
+    see `before_products`).
     Sorting counts where all of it is elementwise. Conditions `x > 0` that choose between x and another value do not
     count: activations are continuous there.
     """
@@ -58,7 +102,7 @@ def deciding(graph: Graph) -> frozenset[Tensor]:
     continuous = _of_activations(nodes)
     all_of: set[Tensor] = set()  # values of which all arithmetic counts
     rounded: set[Tensor] = set()  # values of which arithmetic counts that makes inexact values of whole numbers
-    deciding: set[Tensor] = set()
+    deciding = {node for node in before_products(nodes, continuous) if _is_inexact(node)}
     for node in reversed(nodes):
         floats = [a for a in node.args if dtypes.is_float(a.dtype)]
         if floats and node.op in REMAINDERS:
@@ -142,4 +186,4 @@ def _is_infinite(x: Tensor) -> bool:
     return x.op == "full" and math.isinf(x.attr("value"))
 
 
-__all__ = ["before_jumps", "behind_views", "deciding"]
+__all__ = ["before_jumps", "before_products", "behind_views", "deciding", "rounded_before_jumps"]

@@ -3,7 +3,8 @@
 A model exported in bfloat16 or float16 casts before and after every product, and casts block algebraic rewriting. The
 widened graph computes those values in float32: casts among 16-bit floats and float32 vanish, each 16-bit leaf is cast
 once, and outputs and state updates are cast back to their declared dtypes. Gathers from 16-bit tables stay 16-bit.
-Evaluated in float64 both graphs have the same values. Casts to and from float64, integers and bool stay.
+Evaluated in float64 both graphs have the same values. Casts to and from float64, integers and bool stay, and so does
+the rounding to 16 bits of values that decide a whole number, a truth value or an order (`floor(x * 1.5)`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ..ir.graph import Graph
 from ..ir.tensor import Tensor, make, rebuild
 from ..types.dtypes import HALVES, is_float
 from .casts import lossless
+from .jumps import rounded_before_jumps
 
 WIDE = "float32"
 
@@ -29,7 +31,8 @@ def widen(graph: Graph, *, in_place: bool = False, rounds: bool = False) -> Grap
     if all(n.dtype not in HALVES for n in graph.nodes()):
         return graph
     rounds = rounds and not any(n.is_leaf and n.dtype in HALVES for n in graph.nodes())
-    wide = rebuild(graph.roots, partial(_change, in_place=in_place, rounds=rounds))
+    decides = frozenset(n for n in rounded_before_jumps(graph.roots) if n.dtype in HALVES)
+    wide = rebuild(graph.roots, partial(_change, in_place=in_place, rounds=rounds, decides=decides))
     return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
 
 
@@ -52,8 +55,17 @@ def _narrow(x: Tensor) -> str:
     return x.args[0].dtype if x.op == "cast" and x.args[0].dtype in HALVES else ""
 
 
-def _change(node: Tensor, args: tuple[Tensor, ...], *, in_place: bool, rounds: bool) -> Tensor | None:
-    """The node rebuilt over widened operands."""
+def _change(
+    node: Tensor, args: tuple[Tensor, ...], *, in_place: bool, rounds: bool, decides: frozenset[Tensor]
+) -> Tensor | None:
+    """The node rebuilt over widened operands; rounded to its 16 bits if it is in `decides`."""
+    wide = _widened(node, args, in_place=in_place, rounds=rounds)
+    if node not in decides or wide is None or _narrow(wide) == node.dtype:
+        return wide
+    return make(f"to_{node.dtype}", (wide,))
+
+
+def _widened(node: Tensor, args: tuple[Tensor, ...], *, in_place: bool, rounds: bool) -> Tensor | None:
     attrs = dict(node.attrs)
     if (
         rounds

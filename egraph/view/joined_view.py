@@ -12,6 +12,7 @@ from ..blocks.block_order import weight_only
 from ..blocks.blocks import BlockInstance, Blocks
 from ..ir.tensor import LEAVES, Tensor
 from ..ops.ops import Type
+from .congruence import MergedClasses
 from .saturation_report import SaturationReport
 from .view import Bools, EGraphView, Ints
 
@@ -19,12 +20,12 @@ _SEAMS = (("input", "in", "inputs"), ("param", "w", "params"), ("state", "s", "s
 
 
 class _BlockJoiner:
-    """Union-find over the e-classes of all block instances and of the model's own values."""
+    """The e-classes of all block instances and of the model's own values, merged where they hold the same value."""
 
     def __init__(self, blocks: Blocks, views: Sequence[EGraphView]) -> None:
         self.blocks, self.views = blocks, views
         self.size = 0
-        self.up: dict[int, int] = {}
+        self.merged = MergedClasses()
         self.of: dict[Tensor, int] = {}  # e-class of the model's values
         self.types: list[Type] = []
         self.weights: list[Bools] = []
@@ -40,25 +41,10 @@ class _BlockJoiner:
         self.placed: list[tuple[int, int, int]] = []  # (block, first e-class, number of e-classes) of each instance
         self.templates = [self._template(v) for v in views]
 
-    def find(self, c: int) -> int:
-        """The representative of an e-class."""
-        root = c
-        while root in self.up:
-            root = self.up[root]
-        while c != root:
-            self.up[c], c = root, self.up[c]
-        return root
-
-    def join(self, a: int, b: int) -> None:
-        """Merge two e-classes; the lower number becomes the representative."""
-        a, b = self.find(a), self.find(b)
-        if a != b:
-            self.up[max(a, b)] = min(a, b)
-
     def name(self, value: Tensor, c: int) -> None:
         """Record that an e-class holds a value of the model."""
         known = self.of.setdefault(value, c)
-        self.join(known, c)
+        self.merged.join(known, c)
 
     @staticmethod
     def _template(view: EGraphView) -> _Template:
@@ -139,41 +125,15 @@ class _BlockJoiner:
             self.original_nodes.append(np.ones(1, np.bool_))
 
     def merge_congruent(self) -> None:
-        """Merge e-classes that hold the same e-node (op, attributes, operand e-classes), until there are none: two
-        blocks that read a value may both have found the same function of it."""
-        ids: dict[object, int] = {}
-        labels = np.array(
-            [ids.setdefault(self.tensors.get(i, (op, attrs)), len(ids)) for i, (op, attrs) in enumerate(zip(self.ops, self.attrs))],
-            np.int64,
-        )  # fmt: skip
-        width, own, kids = (
-            np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (self.width, self.cls, self.kid)
-        )
-        start = np.cumsum(width) - width
-        alike = [rows for n in np.unique(width) if len(rows := np.flatnonzero(width == n)) > 1]
-        merged_some = True
-        while merged_some:
-            merged_some, found = False, self._representatives()
-            for rows in alike:
-                reads = found[kids[start[rows, None] + np.arange(width[rows[0]])]]
-                keys = np.column_stack([labels[rows], reads])
-                order = np.lexsort(keys.T)
-                keys, classes = keys[order], found[own[rows[order]]]
-                equal = (keys[1:] == keys[:-1]).all(axis=1) & (classes[1:] != classes[:-1])
-                for k in np.flatnonzero(equal).tolist():
-                    self.join(int(classes[k]), int(classes[k + 1]))
-                    merged_some = True
-
-    def _representatives(self) -> Ints:
-        """The representative of each e-class."""
-        old = np.arange(self.size, dtype=np.int32)
-        for c in list(self.up):
-            old[c] = self.find(c)
-        return old
+        """Merge e-classes that hold an equal e-node: two blocks that read a value may both have found the same function
+        of it."""
+        labels = [self.tensors.get(i, (op, attrs)) for i, (op, attrs) in enumerate(zip(self.ops, self.attrs))]
+        parts = (self.cls, self.width, self.kid)
+        self.merged.close(self.size, labels, *(np.concatenate([np.zeros(0, np.int32), *p]) for p in parts))
 
     def view(self) -> EGraphView:
         """The joined view, e-classes renumbered."""
-        old = self._representatives()
+        old = self.merged.representatives(self.size)
         rows = np.concatenate([np.zeros(0, np.int32), *self.cls])
         kids = np.concatenate([np.zeros(0, np.int32), *self.kid])
         used = np.unique(old[np.concatenate([rows, kids, [self.of[r] for r in self.blocks.graph.roots]])])

@@ -167,9 +167,9 @@ def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
     """The candidates `chosen` (indices) without those multi-output ones that would close a cycle through other values.
 
     Values are ordered by the single-output kernels, operands first. A multi-output kernel is kept if all its inputs
-    precede all its outputs in that order. The others are dropped because a kernel that computes, say, a table read by
-    every layer together with a value of the last layer would put all layers into one cycle, for which no plan can be
-    proved optimal.
+    precede all its outputs that a kernel reads in that order. The others are dropped because a kernel that computes,
+    say, a table read by every layer together with a value of the last layer would put all layers into one cycle, for
+    which no plan can be proved optimal.
     """
     numbered = graph.numbered
     below: list[list[int]] = [[] for _ in range(len(numbered.vertices))]
@@ -180,10 +180,13 @@ def in_value_order(graph: Hypergraph, chosen: Sequence[int]) -> list[int]:
     level = [0] * len(members)
     for n, member in enumerate(members):  # components come children first
         level[n] = 1 + max([level[of[k]] for v in member for k in below[v] if of[k] != n], default=0)
-    return [
-        i for i in chosen
-        if not graph.candidates[i].more or min(level[of[v]] for v in numbered.outputs(i)) > max([level[of[k]] for k in numbered.needs[i]], default=0)
-    ]  # fmt: skip
+    read = {k for i in chosen for k in numbered.needs[i]}
+
+    def fits(i: int) -> bool:
+        first = min([level[of[v]] for v in numbered.outputs(i) if v in read], default=len(level) + 1)
+        return first > max([level[of[k]] for k in numbered.needs[i]], default=0)
+
+    return [i for i in chosen if not graph.candidates[i].more or fits(i)]
 
 
 def _makers(numbered: NumberedHypergraph, chosen: Sequence[int]) -> list[list[int]]:

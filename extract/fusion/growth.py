@@ -139,11 +139,13 @@ class FusionGrowth:
         spread = [k for k in kids if k not in facts.elementwise_classes and facts.elements(k) < size] if size else []
         if spread:
             self.spread |= dict.fromkeys(spread)
-        parts = []
+        parts: list[GroupNode | int] = []
         for i, k in enumerate(kids):
+            if kind == "written" and not i:  # in memory, a constant too
+                parts.append(self._leaf(k))
+                continue
             thin = bool(i) or not policy.rows_below if product and bare_spread else lean
-            bare = (others if i else first or kind == "written") or k in spread
-            parts.append(self._class(k, beside, products, below, bare, thin))
+            parts.append(self._class(k, beside, products, below, (others if i else first) or k in spread, thin))
         return GroupNode(node, parts)
 
     def _class(self, cls: int, beside: int, products: int, below: bool, bare: bool, lean: bool) -> GroupNode | int:

@@ -1,6 +1,6 @@
 """Finds fusion groups (terms for one kernel) with several output e-classes: multi-output, or horizontal, fusion.
 
-Five kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
+Six kinds. (1) An intermediate value with other consumers is stored as a further output (a residual stream and its
 norm, a GEMM and its activation, a residual stream and the products of its norm). (2) Values of one shape over the same
 inputs share their reads (a row's mean and mean of squares, two gates). (3) Slices of one value that are read separately
 (queries, keys and values of one GEMM) are stored in separate buffers, where a view of the whole would not be row-major.
@@ -8,9 +8,11 @@ inputs share their reads (a row's mean and mean of squares, two gates). (3) Slic
 sequence), share one launch. (5) Attention over keys and values into which a row is written (caches of a decode step)
 writes the rows itself. It reads queries, keys and values as such, whichever product they are slices of. If groups read
 whole products instead, a plan might need two products with columns in common and compute these twice.
+(6) Small elementwise results of one shape that nothing else reads (running statistics, counters of batch norms) and
+casts of values that are in memory before any kernel runs (weights under autocast) share one launch.
 
-Limits: at most `MAX_OUTPUTS` outputs, and per class at most `MAX_SIDE_CHOICES` choices of further outputs, those that
-save the most bytes first.
+Limits: at most `MAX_OUTPUTS` outputs (of kind 6 `MAX_SMALL_OUTPUTS`), and per class at most `MAX_SIDE_CHOICES` choices
+of further outputs, those that save the most bytes first.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ MAX_SMALL_GEMM_ROWS, MAX_SMALL_GEMM_BYTES = (
     32,
     8 << 20,
 )  # largest number of rows, and of bytes read, of each of several GEMMs over separate inputs
+# outputs and operands of a kernel of small elementwise values, largest number of elements of each of them
+MAX_SMALL_OUTPUTS, MAX_SMALL_LEAVES, MAX_SMALL_ELEMENTS = 8, 24, 1 << 18
 # operands of attention that writes rows (those of the queries and of both rows), and such groups of a class
 MAX_WRITING_LEAVES, MAX_WRITING_CHOICES = 16, 6
 MAX_SIDE_CHOICES = 3  # choices of further outputs per class and kind
@@ -85,7 +89,7 @@ class MultiOutputFusion:
     def __iter__(self) -> Iterator[MultiOutputGroup]:
         """Yield every group; each set of outputs over the same leaves once."""
         seen = set()
-        strangers = self._separate_input_groups() if self.launched else ()
+        strangers = (*self._separate_input_groups(), *self._small_values()) if self.launched else ()
         beside = (*self._with_side_outputs(), *self._shared_input_groups(), *strangers, *self._slices())
         for group in (*beside, *self._with_written_rows()):
             key = frozenset(group.classes), frozenset(c for _, c in group.leaves)
@@ -193,6 +197,36 @@ class MultiOutputFusion:
             if len(apart) > 1:
                 yield from self._joined_groups(apart[:MAX_OUTPUTS])
 
+    # ------------------------------------------------------------ small elementwise values over separate inputs
+    def _small_values(self) -> Iterator[MultiOutputGroup]:
+        alike: dict[tuple[int, ...], dict[int, FusionGroup]] = {}
+        for r in self.found:
+            asked = r.cls in self.groups.uses and self._is_model_value(r.cls) and r.term.entry.kind != "view"
+            given = all(c in self.groups.given for _, c in r.leaves)
+            free = self.groups.uses.readers.get(r.cls) == {-1} or (r.term.op == "cast" and given)
+            if asked and free and prod(self._shape(r.cls)) <= MAX_SMALL_ELEMENTS and _elementwise(r.term):
+                known = alike.setdefault(self._shape(r.cls), {})
+                if r.cls not in known or self._reading(r) < self._reading(known[r.cls]):
+                    known[r.cls] = r
+        for known in alike.values():
+            joined: list[FusionGroup] = []
+            for c in sorted(known):
+                leaves = {c for r in (*joined, known[c]) for _, c in r.leaves}
+                if len(joined) == MAX_SMALL_OUTPUTS or len(leaves) > MAX_SMALL_LEAVES:
+                    yield from self._of_small(joined)
+                    joined = []
+                if known.keys().isdisjoint(self._descendants(c) - {c}):
+                    joined.append(known[c])
+            yield from self._of_small(joined)
+
+    def _of_small(self, joined: Sequence[FusionGroup]) -> Iterator[MultiOutputGroup]:
+        if len(joined) > 1:
+            types = self.view.types
+            read = dict.fromkeys(c for r in joined for _, c in r.leaves)
+            named = {c: placeholder(f"x{n}", types[c].shape, types[c].dtype) for n, c in enumerate(read)}
+            terms = tuple(_over(r, named) for r in joined)
+            yield MultiOutputGroup(tuple(r.cls for r in joined), terms, _ordered(terms, named), joined[0].policy)
+
     def _reading(self, r: FusionGroup) -> tuple[int, int]:
         return sum(self._bytes(c) for _, c in r.leaves), len(r.leaves)
 
@@ -269,7 +303,7 @@ class MultiOutputFusion:
         if not parts:
             return r
         read = {**dict(r.leaves), **parts}
-        above = topological([r.term], {id(t) for t in parts})
+        above = topological([r.term], {*parts})
         return replace(r, leaves=tuple({a: (a, read[a]) for t in above for a in t.args if a in read}.values()))
 
     def _operand_cost(self, group: MultiOutputGroup) -> float:
@@ -391,6 +425,11 @@ class MultiOutputFusion:
                 for k in {k for k in kids if kids - {k} <= self.groups.given and k not in self.groups.given}:
                     found.setdefault(k, []).append(node)
         return found
+
+
+def _elementwise(term: Tensor) -> bool:
+    """Whether a term consists of elementwise ops and views."""
+    return all(not t.args or t.entry.pointwise or t.entry.kind == "view" for t in topological([term]))
 
 
 def _writes_row(term: Tensor) -> bool:

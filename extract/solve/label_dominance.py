@@ -14,8 +14,11 @@ from .label_setting import bits_of
 
 MAX_DOMINATING_LABELS = 400
 FEW_LABELS = 64
+BLOCK = 256
 """A label is compared with at most MAX_DOMINATING_LABELS of the cheapest labels. Where at most FEW_LABELS are kept,
-they are compared one by one, without packing the others."""
+they are compared one by one, without packing the others. Else so many labels are compared at a time."""
+
+Bits = npt.NDArray[np.uint64]
 
 
 def undominated(bucket: dict[int, Label], most: int) -> dict[int, Label]:
@@ -31,19 +34,24 @@ def undominated(bucket: dict[int, Label], most: int) -> dict[int, Label]:
     masks = sorted(bucket, key=lambda mask: bucket[mask][0])
     if most <= FEW_LABELS:
         return _first_undominated(bucket, masks, most)
-    bits = _packed(masks, bits_of(varies))
-    kept = np.ones(len(masks), bool)
-    champions = 0
-    for n in range(len(masks)):
-        if kept[n]:
-            champions += 1
-            if champions == most:
-                kept[n + 1 :] = False
-            if champions >= min(most, MAX_DOMINATING_LABELS + 1):
-                break
-            beaten = (bits[n] & ~bits[n + 1 :]) == 0
-            kept[n + 1 :] &= ~beaten
-    return {masks[n]: bucket[masks[n]] for n in np.flatnonzero(kept).tolist()}
+    bits, limit = _packed(masks, bits_of(varies)), min(most, MAX_DOMINATING_LABELS)
+    kept: list[int] = []
+    for start in range(0, len(masks), BLOCK):
+        block = bits[start : start + BLOCK]
+        left = np.flatnonzero(~_supersets(bits[kept[:limit]], block))
+        if len(kept) < limit:
+            left = left[~_supersets(block[left], block[left], earlier=True)]
+        kept += (start + left).tolist()
+        if most <= limit <= len(kept):
+            break
+    return {masks[n]: bucket[masks[n]] for n in (kept[:most] if most <= limit else kept)}
+
+
+def _supersets(some: Bits, others: Bits, *, earlier: bool = False) -> npt.NDArray[np.bool_]:
+    """For each of the `others`, whether it contains all bits of one of `some`; with `earlier`, of one before it."""
+    contained = (some[:, None] & ~others) == 0
+    found: npt.NDArray[np.bool_] = (np.triu(contained, 1) if earlier else contained).any(axis=0)
+    return found
 
 
 def _first_undominated(bucket: dict[int, Label], masks: Iterable[int], most: int) -> dict[int, Label]:
@@ -61,7 +69,7 @@ def _first_undominated(bucket: dict[int, Label], masks: Iterable[int], most: int
     return kept
 
 
-def _packed(masks: Iterable[int], varying: Sequence[int]) -> npt.NDArray[np.uint64]:
+def _packed(masks: Iterable[int], varying: Sequence[int]) -> Bits:
     """The varying bits of each mask, packed into a 64-bit word."""
     low = varying[0] if varying else 0
     size = ((varying[-1] if varying else 0) - low) // 8 + 1

@@ -242,7 +242,7 @@ def _eclass(node: Any, place: str) -> str:
     if not isinstance(node, Mapping):
         raise ExtractionError(f"a node must be an object, not {type(node).__name__}", where=place)
     if "eclass" not in node:
-        raise ExtractionError("a node without eclass", where=place)
+        raise ExtractionError("a node has no eclass", where=place)
     return _identifier(node["eclass"], place + ".eclass")
 
 

@@ -19,11 +19,11 @@ import numpy as np
 from ...errors import ExtractionError, UsageError
 from ..model.gc_pause import gc_paused
 from . import leaf_search
+from .beam_widths import best_of_widths
 from .components import Component, split_components
 from .extraction import COST_TIE, Extraction, relative_gap
 from .frontier_dp import FrontierDP
 from .greedy import best_greedy, bottom_up, discounted, one_pass, path_bounds
-from .label_setting import LabelSearchResult
 from .leaf_search import Leaf, LeafSearch
 from .limited import solve_limited
 from .local_search import local_search
@@ -49,12 +49,6 @@ FINISH_PASSES = 2
 FRONTIER_DP_PARTS = 40
 FRONTIER_DP_FIRST_SHARE = 0.7
 """Limits of the frontier DP on the whole problem, where it is tried first: distinct components, share of the time."""
-
-FRONTIER_DP_BEAM_ROWS, FRONTIER_DP_BEAMS, FRONTIER_DP_WIDE_BEAM = 4_000, (10, 100), 400
-FRONTIER_DP_HASTY_BEAMS = 10, 40
-"""Rows of a component from which beams of these widths are searched before the whole problem, and the beam width where
-the whole problem is too wide; with `hasty`, the widths of the only beams: on 8 problems of a decode step as prices
-change, plans are 0.05 % dearer than with 100, in 0.6 of the time."""
 
 
 @dataclass
@@ -219,9 +213,13 @@ class _Portfolio:
                 return None
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
         ends = time.perf_counter() + FRONTIER_DP_FIRST_SHARE * self.clock.left
-        total = sum(len(part.rows) for part in parts)
+        total = left = sum(len(part.rows) for part in parts)
         for part, frontier_dp in zip(parts, prepared):
-            found = self._best_of_widths(part, frontier_dp, ends, self.clock.labels * len(part.rows) / total)
+            labels, share = self.clock.labels * len(part.rows) / total, len(part.rows) / left
+            left -= len(part.rows)
+            until = (1 - share) * time.perf_counter() + share * ends
+            found = best_of_widths(frontier_dp, self.clock, ends=until, labels=labels, hasty=self.hasty)
+            self.stats["labels"] = self.stats.get("labels", 0) + found.labels
             if not found.exact:
                 self.leaf_search.unproved = min(self.leaf_search.unproved, len(part.rows))
             if found.chosen is None:
@@ -230,25 +228,6 @@ class _Portfolio:
             lower += found.lower * len(part.copies)
             picked += [reduced.origin[copy[row]] for copy in part.copies for row in found.chosen]
         return picked, lower if proved else -1.0
-
-    def _best_of_widths(
-        self, part: Component, frontier_dp: FrontierDP, ends: float, labels: float
-    ) -> LabelSearchResult:  # fmt: skip
-        """The frontier DP's result for a component by the time `ends`, or of at most so many `labels`: an exact search,
-        for a large component after beam searches. The exact search may not end in time, and beams often find the
-        optimum. With `hasty`, a large component gets narrow beams only.
-        """
-        if self.clock.deterministic or len(part.rows) <= FRONTIER_DP_BEAM_ROWS:
-            until = math.inf if self.clock.deterministic else ends
-            return frontier_dp.search(deadline=until, stop=self.clock.stop, most_labels=labels)
-        last = time.perf_counter() + self.clock.left
-        beams = FRONTIER_DP_HASTY_BEAMS if self.hasty else FRONTIER_DP_BEAMS
-        found = [frontier_dp.search(width, deadline=last, stop=self.clock.stop) for width in beams]
-        if not self.hasty:
-            found.append(frontier_dp.search(deadline=ends, stop=self.clock.stop, drops=False))
-            if not found[-1].exact:
-                found.append(frontier_dp.search(FRONTIER_DP_WIDE_BEAM, deadline=last, stop=self.clock.stop))
-        return min(found, key=lambda one: (not one.exact, one.cost))
 
     def _cheap_bound(self, rows: ProblemRows) -> float:
         """A cheap lower bound; computing it also measures the time per row.

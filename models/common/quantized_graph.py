@@ -307,6 +307,12 @@ class _EncodedPart(LazyPart, DerivedData):
         """The weight whose encoding this part is computed from, as the only element."""
         return self.stored
 
+    @property
+    def recipe(self) -> tuple[object, ...]:
+        """The encoding, the name of the part and its type."""
+        encoding = self.encoding
+        return "encoded", encoding.form, encoding.dtype, encoding.by_rows, self.name, self.shape, self.dtype
+
     def load_on(self, device: str) -> Any | None:
         """The part on a Torch device, encoded there; None if the device has too little memory."""
         import torch

@@ -60,7 +60,8 @@ class MappedArray:
         size = os.fstat(file.fileno()).st_size
         if self.offset + self.nbytes > size:
             raise BadWeightsError(
-                f"{self.path.name} holds {size} bytes, a tensor needs {self.offset}+{self.nbytes}", where=str(self.path)
+                f"{self.path.name} has {size} bytes, but a tensor lies at bytes {self.offset} to {self.offset + self.nbytes}",
+                where=str(self.path),
             )
         if self.nbytes > COPIED:
             self._refuse_changed(file)

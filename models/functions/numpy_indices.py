@@ -134,7 +134,7 @@ def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
     new = _leading_dropped(new, places.ndim)
     sizes = static(new.shape, "an assignment")
     if len(sizes) > places.ndim or any(a not in (1, b) for a, b in zip(sizes[::-1], places.shape[::-1])):
-        raise TraceError(f"values of shape {sizes} do not fit a place of shape {places.shape}")
+        raise TraceError(f"values of shape {sizes} cannot be assigned to an indexed part of shape {places.shape}")
     if not places.size:
         return x
     source = np.full(prod(shape), -1, np.int64)
@@ -154,7 +154,7 @@ def _leading_dropped(x: Tensor, rank: int) -> Tensor:
     while x.rank > rank and x.shape[0] == 1:
         x = t.reshape(x, x.shape[1:])
     if x.rank > rank:
-        raise TraceError(f"values of shape {x.shape} do not fit a place of rank {rank}")
+        raise TraceError(f"values of shape {x.shape} cannot be assigned to an indexed part of rank {rank}")
     return x
 
 

@@ -3,5 +3,5 @@
 In: a folder.
 Out: a graph with lazy weights.
 Imports: egraph.builders, egraph.composites, egraph.ir, egraph.types, errors, models.common, models.files, plain,
-writing.
+    writing.
 """

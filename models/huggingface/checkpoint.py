@@ -165,6 +165,16 @@ class StackedArray:
     parts: tuple[Data, ...]
 
     @property
+    def sources(self) -> tuple[Data, ...]:
+        """The parts."""
+        return self.parts
+
+    @property
+    def recipe(self) -> tuple[object, ...]:
+        """That they are stacked."""
+        return ("stacked",)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Number of parts, then their shape."""
         return (len(self.parts), *self.parts[0].shape)

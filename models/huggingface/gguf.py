@@ -23,7 +23,7 @@ from .checkpoint import Config
 from .gguf_blocks import packed_weight
 
 Array = np.ndarray[Any, Any]
-DTYPE = "bfloat16"  # of activations: metadata name none
+DTYPE = "bfloat16"  # dtype of activations, which the metadata of a GGUF file does not name
 
 #: Name in the file, without "blk.N." and ending -> name in a checkpoint.
 _LAYER = {

@@ -7,10 +7,10 @@ from typing import Any
 
 from ...egraph.builders import builders as t
 from ...egraph.composites import composite_ops as c
-from ...egraph.composites.quantized_ops import integer_conv
+from ...egraph.composites.quantized_ops import integer_conv, integer_matmul
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
-from ...egraph.types.dims import Dim, DimExpr, concrete
+from ...egraph.types.dims import Dim, DimExpr, Shape, concrete
 from ...errors import ShapeError
 from ..common.einsum import einsum
 from .node import Node, Result, operator
@@ -219,9 +219,27 @@ def centred(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     return t.sub(x, zero)
 
 
+def multiply_integers(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    """The product in int32 of a and b without their zero points (None: 0): one number, or one for each row of a and for
+    each column of b."""
+    single = a_zero is None or a_zero.shape in ((), (1,))
+    if {a.dtype, b.dtype} <= set(BYTES) and single and a.rank >= 2 and b.rank in (2, a.rank):
+        if b_zero is None or b_zero.shape in ((), (1,), b.shape[-1:]):
+            points = (_point(a_zero, a, (1,)), _point(b_zero, b, () if b_zero is None else b_zero.shape))
+            return integer_matmul(a, b, *points)
+    return t.matmul(centred(a, a_zero, -2), centred(b, b_zero, -1))
+
+
+def _point(zero: Tensor | None, x: Tensor, size: Shape) -> Tensor:
+    """Zero points of x in its dtype and rank: one number (None: 0), or one for each index of the last axis."""
+    if zero is None:
+        return t.full((1,) * x.rank, 0, x.dtype)
+    return t.reshape(t.cast(zero, x.dtype), (*(1,) * (x.rank - 1), *(size or (1,))))
+
+
 @operator("MatMulInteger")
 def _matmul_integer(n: Node) -> Result:
-    return t.matmul(centred(n.x(0), n.opt(2), -2), centred(n.x(1), n.opt(3), -1))
+    return multiply_integers(n.x(0), n.x(1), n.opt(2), n.opt(3))
 
 
 @operator("ConvInteger")
@@ -248,8 +266,7 @@ def line(x: Tensor, rank: int, axis: int) -> Tensor:
 
 @operator("QLinearMatMul", limits="8-bit floats")
 def _qlinear_matmul(n: Node) -> Result:
-    a, b = centred(n.x(0), n.x(2), -2), centred(n.x(3), n.x(5), -1)
-    total = t.matmul(a, b)
+    total = multiply_integers(n.x(0), n.x(3), n.x(2), n.x(5))
     scale = line(n.x(1), total.rank, -2) * line(n.x(4), total.rank, -1) / line(n.x(6), total.rank, -1)
     return requantize(total, scale, n.x(7))
 
@@ -269,4 +286,4 @@ def _einsum(n: Node) -> Result:
     return einsum(n.attr("equation"), n.tensors())
 
 
-__all__ = ["centred", "convolve", "gemm", "line", "requantize", "same_pads", "spatial"]
+__all__ = ["centred", "convolve", "gemm", "line", "multiply_integers", "requantize", "same_pads", "spatial"]

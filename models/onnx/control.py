@@ -36,7 +36,7 @@ def _if(n: Node) -> Result:
     condition = n.array(0)
     found = n.branch(n.attr("then_branch") if bool(condition.reshape(-1)[0]) else n.attr("else_branch"))
     if len(found) != len(n.outputs):
-        raise ShapeError(f"a branch gives {len(found)} values, the node {len(n.outputs)}")
+        raise ShapeError(f"a branch has {len(found)} outputs, but the node {len(n.outputs)}")
     return found
 
 

@@ -147,7 +147,7 @@ def _split(n: Node) -> Result:
         sizes = [piece] * (count - 1)
         sizes.append(size - piece * (count - 1))
     if len(sizes) < len(n.outputs) or (all(isinstance(d, int) for d in (*sizes, size)) and sum(sizes) != size):
-        raise ShapeError(f"pieces of {sizes} do not make up {size}")
+        raise ShapeError(f"the pieces have sizes {sizes}, which do not add up to the {size} elements of the axis")
     return t.split(x, sizes, axis)
 
 

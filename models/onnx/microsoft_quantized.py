@@ -9,7 +9,7 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import DimExpr, concrete
 from ...errors import ShapeError
-from .contract import centred, line, requantize
+from .contract import line, multiply_integers, requantize
 from .names import MICROSOFT
 from .node import Node, Result, operator, resolve
 from .packed import BlockLayout, dequantized, leaves
@@ -100,14 +100,14 @@ def _line(n: Node, position: int, rank: int, axis: int) -> Tensor:
 
 @microsoft("MatMulIntegerToFloat")
 def _matmul_to_float(n: Node) -> Result:
-    total = t.matmul(centred(n.x(0), n.opt(4), -2), centred(n.x(1), n.opt(5), -1))
+    total = multiply_integers(n.x(0), n.x(1), n.opt(4), n.opt(5))
     return _scaled(n, total, _line(n, 2, total.rank, -2) * _line(n, 3, total.rank, -1), 6, n.x(2).dtype)
 
 
 @microsoft("DynamicQuantizeMatMul")
 def _dynamic_matmul(n: Node) -> Result:
     codes, scale, zero = dynamic_quantize(n.x(0))
-    total = t.matmul(centred(codes, zero, -2), centred(n.x(1), n.opt(3), -1))
+    total = multiply_integers(codes, n.x(1), zero, n.opt(3))
     return _scaled(n, total, t.with_rank(scale, total.rank) * _line(n, 2, total.rank, -1), 4, n.x(0).dtype)
 
 
@@ -121,9 +121,8 @@ def _scaled(n: Node, total: Tensor, scale: Tensor, bias: int, kind: str) -> Tens
 @microsoft("QGemm")
 def _qgemm(n: Node) -> Result:
     turned_a, turned_b = n.attr("transA", 0), n.attr("transB", 0)
-    a, b = centred(n.x(0), n.opt(2), 1 if turned_a else 0), centred(n.x(3), n.opt(5), 0 if turned_b else 1)
-    a, b = t.transpose(a) if turned_a else a, t.transpose(b) if turned_b else b
-    total = t.matmul(a, b)
+    a, b = (t.transpose(v) if turned else v for v, turned in ((n.x(0), turned_a), (n.x(3), turned_b)))
+    total = multiply_integers(a, b, n.opt(2), n.opt(5))
     total = t.add(total, n.x(6)) if n.has(6) else total
     scale: Tensor = _line(n, 1, 2, -2) * _line(n, 4, 2, -1) * n.attr("alpha", 1.0)
     if not n.has(7):

@@ -66,11 +66,20 @@ def saturate(x: Tensor, dtype: str) -> Tensor:
     return t.cast(t.minimum(t.maximum(x, float(limits.min)), float(limits.max)), dtype)
 
 
+def _points(n: Node, scale: Tensor) -> Tensor:
+    """The zero points of the node, in the shape of the scales. A vector of one number may stand for a scalar, and the
+    other way round, as ONNX Runtime's quantizer writes for biases."""
+    zero = n.x(2)
+    if zero.shape in ((), (1,)) and scale.shape in ((), (1,)):
+        return t.reshape(zero, scale.shape)
+    return n.shaped(2, scale.shape)
+
+
 @operator("QuantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
 def _quantize(n: Node) -> Result:
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
-    zero = None if zero is None else n.shaped(2, scale.shape)
+    zero = None if zero is None else _points(n, scale)
     asked = n.dtype("output_dtype") if n.attr("output_dtype", 0) else ""
     kind = asked or ("uint8" if zero is None else zero.dtype)
     if zero is not None and kind != zero.dtype:
@@ -96,7 +105,7 @@ def _dequantize(n: Node) -> Result:
             return whole
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
     axis = resolve(n.attr("axis", 1), max(x.rank, 2))
-    zero = None if zero is None else n.shaped(2, scale.shape)
+    zero = None if zero is None else _points(n, scale)
     kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
     if x.dtype in BYTES:
         zero = None if zero is None else per_axis(n, x, zero, axis)
@@ -155,12 +164,12 @@ def _dynamic_quantize(n: Node) -> Result:
 
 def dynamic_quantize(x: Tensor) -> list[Tensor]:
     """[codes (uint8), scale, zero point (uint8)] of x by its smallest and its largest value."""
-    low, high = t.minimum(t.min(x), 0.0), t.maximum(t.max(x), 0.0)
+    low, high = (t.reshape(v, (1,) * x.rank) for v in (t.min(x), t.max(x)))
+    low, high = t.minimum(low, 0.0), t.maximum(high, 0.0)
     scale = t.div(high - low, 255.0)
     scale = t.where(t.eq(scale, 0.0), 1.0 / 255.0, scale)  # the input is all zeros
     zero = saturate(t.round(-low / scale), "uint8")
-    shifted = t.round(x / scale) + t.cast(zero, x.dtype)
-    return [saturate(shifted, "uint8"), scale, zero]
+    return [quantized(x, scale, zero, "uint8"), t.reshape(scale, ()), t.reshape(zero, ())]
 
 
 __all__ = ["BYTES", "dynamic_quantize", "per_axis", "plain", "quantized", "saturate"]

@@ -223,7 +223,8 @@ class _Prober(_Reader):
             return Missing(error.message)
 
     def _stand_in(self, node: Any) -> Any:
-        """An input of the types of a node's results."""
+        """A placeholder with the types and sizes of a node's results: inputs in place of tensors, in lists where there
+        are several."""
 
         def made(value: Any, name: str) -> Any:
             if isinstance(value, list | tuple):

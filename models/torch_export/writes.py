@@ -59,8 +59,8 @@ def aliases(op: Any) -> bool:
 
 
 def writes_of(program: Any) -> Writes | None:
-    """Find the in-place writes of an exported program; None if aliasing is too complex and it must be decomposed
-    instead."""
+    """Find the in-place writes of an exported program; None if aliasing is too complex: then the program has to be
+    decomposed instead."""
     import torch
 
     inner = [m for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]

@@ -40,7 +40,7 @@ CHOSEN = 6  # candidates generalized between two saturations
 
 
 class _Search:
-    """The synthesis loop for one world."""
+    """The synthesis loop over the terms of one `World`, a choice of ops and of typed variables."""
 
     def __init__(
         self,

@@ -68,7 +68,8 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
             numeric = import_module(".numeric", __name__)
             if name in numeric.__all__:
                 return getattr(numeric, name)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        place = "; it is in tensor_graphs.errors" if name in vars(import_module(".errors", __name__)) else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
 
 
 class _Extract(ModuleType):

@@ -168,7 +168,7 @@ class SaturateOptions(CommonOptions):
         'Allowed error: "eager" (at most 1.25 times that of the unoptimized graph), "fast" (2 times), "exact" (bitwise'
         " equal to the graph in NumPy, and to the caller's function, which runs itself if no plan is; with `quantize` to"
         " the graph with the quantized weights), or a relative error."
-        " From 1e-3 on, float32 products may use TF32 on a GPU.",
+        " From 3e-4 on, float32 products may use TF32 on a GPU.",
         is_tolerance,
     )
     progress: Progress | None = option(

@@ -19,7 +19,7 @@ def with_article(noun: str) -> str:
 def near(name: str, known: Iterable[str]) -> str:
     """Text that asks whether the known name nearest to a misspelt one is meant: ". Did you mean 'budget'?"; "" if none
     is near."""
-    return next((f". Did you mean {found!r}?" for found in get_close_matches(name, list(known), 1)), "")
+    return next((f". Did you mean {found!r}?" for found in get_close_matches(name, list(known), 1, cutoff=0.7)), "")
 
 
 def spelled_bytes(count: float) -> str:

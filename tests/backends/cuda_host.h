@@ -21,8 +21,8 @@ struct Place { int x; };
 static Place threadIdx, blockIdx;
 
 namespace host {
-// A list of plain values that begin as zeros. Its memory lives as long as the process. (The functions of std::vector would be most of
-// a compiled kernel, and take most of the time of its compilation.)
+// A list of plain values that begin as zeros. Its memory lives until `drop`. (The functions of std::vector would be most of a compiled
+// kernel, and take most of the time of its compilation.)
 template <class T> struct List {
     T* at;
     int count, room;
@@ -33,10 +33,11 @@ template <class T> struct List {
         count = n;
     }
     void begin(int n) { count = 0, resize(n); }
+    void drop() { std::free(static_cast<void*>(at)), at = nullptr, count = room = 0; }
 };
 struct Copy { void* to; const void* from; int bytes, round; };
 struct Fiber {
-    ucontext_t context; jmp_buf left; List<char> stack; bool begun, done; int points;
+    ucontext_t context; jmp_buf left; bool begun, done; int points;
     List<Copy> copies; int round;  // asynchronous copies that nobody has waited for; the round that is open
 };
 struct Meeting { int here, turn; };
@@ -47,14 +48,23 @@ static jmp_buf scheduler;
 static int current, size_of_block, begun;  // `begun`: threads that have arrived at the barrier of their cluster
 static bool moved;  // whether a fiber did anything but wait
 static List<double> slots[2];
+static const int STACK = 1 << 16;  // bytes
 
 // Prepare a fiber for a function of the address of a body, in two halves.
-template <class F> void prepare(Fiber& f, void (*function)(unsigned, unsigned), F& body) {
-    f.stack.resize(1 << 16), f.begun = f.done = false, f.points = f.round = f.copies.count = 0;
+template <class F> void prepare(Fiber& f, char* stack, void (*function)(unsigned, unsigned), F& body) {
+    f.begun = f.done = false, f.points = f.round = f.copies.count = 0;
     getcontext(&f.context);
-    f.context.uc_stack.ss_sp = f.stack.at, f.context.uc_stack.ss_size = f.stack.count, f.context.uc_link = nullptr;
+    f.context.uc_stack.ss_sp = stack, f.context.uc_stack.ss_size = STACK, f.context.uc_link = nullptr;
     size_t at = reinterpret_cast<size_t>(&body);
     makecontext(&f.context, reinterpret_cast<void (*)()>(function), 2, unsigned(at), unsigned(at >> 32));
+}
+// Prepare `count` fibers; returns the memory of their stacks, of which only the pages that are used take room. To be freed after the
+// launch, because the libraries of all kernels stay loaded.
+template <class F> char* prepare(List<Fiber>& list, int count, void (*function)(unsigned, unsigned), F& body) {
+    if (list.count < count) list.resize(count);
+    char* stacks = static_cast<char*>(std::malloc(size_t(count) * STACK));
+    for (int t = 0; t < count; ++t) prepare(list[t], stacks + size_t(t) * STACK, function, body);
+    return stacks;
 }
 // Run a fiber until it leaves. Only its start is a system call.
 inline void resume(Fiber& f) {
@@ -94,12 +104,12 @@ template <class F> void enter(unsigned low, unsigned high) {
 template <class F> bool run_blocks(int first, int cluster, int threads, F body) {
     const int count = cluster * threads;
     size_of_block = threads, begun = 0;
-    if (fibers.count < count) fibers.resize(count);
     warp_meetings.begin(count / 32 + 1), block_meetings.begin(cluster);
     if (rooms.count < cluster) rooms.resize(cluster);
     for (int b = 0; b < cluster; ++b) rooms[b].resize((256 << 10) + 128), std::memset(rooms[b].at, 255, rooms[b].count);
     for (auto& s : slots) s.begin(count);
-    for (int t = 0; t < count; ++t) prepare(fibers[t], enter<F>, body);
+    char* stacks = prepare(fibers, count, enter<F>, body);
+    bool stuck = false;
     for (bool more = true; more;) {
         more = moved = false;
         for (current = 0; current < count; ++current) {
@@ -108,9 +118,11 @@ template <class F> bool run_blocks(int first, int cluster, int threads, F body) 
             resume(fibers[current]);
             more |= !fibers[current].done;
         }
-        if (more && !moved) return false;
+        stuck = more && !moved, more &= !stuck;
     }
-    return true;
+    std::free(stacks);
+    for (int b = 0; b < rooms.count; ++b) rooms[b].drop();
+    return !stuck;
 }
 
 // An argument of a kernel: an address, or a size that is passed as one.
@@ -237,6 +249,11 @@ template <class T> void matrix_step(float (&c)[4], unsigned a0, unsigned a1, uns
             c[i] += at(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k % 2) * at(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
     }
 }
+
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return sqrtf(a); }
+inline double __dmul_rn(double a, double b) { return a * b; }
 
 namespace op {
 inline float max(float a, float b) { return a != a || a > b ? a : b; }

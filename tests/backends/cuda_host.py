@@ -22,6 +22,7 @@ import pytest
 
 from tensor_graphs.backends.cuda.clustered_attention.kernel import CLUSTER_INTRINSICS
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.cuda.emit.tensor_cores import SHARED_ACCESS
 from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS
 from tensor_graphs.backends.program.helpers import cuda_helpers
 from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY
@@ -88,6 +89,7 @@ def compiled(source: str, folder: Path, macros: Sequence[str] = ()) -> dict[str,
     text = source.replace(INTRINSICS, (HERE / "cuda_host.h").read_text(encoding="utf-8"))
     assert text != source
     text = text.replace(TILE_INTRINSICS, (HERE / "cuda_tiles_host.h").read_text(encoding="utf-8"))
+    text = text.replace(SHARED_ACCESS, (HERE / "cuda_shared_host.h").read_text(encoding="utf-8"))
     text = text.replace(CLUSTER_INTRINSICS, (HERE / "cuda_clusters_host.h").read_text(encoding="utf-8"))
     names, clusters = NAME.findall(text), {n: size for size, n in CLUSTER.findall(text)}
     text += "".join(

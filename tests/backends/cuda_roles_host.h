@@ -94,12 +94,10 @@ template <class F> bool blocks(int first, int threads, F body) {
     if (memory.count < cluster) memory.resize(cluster);
     for (int b = 0; b < cluster; ++b) memory[b].begin(MEMORY);
     if (products.count < count) products.resize(count), puts.resize(count);
-    if (threads_of_cluster.count < count) threads_of_cluster.resize(count);
     count_of_barriers = count_of_groups = 0, threads_of_block = threads;
-    for (int t = 0; t < count; ++t) {
-        products[t].listed.count = puts[t].listed.count = products[t].round = puts[t].round = 0;
-        prepare(threads_of_cluster[t], begin<F>, body);
-    }
+    for (int t = 0; t < count; ++t) products[t].listed.count = puts[t].listed.count = products[t].round = puts[t].round = 0;
+    char* stacks = prepare(threads_of_cluster, count, begin<F>, body);
+    bool ended = true;
     for (bool more = true; more;) {
         const int before = changes;
         more = stuck = false;
@@ -109,9 +107,11 @@ template <class F> bool blocks(int first, int threads, F body) {
             resume(threads_of_cluster[now]);
             more |= !threads_of_cluster[now].done;
         }
-        if (more && stuck && changes == before) return false;
+        ended = !more || !stuck || changes != before, more &= ended;
     }
-    return true;
+    std::free(stacks);
+    for (int b = 0; b < memory.count; ++b) memory[b].drop();
+    return ended;
 }
 template <class... A, size_t... I> bool clusters(void (*kernel)(A...), void** args, int grid, int threads, int size, std::index_sequence<I...>) {
     cluster = size;

@@ -111,7 +111,7 @@ def sized_program(library: Any, text: str, **names: Any) -> Any:
     source = f"def bind(workspace):\n    def at(x_shape):\n        {lines}\n    return at\n"
     exec(source, space)
     workspace = any_size_gpu_helpers.Workspace("cpu")
-    run = any_size_gpu_helpers.CallsBySize(space["bind"](workspace), workspace, "cpu", True, way="flat")
+    run = any_size_gpu_helpers.CallsBySize(space["bind"](workspace), workspace, "cpu", True, launch_mode="flat")
     run.gpu, run.index, run.own = True, -1, kernels
     return run
 

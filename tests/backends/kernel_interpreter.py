@@ -39,7 +39,10 @@ def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
                 spot = spot + values.known[e].astype(np.int64) * step
             place, value, *there = np.broadcast_arrays(spot, values.known[store.value], *guards)
             kept = np.logical_and.reduce(there) if there else ...
-            memory[store.buffer][place[kept]] = value[kept]
+            if store.adds:
+                np.add.at(memory[store.buffer], place[kept], value[kept])
+            else:
+                memory[store.buffer][place[kept]] = value[kept]
 
 
 class _Values:

@@ -16,11 +16,13 @@ from tensor_graphs.extract.model.meaning import output_terms
 Array = np.ndarray[Any, Any]
 
 
-def expected(template: Template, call: Call, operands: Mapping[str, Array], output: int = 0) -> Array:
-    """The reference of the kernel's output with this number, in float64."""
+def expected(
+    template: Template, call: Call, operands: Mapping[str, Array], output: int = 0, float64: bool = True
+) -> Array:
+    """The reference of the kernel's output with this number, in float64, or in the dtypes of the model."""
     root = output_terms(template, call)[output]
     given = {
         leaf.attr("name"): operands[leaf.attr("name")].astype(dtypes.numpy_dtype(leaf.dtype), copy=False)
         for leaf in Graph.of(root).leaves("param")
     }
-    return evaluate([root], {}, params=given, float64=True)[0]
+    return evaluate([root], {}, params=given, float64=float64)[0]

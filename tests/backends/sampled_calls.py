@@ -161,6 +161,14 @@ def _integer_conv(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]
     return [x, w, Type((1,) * x.rank, x.dtype), Type(channels, w.dtype)]
 
 
+def _integer_matmul(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
+    if kind.dtype != "int32":
+        raise Retry
+    x, w = (Type(t.shape, s.rng.choice(("uint8", "int8"))) for t in _matmul(s, call, kind))
+    columns = (*(1,) * (w.rank - 1), s.rng.choice((1, _ints(w)[-1])))
+    return [x, w, Type((1,) * x.rank, x.dtype), Type(columns, w.dtype)]
+
+
 def _reduce(s: _Draw, call: pattern.PatternCall, kind: Type) -> list[Type]:
     shape = _ints(kind)
     ones = [i for i, d in enumerate(shape) if d == 1]
@@ -499,7 +507,7 @@ _RULES: dict[str, Rule] = {
     "gather": _gather, "gather_elements": _gather_elements, "scatter_elements": _scatter, "norm": _norm,
     "channel_norm": _channel_norm, "attention": _attention, "rope": _rope, "cross_entropy": _cross_entropy,
     "recurrent": _recurrent, "from_float8": _from_float8, "unpack": _unpack, "dequantize": _dequantize,
-    "quantize": _quantize, "integer_conv": _integer_conv,
+    "quantize": _quantize, "integer_conv": _integer_conv, "integer_matmul": _integer_matmul,
     "conv_input_gradient": _conv_input_gradient, "conv_weight_gradient": _conv_weight_gradient,
     "norm_gradient": _norm_gradient, "channel_norm_gradient": _channel_norm_gradient, "softmax_gradient": _softmax_gradient,
     "channel_statistic": _channel_statistic, "attention_statistics": _attention_statistics, "attention_gradient": _attention_gradient,

@@ -27,6 +27,7 @@ REWRITTEN = {
     "np.gather_elements",
     "cuda.gather_elements",
 }  # kernels whose helper functions compute something else since
+NEWER_VERSION = {"np.matmul_int"}  # kernels rewritten since, under another version
 MACHINE = MachineKey("cpu:recorded", "driver:recorded", "toolchain:recorded")
 
 
@@ -43,8 +44,9 @@ def test_identities_and_helper_texts_are_those_of_recorded_stores() -> None:
             (t.name, t.identity, blake2b(keys._helpers(t).encode(), digest_size=8).hexdigest())
             for t in backends()[name].templates
         }
-        assert {tuple(row[:2]) for row in rows} <= {row[:2] for row in now}
-        assert {row[0] for row in {*map(tuple, rows)} - now} <= REWRITTEN
+        rows = [tuple(row) for row in rows if row[0] not in NEWER_VERSION]
+        assert {row[:2] for row in rows} <= {row[:2] for row in now}
+        assert {row[0] for row in {*rows} - now} <= REWRITTEN
 
 
 def test_a_recorded_store_still_prices_every_kernel(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +32,7 @@ from tensor_graphs.verification.comparison import rounding_allowance
 
 torch = pytest.importorskip("torch")
 
+ROOT = Path(__file__).parents[2]
 NAMES = ("torch_cuda", "triton", "nvrtc")
 
 
@@ -181,6 +184,13 @@ def rule(request: pytest.FixtureRequest) -> Any:
     settings.fp32_precision = request.param
     yield request.param
     settings.fp32_precision = before
+
+
+def test_texts_name_the_tolerance_from_which_products_are_rounded() -> None:
+    assert rounding_allowance(LIBRARY_TF32) >= LIBRARY_TF32 < TF32.loss
+    for file in (f for f in ("src/tensor_graphs/options.py", "docs/cli.md") if (ROOT / f).exists()):
+        (found,) = re.findall(r"[Ff]rom (\S+) on, float32 products", (ROOT / file).read_text(encoding="utf-8"))
+        assert float(found) == LIBRARY_TF32, file
 
 
 def test_a_product_in_tf32_leaves_the_callers_rule(rule: str) -> None:

@@ -44,7 +44,7 @@ GPU_ONLY |= {t.name: "not for the CPU" for t in KERNELS if "cudnn" in t.name}
 GPU_ONLY |= {"cuda.mm_wide": "float32 results of 16-bit products"}
 GPU_ONLY |= {
     t.name: "fused attention of GPUs" for t in KERNELS
-    if t.name.endswith(("_efficient", "_flash")) and ("statistics" in t.name or "gradients" in t.name)
+    if "_efficient" in t.name or (t.name.endswith("_flash") and ("statistics" in t.name or "gradients" in t.name))
 }  # fmt: skip
 GPU_ONLY |= {
     t.name: "its epilogue is the exact gelu on the CPU" for t in KERNELS if "mm_bias" in t.name and "gelu" in t.name
@@ -134,6 +134,7 @@ NORMS = (
     "cuda.layer_norm_gradient",
     "cuda.batch_norm_gradient",
     "cuda.batch_norm_training",
+    "cuda.channel_statistics",
 )
 
 
@@ -144,6 +145,8 @@ def lacks_wide_statistics(template: Template, call: Call) -> bool:
     return template.name.startswith(NORMS) and kinds <= {*dtypes.HALVES} and len(floats) > 1
 
 
+#: Endings of kernels that call the function of another one with other settings.
+VARIANTS = ("_tf32", "_tuned", "_columns")
 NO_GPU = CUDA.unavailable()
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
 CASES = [pytest.param(t, "cpu", id=t.name) for t in KERNELS if t.name not in GPU_ONLY]
@@ -152,9 +155,9 @@ CASES += [pytest.param(t, "cuda", id=f"gpu-{t.name}", marks=ON_GPU) for t in KER
 
 @pytest.mark.parametrize(("template", "device"), CASES)
 def test_kernel_computes_its_pattern(template: Template, device: str) -> None:
-    tried = 0
+    tried, count = 0, 1 if template.name.endswith(VARIANTS) else 2  # calls that are checked
     for seed in range(16):
-        call = call_of(template, seed) if seed < 4 or not tried else None
+        call = call_of(template, seed) if seed < count or not tried else None
         if call is None or (device == "cpu" and lacks_wide_statistics(template, call)):
             continue
         tried += 1
@@ -222,9 +225,12 @@ def test_cudnn_is_not_asked_for_attention_of_free_sizes() -> None:
     attrs = {"scale": 0.125, "causal": False, "window": 0, "softcap": 0.0}
     for names in ("qkv", "q", "kv"):
         call = Call({n: free if n in names else fixed for n in "qkv"}, free if "q" in names else fixed, attrs)
-        with pytest.raises(UnsupportedError, match="a plan for each size"):
-            _named(call, "CUDNN_ATTENTION")
-        assert _named(call, "FLASH_ATTENTION") == "'FLASH_ATTENTION'" and _named(call, "") == "''"
+        for kernel in ("CUDNN_ATTENTION", ""):  # Torch's own choice may be cuDNN
+            with pytest.raises(UnsupportedError, match="a plan for each size"):
+                _named(call, kernel)
+        assert _named(call, "EFFICIENT_ATTENTION") == "'EFFICIENT_ATTENTION'"
+        single = {n: replace(o, type=Type(o.type.shape, "float32")) for n, o in call.operands.items()}
+        assert _named(replace(call, operands=single), "") == "''"  # cuDNN has no kernel for float32
     assert _named(Call(dict.fromkeys("qkv", fixed), fixed, attrs), "CUDNN_ATTENTION") == "'CUDNN_ATTENTION'"
 
 

@@ -88,14 +88,14 @@ def test_what_was_wanted_is_judged_in_both_states_where_power_holds_the_clock_do
 
 def test_the_table_says_how_a_plan_was_found(table: Any) -> None:
     kernels = [
-        {"kernel": "triton.attention", "generated": True, "ways": ["DEFER", "ROLL"], "named": []},
-        {"kernel": "cuda.mm", "generated": False, "ways": [], "named": []},
+        {"kernel": "triton.attention", "generated": True, "transformations": ["DEFER", "ROLL"], "named": []},
+        {"kernel": "cuda.mm", "generated": False, "transformations": [], "named": []},
     ]
     found = record(ours={"us": 1.0, "kernels": kernels, "rules": ["merge-matmuls"]})
-    assert table.way(found) == (
+    assert table.how_found(found) == (
         "- rmsnorm_linear_b1: rules merge-matmuls; `triton.attention`: generated, of single operations, DEFER, ROLL; `cuda.mm`: library"
     )
-    assert table.way(record(ours={"us": 1.0, "kernels": [{"kernel": "a"}]})) == ""
+    assert table.how_found(record(ours={"us": 1.0, "kernels": [{"kernel": "a"}]})) == ""
 
 
 def test_peers_of_an_earlier_run_are_kept_and_marked(bench: Any, table: Any) -> None:
@@ -157,7 +157,7 @@ def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     inputs, weights = work.arguments("cpu")
     program = tg.optimize(work.module(weights), tuple(inputs), backend="numpy", measure=False, verify=False, budget=20)
     monkeypatch.setattr(gpu, "RESULTS", tmp_path)
-    kernel = {"kernel": "np.matmul", "generated": False, "ways": [], "named": []}
+    kernel = {"kernel": "np.matmul", "generated": False, "transformations": [], "named": []}
     found = {**record(ours={"us": 1.0, "kernels": [kernel]}), "name": "lora_b16"}
     (tmp_path / "lora_b16.json").write_text(json.dumps(found))
     monkeypatch.setattr(gpu, "again", lambda *a: False)
@@ -166,11 +166,21 @@ def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     assert gpu.explain_all(["lora_b16", "lora_b1"]) == 1
     ours = gpu.stored("lora_b16")["variants"]["ours"]
     assert "low-rank-folds" in ours["rules"] and ours["steps"]["verdict"] == "replayed" and ours["steps"]["count"] > 0
-    assert "low-rank-folds" in table.way(gpu.stored("lora_b16")) and "1 step, replayed" in table.way(
+    assert "low-rank-folds" in table.how_found(gpu.stored("lora_b16")) and "1 step, replayed" in table.how_found(
         gpu.stored("lora_b16")
     )
     (gpu.origin_in(tmp_path, "lora_b16") / "origin.safetensors").write_bytes(b"nonsense")
-    assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in table.way(gpu.stored("lora_b16"))
+    assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in table.how_found(gpu.stored("lora_b16"))
+
+
+def test_records_tell_generated_kernels_from_library_kernels(case: Any) -> None:
+    import tensor_graphs as tg
+
+    x = tg.input("x", (64, 96))
+    graph = tg.softmax(x * 2.0, 1) @ tg.input("w", (96, 64))
+    plan = tg.optimize(graph, backend="auto", effort=0, measure=False, verify=False, budget=20).plan
+    found = {row["generated"]: row for row in map(case.found_as, plan.steps)}
+    assert found.keys() == {True, False} and "ROLL" in found[True]["transformations"]
 
 
 def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 def test_two_replays_of_one_search_are_equal(
     benchmark_module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the search ends shortly after its virtual time, with a measured plan."""
+    """And the search ends shortly after its virtual time, with a measured plan. Longer solves leave fewer rounds."""
     bench = benchmark_module("search_replay")
     monkeypatch.setenv("TENSOR_GRAPHS_GPU", bench.GPU)
     graph = bench.hypergraph_of("lora_b1", "gpu")
@@ -24,3 +24,5 @@ def test_two_replays_of_one_search_are_equal(
     assert first["virtual_s"] < 3.0
     slower = bench.replay(graph, 4.0, 1, pricer, schedules)
     assert slower["us"] <= first["us"] and slower["schedules"] > first["schedules"]
+    monkeypatch.setattr(bench, "LABELS_A_SECOND", 10.0)
+    assert bench.replay(graph, 1.0, 1, pricer, schedules)["rounds"] < first["rounds"]

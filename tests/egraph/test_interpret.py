@@ -16,7 +16,10 @@ from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.evaluate import interpret
 from tensor_graphs.egraph.evaluate.interpret import evaluate, expand_all
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.memo import forget
 from tensor_graphs.egraph.ir.tensor import Tensor
+from tensor_graphs.verification.memory_checks import largest_value_bytes, run_bytes
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float64": np.float64}
 
@@ -107,3 +110,21 @@ def test_decompositions_are_walked_once(monkeypatch: pytest.MonkeyPatch) -> None
         return seen
 
     assert walked(40) < 2.2 * walked(20)
+
+
+def test_a_graph_is_expanded_once_in_an_optimization(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several stages need its atomic operations: checks of memory, random inputs, references."""
+    x = t.input("x", (4, 8))
+    graph = Graph.of([c.softmax(x, axis=1)])
+    forget()
+    expansions = list[object]()
+    real = interpret.expand_all
+    monkeypatch.setattr(interpret, "expand_all", lambda *given, **how: (expansions.append(how), real(*given, **how))[1])
+    for _ in range(2):
+        assert interpret.expanded(graph).roots == tuple(real(graph.roots))
+        assert largest_value_bytes(graph) == 128 and run_bytes(graph, float64=False) >= 128
+        evaluate(graph, {"x": np.ones((4, 8), np.float32)})
+    assert len(expansions) == 1
+    forget()
+    interpret.expanded(graph)
+    assert len(expansions) == 2

@@ -74,6 +74,9 @@ def _every_law() -> list[Tensor]:
             t.input("codes", (2, 4, 7, 6), "uint8"), t.param("k8", (6, 2, 3, 2), "int8"), t.full((1, 1, 1, 1), 3, "uint8"),
             t.full((6, 1, 1, 1), 0, "int8"), strides=(2, 1), pads=(1, 0, 1, 1), dilations=(1, 2), groups=2,
         ),
+        q4.integer_matmul(
+            t.input("rows8", (2, 3, 4), "uint8"), t.param("m8", (4, 5), "int8"), t.full((1, 1, 1), 3, "uint8"), t.full((1, 5), 0, "int8")
+        ),
         make("recurrent", [x, t.input("first", (60,)), t.param("lstm", (440,))],
              {"cell": "lstm", "variant": "", "activations": "sigmoid tanh tanh", "hidden": 5, "width": 5, "layers": 1,
               "directions": 2}),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -105,6 +104,7 @@ CASES: dict[str, list[tuple[Shapes, dict[str, Any]]]] = {
     "integer_conv": [(((2, 4, 7, 5), (6, 2, 3, 2), (1, 1, 1, 1), (6, 1, 1, 1)),
                       {"strides": (2, 1), "pads": (1, 0, 1, 1), "dilations": (1, 2), "groups": 2}),
                      (((1, 3, 5), (2, 3, 1), (1, 1, 1), (1, 1, 1)), {"strides": (1,), "pads": (0, 1), "dilations": (1,), "groups": 1})],
+    "integer_matmul": [(s, {}) for s in (((2, 3, 4), (4, 5), (1, 1, 1), (1, 5)), ((2, 3, 4), (2, 4, 5), (1, 1, 1), (1, 1, 1)))],
 }  # fmt: skip
 #: op -> attributes beside those of its law's cases.
 EXTRA: dict[str, dict[str, Any]] = {"group_norm": {"groups": 2}}
@@ -135,7 +135,7 @@ def operand_dtypes(op: Op, dtype: str) -> list[str]:
         kinds[1:] = "float32", "int8"
     if op.law == "quantize":
         kinds[2] = "int8"
-    if op.law == "integer_conv":
+    if op.law in ("integer_conv", "integer_matmul"):
         kinds[1] = kinds[3] = "int8"
     if op.law in INDEXED:
         kinds[1] = "int64"
@@ -146,7 +146,7 @@ def legal(op: Op) -> tuple[str, ...]:
     """The dtypes an op is defined for."""
     if op.law in ("from_float8", "unpack"):
         return ("uint8",)
-    if op.law == "integer_conv":
+    if op.law in ("integer_conv", "integer_matmul"):
         return ("uint8", "int8")
     if (
         op.floats_only
@@ -187,23 +187,17 @@ def _indices(op: Op, shapes: Shapes, rng: np.random.Generator) -> np.ndarray[Any
     return np.array([line[0] for line in lines], np.int64).reshape(shapes[1])
 
 
-def each() -> Iterator[Any]:
-    for op in COMPUTED:
-        for dtype in legal(op):
-            yield pytest.param(op, dtype, id=f"{op.name}-{dtype}")
-
-
-@pytest.mark.parametrize(("op", "dtype"), each())
-def test_the_law_agrees_with_the_meaning(op: Op, dtype: str) -> None:
-    for shapes, attrs in cases(op):
+@pytest.mark.parametrize("op", COMPUTED, ids=lambda op: op.name)
+def test_the_law_agrees_with_the_meaning(op: Op) -> None:
+    for dtype, (shapes, attrs) in itertools.product(legal(op), cases(op)):
         kinds = operand_dtypes(op, dtype)
         leaves = [t.input(f"x{i}", s, k) for i, (s, k) in enumerate(zip(shapes, kinds, strict=True))]
         node = make(op.name, leaves, attrs)
         data = arrays(op, shapes, kinds)
         with np.errstate(all="ignore"):
             found = apply(node, data) if not op.composite else evaluate([node], named(data))[0]
-        assert found.shape == node.shape, (shapes, attrs)
-        assert dtypes.name_of(found.dtype) == node.dtype, (shapes, attrs)
+        assert found.shape == node.shape, (dtype, shapes, attrs)
+        assert dtypes.name_of(found.dtype) == node.dtype, (dtype, shapes, attrs)
 
 
 def named(data: list[np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:

@@ -235,12 +235,13 @@ ONLY_ROUNDED: dict[str, tuple[Tensor, Tensor]] = {
 
 def test_a_division_stays_where_its_rounding_decides_a_whole_number() -> None:
     """49 * (1 / 49) is less than 1."""
-    for sharp in (t.floor(X / 49.0 + 2.0), t.cast(-(X / 49.0), "int32"), t.where(t.eq(X / 49.0, 1.0), X, 0.0)):
+    product = t.floor(t.matmul(X / 49.0, t.swapaxes(X, 1, 2)) + 1.0)
+    for sharp in (t.floor(X / 49.0 + 2.0), product, t.cast(-(X / 49.0), "int32"), t.where(t.eq(X / 49.0, 1.0), X, 0.0)):
         assert "div" in {n.op for n in Graph.of([only(sharp)]).nodes()}
     for smooth in (
         t.floor(X / 8.0),
         t.exp(X / 49.0),
-        t.floor(t.matmul(X / 49.0, t.swapaxes(X, 1, 2))),
+        t.floor(t.matmul(t.exp(X / 49.0), t.swapaxes(X, 1, 2))),
         t.where(t.eq(X / 49.0, -float("inf")), 0.0, X),
         t.where(t.lt(0.0, X / 49.0), X / 49.0, 0.0),  # an activation
     ):
@@ -252,6 +253,7 @@ def test_a_division_stays_where_its_rounding_decides_a_whole_number() -> None:
     [
         (True, t.floor(X / 49.0)), (True, t.cast(t.maximum(X * 0.1, 0.0), "int32")), (True, t.mod(X, 0.1)), (True, t.lt(X / 255.0, 0.5)),
         (True, t.lt(t.mean(X, 1), 3.0)), (True, t.lt(t.matmul(X, t.swapaxes(X, 1, 2)) / 49.0, 1.0)), (True, t.argsort(X * 0.1 + X, 1)),
+        (True, t.floor(t.matmul(X / 7.0, t.swapaxes(X, 1, 2)))), (False, t.lt(t.matmul(t.exp(X / 7.0), t.swapaxes(X, 1, 2)), 1.0)),
         (False, t.where(t.lt(0.0, t.mean(X, 1)), t.mean(X, 1), 0.0)), (False, t.argmax(t.mean(X, 1), 0)),
         (False, t.floor(X)), (False, t.cast(t.round(X / 49.0), "int8")), (False, t.lt(t.matmul(X, t.swapaxes(X, 1, 2)) + 1.0, 0.0)), (False, t.exp(X / 49.0)),
     ],

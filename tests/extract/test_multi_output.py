@@ -20,13 +20,19 @@ from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess
+from tensor_graphs.egraph.types.dims import concrete
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
 from tensor_graphs.extract.candidates.candidates import _HypergraphBuilder, candidate_hypergraph
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.growth import MAX_GROUP_LEAVES
-from tensor_graphs.extract.fusion.multi_output import MAX_OUTPUTS, MultiOutputFusion
+from tensor_graphs.extract.fusion.multi_output import (
+    MAX_OUTPUTS,
+    MAX_SMALL_LEAVES,
+    MAX_SMALL_OUTPUTS,
+    MultiOutputFusion,
+)
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
 from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
@@ -180,6 +186,19 @@ def test_kernels_that_turn_the_order_of_values_about_are_left_out() -> None:
     assert all(len(member) == 1 for member in levels), "the order has no cycle"
 
 
+def test_results_that_nothing_reads_may_be_made_after_any_value() -> None:
+    """A statistic of an early layer together with a value of a late one."""
+    x = tg.input("x", (4,))
+    h = tg.tanh(x)
+    early, end = h * 0.2, tg.sin(tg.exp(h))
+    for read in (False, True):
+        found = view_of(Graph.of([early, end * 0.1 + h, *([tg.cos(early)] if read else [])]))
+        code = "np.copyto({out}, {e}); np.copyto({out1}, {e})"
+        both = LibraryKernel("np.both", "numpy", "e * 0.1 + tanh(x);tanh(x) * 0.2", code)
+        kernels = candidate_hypergraph(found, [Kernels([both]), backend("numpy")], view_strides)
+        assert [c.template.name for c in kernels.candidates if c.more] == ([] if read else ["np.both"])
+
+
 def _reads(kernels: Hypergraph) -> list[set[int]]:
     """What the classes of the solvers' problem read."""
     rows = EncodedHypergraph(kernels, [1.0] * len(kernels.candidates)).problem.rows
@@ -195,14 +214,19 @@ def view(outputs: Any, rules: bool = False) -> Any:
     return saturate_block(graph, ALL, Limits(nodes=400, iterations=3), session=InProcess()) if rules else view_of(graph)
 
 
+SMALL = ((64,), ())  # shapes of `test_small_results_share_a_launch`
+
+
 def groups(found: Any, launched: bool = True) -> list[set[int]]:
     """The sets of classes that kernels are made for together."""
     given = frozenset(int(found.cls[n]) for n, op in enumerate(found.op) if op in ("input", "param", "state"))
     groups = FusionGroups(found, given)
     together = list(MultiOutputFusion(groups, list(groups), launched))
     for g in together:
-        assert 2 <= len(g.classes) <= MAX_OUTPUTS and len(g.terms) == len(g.classes) == len({*g.classes})
-        assert len(g.leaves) <= MAX_GROUP_LEAVES and not {c for _, c in g.leaves} & {*g.classes}
+        small = all(concrete(found.types[c].shape) in SMALL for c in g.classes)
+        most, leaves = (MAX_SMALL_OUTPUTS, MAX_SMALL_LEAVES) if small else (MAX_OUTPUTS, MAX_GROUP_LEAVES)
+        assert 2 <= len(g.classes) <= most and len(g.terms) == len(g.classes) == len({*g.classes})
+        assert len(g.leaves) <= leaves and not {c for _, c in g.leaves} & {*g.classes}
         assert all(found.types[c].shape == t.shape for c, t in zip(g.classes, g.terms))
     return [set(g.classes) for g in together]
 
@@ -267,6 +291,26 @@ def test_small_products_over_inputs_of_their_own() -> None:
     assert {found.classes[first], found.classes[second]} not in groups(found)
     tall = view([tg.input(n, (64, 8)) @ w for n in "xz"])
     assert groups(tall) == []
+
+
+def test_small_results_share_a_launch() -> None:
+    """Running statistics and counters of norms, in kernels of at most eight of one shape; none reads another, and none
+    waits for one that is no result."""
+    pairs = [(tg.input(f"a{n}", (64,)), tg.input(f"b{n}", (64,))) for n in range(10)]
+    means, counts = [a * 0.9 + b * 0.1 for a, b in pairs], [tg.input(f"c{n}", (), "int64") + 1 for n in range(3)]
+    after = means[0] * 2.0
+    found = view([*means, *counts, after])
+    classes = [found.classes[m] for m in means]
+    joined = [g for g in groups(found) if g & {*classes}]
+    assert sorted(len(g & {*classes}) for g in joined if len(g) > 2) == [MAX_SMALL_OUTPUTS]
+    assert {found.classes[c] for c in counts} in groups(found)
+    assert not any(found.classes[after] in g for g in joined if len(g) > 2)
+    assert not any(len(g) > MAX_OUTPUTS for g in groups(found, launched=False))
+    inner = view([tg.cumsum(tg.cumsum(a, 0) * 0.9, 0) for a, _ in pairs])
+    assert groups(inner) == []
+    casts = [tg.cast(a, "float16") for a, _ in pairs[:3]]
+    found = view([tg.cumsum(x, 0) for x in casts])
+    assert {found.classes[x] for x in casts} in groups(found)
 
 
 def test_slices_of_one_product_that_the_rules_found() -> None:

@@ -153,7 +153,7 @@ def test_odd_but_legal_documents() -> None:
         ({"nodes": {}, "root_eclasses": "A"}, "root_eclasses must be", ""),
         ({"nodes": {}, "root_eclasses": []}, "no root", ""),
         (document(a=3), "must be an object", "nodes['a']"),
-        (document(a={"op": "f"}), "without eclass", "nodes['a']"),
+        (document(a={"op": "f"}), "has no eclass", "nodes['a']"),
         (document(a=node(None)), "text or an integer", "nodes['a'].eclass"),
         (document(a=node(True)), "text or an integer", "nodes['a'].eclass"),
         (document(a=node("A", ["nowhere"])), "no node or class", "nodes['a'].children[0]"),

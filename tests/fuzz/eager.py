@@ -863,7 +863,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
 
 
 def compiled(
-    writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool
+    writers: Sequence[Writer], roots: Sequence[list[Value]], options: dict[str, Any], *, verify: bool
 ) -> list[str]:
     """For each program a description of its error ('' for none); all are compiled in one call of `optimize`."""
     outputs = {f"g{w.seed}.{i}": v.tensor for w, values in zip(writers, roots) for i, v in enumerate(values)}
@@ -873,7 +873,7 @@ def compiled(
     params = {str(n.attr("name")): params[str(n.attr("name"))] for n in used.leaves("param")}
     made = tg.optimize(
         outputs, params=params, measure=False, budget=20.0, verify=verify, again=True,
-        limits=Limits(nodes=2000, iterations=3, seconds=4.0), **way,
+        limits=Limits(nodes=2000, iterations=3, seconds=4.0), **options,
     )  # fmt: skip
     if made.report.verification and made.report.verification["dropped"]:
         print(f"verified without {made.report.verification['dropped']}: seeds from {writers[0].seed}", flush=True)
@@ -886,11 +886,11 @@ def compiled(
 
 
 def attempted(
-    writers: Sequence[Writer], roots: Sequence[list[Value]], way: dict[str, Any], *, verify: bool = False
+    writers: Sequence[Writer], roots: Sequence[list[Value]], options: dict[str, Any], *, verify: bool = False
 ) -> Iterator[tuple[int, str]]:
     """(seed, what is wrong) of programs that fail; those compiled together where that raises, each by itself."""
     try:
-        for w, message in zip(writers, compiled(writers, roots, way, verify=verify)):
+        for w, message in zip(writers, compiled(writers, roots, options, verify=verify)):
             if message:
                 yield w.seed, message
     except Exception as error:
@@ -899,11 +899,17 @@ def attempted(
             return
         half = len(writers) // 2
         for part in (slice(0, half), slice(half, None)):
-            yield from attempted(writers[part], roots[part], way, verify=verify)
+            yield from attempted(writers[part], roots[part], options, verify=verify)
 
 
 def batch(
-    first: int, count: int, steps: int, way: dict[str, Any], *, verify: bool = False, seen: Counter[str] | None = None
+    first: int,
+    count: int,
+    steps: int,
+    options: dict[str, Any],
+    *,
+    verify: bool = False,
+    seen: Counter[str] | None = None,
 ) -> list[tuple[int, str]]:
     """The failures among programs of consecutive seeds."""
     writers, roots = [], []
@@ -918,7 +924,7 @@ def batch(
                 seen["places that either value fits"] += sum(int(np.isinf(v.e).sum()) for v in found)
                 seen["programs"] += 1
                 seen["outputs"] += len(found)
-    return list(attempted(writers, roots, way, verify=verify))
+    return list(attempted(writers, roots, options, verify=verify))
 
 
 def main() -> None:
@@ -929,7 +935,7 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=40)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--verify", type=int, default=10, help="verify every so manieth batch")
-    parser.add_argument("--way", type=int, default=-1)
+    parser.add_argument("--configuration", type=int, default=-1)
     parser.add_argument("--once", action="store_true", help="this seed alone, with its text")
     parser.add_argument("--log", default="")
     given = parser.parse_args()
@@ -937,14 +943,14 @@ def main() -> None:
         w = Writer(given.seed).write(given.steps)
         roots = w.outputs()
         print(w.text(roots))
-        for way in [CONFIGURATIONS[given.way]] if given.way >= 0 else CONFIGURATIONS:
-            print(way, list(attempted([w], [roots], way)))
+        for options in [CONFIGURATIONS[given.configuration]] if given.configuration >= 0 else CONFIGURATIONS:
+            print(options, list(attempted([w], [roots], options)))
         return
     seen: Counter[str] = Counter()
     failures: list[dict[str, Any]] = []
     start, cpu = time.monotonic(), time.process_time()
     for number, first in enumerate(range(given.seed, given.seed + given.graphs, given.together)):
-        which = (first // given.together) % len(CONFIGURATIONS) if given.way < 0 else given.way
+        which = (first // given.together) % len(CONFIGURATIONS) if given.configuration < 0 else given.configuration
         count = min(given.together, given.seed + given.graphs - first)
         found = batch(
             first,
@@ -955,8 +961,8 @@ def main() -> None:
             seen=seen,
         )
         for seed, message in found:
-            failures.append({"seed": seed, "way": which, "message": message[:600]})
-            print(f"=== seed {seed} way {which} {CONFIGURATIONS[which]}\n{message[:1500]}", flush=True)
+            failures.append({"seed": seed, "configuration": which, "message": message[:600]})
+            print(f"=== seed {seed} configuration {which} {CONFIGURATIONS[which]}\n{message[:1500]}", flush=True)
         if given.log and number % 5 == 4:
             note = {
                 "from": given.seed,

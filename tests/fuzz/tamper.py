@@ -38,7 +38,7 @@ from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.errors import TensorGraphsError
 
 X = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
-OTHER = 12345  # a user
+OTHER = 12345  # user id of another user
 FACTORS = (2.0, 3.0)
 
 
@@ -126,7 +126,7 @@ def files(home: Path, kind: str) -> list[Path]:
 
 # ---------------------------------------------------------------- rounds
 def optimized(home: Path, factor: float, budget: float = 0.5) -> Any:
-    """The program of a model."""
+    """The program of `model(factor)`, searched with the caches in `home`."""
     with patch.dict(os.environ, TENSOR_GRAPHS_HOME=str(home)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tg.optimize(model(factor), backend="c", budget=budget, effort=0, costdb=str(home / "db"))

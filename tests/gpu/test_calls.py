@@ -1,4 +1,4 @@
-"""Calls without copies on a GPU, in each way to launch: inputs at new addresses, results of one's own, streams,
+"""Calls without copies on a GPU, in each launch mode: inputs at new addresses, results of one's own, streams,
 threads, the caller's recording, memory."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="generated kernels are Triton's")
 NO_GPU = backend("torch_cuda").unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "there is a GPU")]
 MODES = ["flat", "graph", "copying"]
-each_way = pytest.mark.parametrize("way", MODES)
+each_mode = pytest.mark.parametrize("mode", MODES)
 ROWS, WIDTH = generated.ROWS, generated.WIDTH
 
 
@@ -62,9 +62,9 @@ class Case:
         plain = self.bound(graph=False)
         self.want = [[r.clone() for r in plain(*xs)] for xs in self.given]
 
-    def bound(self, graph: bool = True, way: str = "") -> Any:
+    def bound(self, graph: bool = True, launch_mode: str = "") -> Any:
         """The emitted program's own callable."""
-        return executed(self.source, "case")["bind"](self.weights, None, "cuda", graph, way)
+        return executed(self.source, "case")["bind"](self.weights, None, "cuda", graph, launch_mode)
 
     def check(self, found: Any, i: int) -> None:
         """The results of the i-th inputs, bit by bit."""
@@ -76,9 +76,9 @@ def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
-@each_way
-def test_inputs_at_new_addresses(case: Case, way: str) -> None:
-    run, kept = case.bound(way=way), []
+@each_mode
+def test_inputs_at_new_addresses(case: Case, mode: str) -> None:
+    run, kept = case.bound(launch_mode=mode), []
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "error", message="calls of this program"
@@ -86,7 +86,7 @@ def test_inputs_at_new_addresses(case: Case, way: str) -> None:
         for turn in range(30):
             given = [x.clone() for x in case.given[turn % 5]]
             kept.append((turn % 5, given, run(*given)))
-    assert run.way == way and run.ready
+    assert run.launch_mode == mode and run.ready
     torch.cuda.synchronize()
     for i, given, found in kept:
         case.check(found, i)
@@ -113,22 +113,26 @@ def test_the_way_is_chosen_by_time(case: Case) -> None:
     run = case.bound()
     for i in (0, 1, 2):
         case.check(run(*case.given[i]), i)
-    assert set(run.times) == set(MODES) and run.way in MODES and run.times[run.way] <= 1.03 * min(run.times.values())
+    assert (
+        set(run.times) == set(MODES)
+        and run.launch_mode in MODES
+        and run.times[run.launch_mode] <= 1.03 * min(run.times.values())
+    )
 
 
-@each_way
-def test_generated_programs_are_launched_by_the_driver(way: str) -> None:
+@each_mode
+def test_generated_programs_are_launched_by_the_driver(mode: str) -> None:
     case = Case("generated")
-    run = case.bound(way=way)
+    run = case.bound(launch_mode=mode)
     run(*case.given[0])
     assert run.complete and len(run.kernels.table) == 5 * generated.LAYERS
     assert sum(one.touches for one in run.kernels.table) >= 2  # those that read x, write the results
 
 
-@each_way
-def test_inputs_may_lie_anyhow(case: Case, way: str) -> None:
+@each_mode
+def test_inputs_may_lie_anyhow(case: Case, mode: str) -> None:
     """Transposed, at an odd address, repeated, on the host, with gradients."""
-    run = case.bound(way=way)
+    run = case.bound(launch_mode=mode)
     run(*case.given[0])
     for i in (1, 2):
         x, *rest = case.given[i]
@@ -144,19 +148,19 @@ def test_inputs_may_lie_anyhow(case: Case, way: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(run(row, *rest), run(row.contiguous(), *rest)))
 
 
-@each_way
-def test_a_result_may_be_given_back(way: str) -> None:
+@each_mode
+def test_a_result_may_be_given_back(mode: str) -> None:
     case = Case("generated")
-    run, plain = case.bound(way=way), case.bound(graph=False)
+    run, plain = case.bound(launch_mode=mode), case.bound(graph=False)
     x = want = case.given[0][0]
     for _ in range(4):
         x, want = run(x)[0], plain(want)[0]
         assert torch.equal(x, want)
 
 
-@each_way
-def test_streams_and_threads(case: Case, way: str) -> None:
-    run = case.bound(way=way)
+@each_mode
+def test_streams_and_threads(case: Case, mode: str) -> None:
+    run = case.bound(launch_mode=mode)
     run(*case.given[0])
     torch.cuda.synchronize()
 
@@ -173,9 +177,9 @@ def test_streams_and_threads(case: Case, way: str) -> None:
     generated.together(4, work)
 
 
-@each_way
-def test_two_streams_of_one_thread(case: Case, way: str) -> None:
-    run = case.bound(way=way)
+@each_mode
+def test_two_streams_of_one_thread(case: Case, mode: str) -> None:
+    run = case.bound(launch_mode=mode)
     run(*case.given[0])
     streams = [torch.cuda.Stream() for _ in range(2)]
     torch.cuda.synchronize()
@@ -189,9 +193,9 @@ def test_two_streams_of_one_thread(case: Case, way: str) -> None:
         case.check(found, i)
 
 
-@each_way
-def test_it_becomes_part_of_the_callers_graph(case: Case, way: str) -> None:
-    run = case.bound(way=way)
+@each_mode
+def test_it_becomes_part_of_the_callers_graph(case: Case, mode: str) -> None:
+    run = case.bound(launch_mode=mode)
     run(*case.given[0])
     run(*case.given[1])
     places = [x.clone() for x in case.given[0]]
@@ -207,11 +211,11 @@ def test_it_becomes_part_of_the_callers_graph(case: Case, way: str) -> None:
         case.check(run(*case.given[3]), 3)
 
 
-@each_way
-def test_programs_side_by_side(way: str) -> None:
+@each_mode
+def test_programs_side_by_side(mode: str) -> None:
     """Several programs, each with its own workspace and graph, called in turn on streams of their own."""
     cases = [Case("generated"), Case("library"), Case("generated")]
-    runs = [c.bound(way=way) for c in cases]
+    runs = [c.bound(launch_mode=mode) for c in cases]
     streams = [torch.cuda.Stream() for _ in runs]
     torch.cuda.synchronize()
     results = []
@@ -224,9 +228,9 @@ def test_programs_side_by_side(way: str) -> None:
         c.check(found, i)
 
 
-@each_way
-def test_a_call_does_not_wait_on_the_host(case: Case, way: str) -> None:
-    run = case.bound(way=way)
+@each_mode
+def test_a_call_does_not_wait_on_the_host(case: Case, mode: str) -> None:
+    run = case.bound(launch_mode=mode)
     run(*case.given[0])
     run(*case.given[1])
     torch.cuda.synchronize()
@@ -238,15 +242,15 @@ def test_a_call_does_not_wait_on_the_host(case: Case, way: str) -> None:
     torch.cuda.synchronize()
 
 
-@each_way
-def test_memory_is_freed(case: Case, way: str) -> None:
-    case.bound(way=way)(*case.given[0])
+@each_mode
+def test_memory_is_freed(case: Case, mode: str) -> None:
+    case.bound(launch_mode=mode)(*case.given[0])
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     for _ in range(3):
-        run = case.bound(way=way)
+        run = case.bound(launch_mode=mode)
         for i in range(5):
             run(*case.given[i])
         del run
@@ -255,8 +259,8 @@ def test_memory_is_freed(case: Case, way: str) -> None:
     assert torch.cuda.memory_allocated() <= before + (1 << 20)
 
 
-@each_way
-def test_states_are_not_advanced_by_timing(way: str) -> None:
+@each_mode
+def test_states_are_not_advanced_by_timing(mode: str) -> None:
     x, s = t.input("x", (1024,)), t.state("s", (1024,))
     program = Program(direct_plan(Graph.of(s + x, updates={"s": s + x}), [backend("torch_cuda")]))
     ones = torch.ones(1024, device="cuda")
@@ -275,7 +279,7 @@ def test_a_saved_program_keeps_its_way(tmp_path: Any) -> None:
     program(x)
     folder = program.save(tmp_path / "p")
     loaded = load_program(folder)
-    assert loaded.manifest.launch_mode == program._run.way != ""  # type: ignore[union-attr]
+    assert loaded.manifest.launch_mode == program._run.launch_mode != ""  # type: ignore[union-attr]
     assert torch.equal(loaded(x)[0], want) and torch.equal(loaded(x)[0], want)
     assert not loaded._run.times  # type: ignore[union-attr]
 
@@ -291,7 +295,7 @@ def test_inference_mode_comes_and_goes() -> None:
 
 def test_a_fresh_thread_has_no_context_yet() -> None:
     case = Case("generated")
-    run, faults = case.bound(way="flat"), list[BaseException]()
+    run, faults = case.bound(launch_mode="flat"), list[BaseException]()
     run(*case.given[0])
     torch.cuda.synchronize()
 
@@ -307,11 +311,11 @@ def test_a_fresh_thread_has_no_context_yet() -> None:
     assert not faults, faults
 
 
-@each_way
-def test_the_second_gpu(case: Case, way: str) -> None:
+@each_mode
+def test_the_second_gpu(case: Case, mode: str) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU")
-    run = executed(case.source, "case")["bind"](case.weights, None, "cuda:1", True, way)
+    run = executed(case.source, "case")["bind"](case.weights, None, "cuda:1", True, mode)
     for i in range(3):
         found = run(*[x.to("cuda:1") for x in case.given[i]])
         case.check([r.to("cuda:0") for r in found], i)

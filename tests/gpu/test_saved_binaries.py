@@ -39,7 +39,7 @@ print(f"first result after {time.perf_counter() - start:.2f} s")
 for turn in range(4):
     assert all(torch.equal(a.float(), b) for a, b in zip(found, want, strict=True)), turn
     found = program.flat(x.bfloat16())
-print("equal", program._run.way, len(program._run.kernels.table))
+print("equal", program._run.launch_mode, len(program._run.kernels.table))
 """
 
 

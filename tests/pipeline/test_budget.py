@@ -39,7 +39,7 @@ from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
-from tensor_graphs.pipeline.stages import exclusions, verify_or_retry
+from tensor_graphs.pipeline.stages import exclusions, verify_attempt
 from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.match import generation_limit, match_all
@@ -144,12 +144,43 @@ def test_rules_that_are_not_tested_in_half_of_the_budget_take_no_part() -> None:
 
 
 def test_without_time_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading may use up the budget: no worker is waited for."""
+    """Loading may use up the budget: no worker is waited for, neither rules nor solvers are loaded."""
+    imported: list[str] = []
+    monkeypatch.setattr(rewriting, "import_in_background", imported.extend)
+    monkeypatch.setattr(rewriting, "LARGE_SEARCH", 0)
     monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **options: pytest.fail("no time is left"))
     session, graph = Session(Options(backend="numpy", budget=1.0)), Graph.of(tg.tanh(tg.input("x", (4,))) * 2.0)
     session.budget_start -= 2.0
     found = rewriting.rewrite(session, graph)
     assert len(found.view) == len(graph.nodes()) and [o.work for o in session.omitted] == [OmittedWork.REWRITING]
+    assert not found.fired(session) and "rules" not in vars(session) and imported == [*rewriting.STORE_MODULES]
+
+
+@pytest.mark.parametrize(("left", "late"), [(59.0, True), (61.0, False)])
+def test_what_no_stage_has_time_to_use_is_not_rewritten(
+    left: float, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a deep model on a GPU: kernels of its unrewritten short form are matched meanwhile."""
+    session, graph = Session(Options(backend="numpy", budget=100.0)), Graph.of(tg.tanh(tg.input("x", (4,))) * 2.0)
+    moment = session.budget_start + 100.0 - left
+    session.now = lambda: moment
+    deep, shallow = SimpleNamespace(whole=object()), SimpleNamespace(whole=None)
+    assert [searching.rewriting_is_late(session, tuning) for tuning in (deep, shallow, None)] == [late, False, False]  # type: ignore[arg-type]
+    monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **options: pytest.fail("it is late"))
+    found = rewriting.rewrite(session, graph, late=True)
+    assert len(found.view) == len(graph.nodes()) and [o.work for o in session.omitted] == [OmittedWork.REWRITING]
+
+
+@pytest.mark.parametrize(("budget", "solvers"), [(9.0, []), (10.0, [*rewriting.SOLVER_MODULES])])
+def test_small_budgets_load_solvers_only_when_needed(
+    budget: float, solvers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr(rewriting, "import_in_background", imported.extend)
+    monkeypatch.setattr(rewriting, "LARGE_SEARCH", 0)
+    monkeypatch.setattr(rewriting, "saturate_in_stages", lambda *given, **how: [[*map(rewriting.view_of, given[1])]])
+    rewriting.rewrite(Session(Options(backend="numpy", budget=budget)), Graph.of(tg.tanh(tg.input("x", (4,)))))
+    assert imported == [*rewriting.STORE_MODULES, *solvers]
 
 
 def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,14 +342,14 @@ def test_another_plan_is_sought_only_if_its_verification_ends_in_time(
     monkeypatch.setattr(measuring, "select", lambda choice: [numpy.with_templates((*rough, *numpy.templates))])
     cheap = {k: 1.0 + i for i, k in enumerate(rough)}
     monkeypatch.setattr(CpuMeasurer, "time", lambda self, t, c: Measured((cheap.get(t, 9.0),) * 5, {"rel_fro": 0.0}))
-    clock, began, verify = Clock("build", begins), list[float](), verify_or_retry.verify
+    clock, began, verify = Clock("build", begins), list[float](), verify_attempt.verify
 
     def slow(*args: Any, **named: Any) -> Any:
         began.append(clock.time)
         clock.time, clock.seconds = clock.time + 100.0, 0.0
         return verify(*args, **named)
 
-    monkeypatch.setattr(verify_or_retry, "verify", slow)
+    monkeypatch.setattr(verify_attempt, "verify", slow)
     made = optimize_graph(
         Session(Options(backend="numpy", budget=600.0, again=True), Progress(clock.say), now=clock),
         Graph.of(tg.exp(tg.input("x", (8, 16)))),
@@ -477,13 +508,13 @@ def test_rewriting_leaves_the_stages_after_it_their_time(
 def test_a_further_input_is_verified_only_if_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """An input takes 100 s of 600 s, the first verification of a program begins after 350 s."""
     clock = Clock("build", 350.0)
-    plain = verify_or_retry.run_first
+    plain = verify_attempt.run_first
 
     def slow(program: Any, values: Any) -> Any:
         clock.time += 100.0
         return plain(program, values)
 
-    monkeypatch.setattr(verify_or_retry, "run_first", slow)
+    monkeypatch.setattr(verify_attempt, "run_first", slow)
     monkeypatch.setattr(searching, "expected_run_seconds", lambda *given: 100.0)
     made = run(Progress(clock.say), clock)
     assert right(made) and made.report.verification["seeds"] == 2
@@ -492,7 +523,7 @@ def test_a_further_input_is_verified_only_if_that_ends_in_time(monkeypatch: pyte
 
 def test_c_kernels_are_compiled_while_the_reference_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the program runs after both."""
-    plain, run_first = reference.evaluate, verify_or_retry.run_first
+    plain, run_first = reference.evaluate, verify_attempt.run_first
     compiling, computed, ended = (threading.Event() for _ in range(3))
 
     def compiled(program: Any) -> None:
@@ -512,7 +543,7 @@ def test_c_kernels_are_compiled_while_the_reference_is_computed(monkeypatch: pyt
 
     monkeypatch.setattr(Program, "compile", compiled)
     monkeypatch.setattr(reference, "evaluate", evaluated)
-    monkeypatch.setattr(verify_or_retry, "run_first", ran)
+    monkeypatch.setattr(verify_attempt, "run_first", ran)
     assert right(run(Progress()))
 
 

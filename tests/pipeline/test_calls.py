@@ -347,6 +347,8 @@ DECIDED: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "mean": ("c", lambda x, y: x.mean(1) == np.round(x.mean(1))),
     "sum": ("numpy", lambda x, y: np.cumsum(x / 49, 1) >= 2),
     "product": ("numpy", lambda x, y: (x @ y.T) / 49 == np.round((x @ y.T) / 49)),
+    "before a product": ("c", lambda x, y: np.floor((7 * x / 7) @ y.T)),
+    "root in a sum": ("c", lambda x, y: np.floor((x * y[:, :1] / np.sqrt(y[:, :1] ** 2)).sum(1))),
     "argmin": ("c", lambda x, y: np.argmin(x * 0.1 - y * 0.1, 1)),
     "argsort": ("torch", lambda x, y: np.argsort(x * 0.3 + y * 0.3, 1, kind="stable")),
     "neighbours": ("c", lambda x, y: np.diff(np.sort(x * 0.1 + y * 0.1, 1)) == 0),
@@ -370,3 +372,46 @@ def test_rounding_decides_as_in_the_function(name: str, dtype: str) -> None:
     for factor in (1, 7, 49):
         x, y = ((factor * rng.integers(1, high, (12, 7))).astype(dtype) for high in (9, 5))
         np.testing.assert_array_equal(program(x, y), function(x, y))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "c"])
+def test_rounding_to_16_bits_decides_as_in_the_function(backend: str) -> None:
+    def decided(x: Any) -> Any:
+        return (
+            np.floor(x * 1.5),
+            (x * x.dtype.type(0.1)).sum(1) == 3,
+            np.argsort(x * x.dtype.type(0.3) + 1, 1, kind="stable"),
+        )
+
+    rng = np.random.default_rng(3)
+    program = tg.optimize(
+        decided, ((50 * rng.random((5, 64))).astype("f2"),), **{**QUICK, "backend": backend}, allow_caller=False
+    )
+    for factor in (0.1, 0.25, 7):
+        x = (factor * rng.integers(0, 2000, (5, 64))).astype("f2")
+        for found, wanted in zip(program(x), decided(x), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_rounding_to_bfloat16_decides_as_in_the_function() -> None:
+    torch = pytest.importorskip("torch")
+
+    def decided(x: Any) -> Any:
+        return torch.floor(x * 1.5), x * 0.1 * 10 == x
+
+    x = torch.arange(600).to(torch.bfloat16)
+    program = tg.optimize(decided, (torch.rand(600).bfloat16(),), **{**QUICK, "backend": "c"}, allow_caller=False)
+    for found, wanted in zip(program(x), decided(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_divisions_by_zero_stay_in_a_sum() -> None:
+    """0 / 0 is NaN in a term of the sum; behind the sum the quotient would be infinite."""
+
+    def function(x: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return ((x / 0) ** 2).sum(1)
+
+    x = np.arange(12.0).reshape(4, 3)
+    program = tg.optimize(function, (x + 1,), **{**QUICK, "backend": "c"}, allow_caller=False)
+    np.testing.assert_array_equal(program(x), function(x))

@@ -81,3 +81,9 @@ def test_plans_of_equal_bits_run() -> None:
 def test_odd_functions_keep_the_sign_of_zero(name: str) -> None:
     program = tg.optimize(getattr(np, name), (np.ones(2, np.float32),), measure=False, budget=0.3, allow_caller=False)
     assert np.signbit(program(np.array([-0.0, 0.0], np.float32))).tolist() == [True, False]
+
+
+def test_numbers_among_the_results_are_compared() -> None:
+    program = tg.optimize(lambda x: (2 * x, 3, {"rows": x.shape[0]}), (np.ones((2, 3)),), **FAST)
+    doubled, three, sizes = program(np.ones((2, 3)))
+    assert (doubled == 2).all() and three == 3 and sizes["rows"] == 2

@@ -210,9 +210,9 @@ def test_kernels_are_measured_before_the_graph_is_rewritten(
 ) -> None:
     plain = rewrite
 
-    def saturated(*given: Any) -> Any:
+    def saturated(*given: Any, **how: Any) -> Any:
         assert device.tried.wait(WAIT_S)
-        return plain(*given)
+        return plain(*given, **how)
 
     monkeypatch.setattr(search, "rewrite", saturated)
     program = tg.optimize(small(), params={"w": W}, backend="gpu", budget=120, costdb=tmp_path)

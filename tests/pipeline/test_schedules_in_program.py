@@ -29,7 +29,7 @@ from tensor_graphs.pipeline import short_search
 from tensor_graphs.pipeline.context import reserves
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.execution import timing
-from tensor_graphs.pipeline.stages import time_finalists, time_schedules
+from tensor_graphs.pipeline.stages import measure_prefetching, time_finalists, time_schedules
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.pipeline.stages.time_finalists import fastest_finalist
@@ -176,7 +176,7 @@ def test_schedules_with_other_results_are_left_out(choice: Choice, monkeypatch: 
 def test_a_kernel_that_could_hold_weights_is_measured_first(
     choice: Choice, holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time_schedules, "_holding", lambda c: holds and c.template.name == "other tanh")
+    monkeypatch.setattr(measure_prefetching, "prefetches", lambda c: holds and c.template.name == "other tanh")
     best, _, _, _ = timed(choice, late_known="other tanh")
     assert kernels(best)[0] == (("other tanh", 1) if holds else ("np.tanh", 2))
 
@@ -194,14 +194,14 @@ def test_a_short_form_measures_such_kernels_for_the_whole_model(
         def price(self, found: Any) -> list[Priced]:
             return [replace(p, us=p.us - 5.0) for p in super().price(found)]
 
-    monkeypatch.setattr(time_schedules, "_holding", lambda c: c.template.name == "other tanh")
+    monkeypatch.setattr(measure_prefetching, "prefetches", lambda c: c.template.name == "other tanh")
     measure = lambda candidates, worth: asked.extend(c.template.name for c in candidates)
     measurer: Any = SimpleNamespace(ahead=True, measure=measure)
     pricer: Any = Measured()
-    made = short_search._with_holding(Session(Options(budget=40.0)), choice, pricer, measurer)
+    made = short_search._with_prefetching(Session(Options(budget=40.0)), choice, pricer, measurer)
     us = {(c.template.name, p.us) for c, p in zip(made.hypergraph.candidates, made.prices, strict=True)}
     assert asked == ["other tanh"] and us == {("other tanh", 36.0), ("np.tanh", 38.0), ("np.exp", 40.0)}
-    assert short_search._with_holding(Session(Options(budget=10.0)), choice, pricer, measurer) is choice
+    assert short_search._with_prefetching(Session(Options(budget=10.0)), choice, pricer, measurer) is choice
 
 
 @pytest.mark.parametrize(("budget", "work", "omitted"), [(10.0, 0.0, False), (40.0, 36.0, True), (40.0, 37.5, True)])
@@ -246,8 +246,8 @@ class Numbered(Pricer):
         return [Priced(1.0, 1.0, 1.0, "measured")] * len(found)
 
 
-def test_programs_with_other_schedules_launch_kernels_in_the_way_of_the_first() -> None:
+def test_programs_with_other_schedules_have_the_launch_mode_of_the_first() -> None:
     program, other = Program(direct_plan(GRAPH, [backend("numpy")])), Program(direct_plan(GRAPH, [backend("numpy")]))
     assert program.launching_as(other) is program and program.manifest.launch_mode == ""
-    other._run = SimpleNamespace(way="graph")  # type: ignore[assignment]
+    other._run = SimpleNamespace(launch_mode="graph")  # type: ignore[assignment]
     assert program.launching_as(other).manifest.launch_mode == "graph"

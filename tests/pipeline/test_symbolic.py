@@ -380,6 +380,7 @@ def test_conditions_of_a_graph() -> None:
     assert conditions(graph) == ["1 <= B <= 64", "1 <= T <= 512", "T <= 256"]
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(-5, 5), st.sampled_from(("//", "%")))
 def test_dimensions_are_spelled_as_python(a: int, b: int, k: int, op: str) -> None:
     inner = a * B * T + k * T + b

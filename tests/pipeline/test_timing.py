@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tensor_graphs.pipeline.execution import timing
-from tensor_graphs.pipeline.execution.timing import interleaved, is_faster, is_settled
+from tensor_graphs.pipeline.execution.timing import interleaved, is_faster, is_settled, sampled
 
 from ..only_in import only_in
 
@@ -68,3 +68,12 @@ def test_time_without_a_core_does_not_count(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_call_takes_at_least_its_cpu_time() -> None:
     assert timing.wall_us(lambda: time.sleep(0.01)) > 0 and timing.wall_us(lambda: sum(range(10_000))) > 0
+
+
+@pytest.mark.parametrize(("over_from", "rounds", "counted"), [(0, 2, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2)])
+def test_without_time_left_the_second_round_counts(over_from: int, rounds: int, counted: int) -> None:
+    """Calls may take seconds each on a busy machine: the first one prepares the call, and no further one does."""
+    called = list[str]()
+    calls = {name: lambda name=name: called.append(name) for name in "ab"}  # type: ignore[misc]
+    found = sampled(calls, ended=lambda: len(called) >= 2 * over_from)
+    assert called == ["a", "b"] * rounds and [len(us) for us in found.values()] == [counted] * 2

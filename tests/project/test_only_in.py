@@ -17,7 +17,7 @@ from ..only_in import only_in
 
 #: attributes that belong to the whole process and that only the thread of a test reads
 ALLOWED = {
-    *(f"sys.{name}" for name in ("executable", "stderr", "stdout")),
+    *(f"sys.{name}" for name in ("dont_write_bytecode", "executable", "pycache_prefix", "stderr", "stdout")),
     *(f"gc.{name}" for name in ("get_freeze_count", "{}")),
     "builtins.print",
     "builtins.released",

@@ -40,11 +40,10 @@ def test_the_output_has_the_shape_shown(tmp_path: Path, monkeypatch: pytest.Monk
     assert "passed" in run.stdout and "5 where each op" in run.stdout
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
-        if not target.startswith(("http://", "https://", "#", "mailto:")):
-            assert (path.parent / target.split("#")[0]).exists(), f"{path.name} links to {target}"
+def test_links_lead_somewhere() -> None:
+    links = [(p, t) for p in DOCUMENTS for t in re.findall(r"\]\(([^)\s]+)\)", p.read_text(encoding="utf-8"))]
+    files = [(p, t) for p, t in links if not t.startswith(("http://", "https://", "#", "mailto:"))]
+    assert not [(str(p), t) for p, t in files if not (p.parent / t.split("#")[0]).exists()]
 
 
 @pytest.mark.parametrize("word", ["optimize", "saturate", "extract", "explain", "profile", "doctor", "db", "rules"])
@@ -57,10 +56,10 @@ def test_every_backend_is_documented() -> None:
     assert set(row.split("\\|")) == {*CHOICES, *BUILT_IN} - HIDDEN
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_source_files_named_in_documents_exist(path: Path) -> None:
-    for name in re.findall(r"`([\w/]+/\w+\.(?:py|cuh|sh))\b", path.read_text(encoding="utf-8")):
-        assert (ROOT / name).exists() or (ROOT / "src/tensor_graphs" / name).exists(), f"{path.name} names {name}"
+def test_source_files_named_in_documents_exist() -> None:
+    for path in DOCUMENTS:
+        for name in set(re.findall(r"`([\w/]+/\w+\.(?:py|cuh|sh))\b", path.read_text(encoding="utf-8"))):
+            assert any((ROOT / root / name).exists() for root in ("", "src/tensor_graphs")), f"{path} names {name}"
 
 
 def test_modules_and_make_targets_named_in_documents_exist() -> None:

@@ -187,7 +187,7 @@ def exploding() -> Rule:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [(tg.Limits(nodes=200, iterations=50), "nodes"), (tg.Limits(iterations=2), "iterations"),
-     (tg.Limits(nodes=10**7, iterations=10**6, seconds=0.3, beam=0), "seconds")],
+     (tg.Limits(nodes=10**7, iterations=10**6, seconds=0.1, beam=0), "seconds")],
 )  # fmt: skip
 def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None:
     a, b, c = (tg.input(n, (4,)) for n in "abc")

@@ -11,9 +11,9 @@ from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from ..fuzz.eager import CONFIGURATIONS, Writer, batch, wrong
 
 
-@pytest.mark.parametrize("way", [0, 2])
-def test_random_programs(way: int) -> None:
-    assert batch(1000 * way, 40, 6, CONFIGURATIONS[way]) == []
+@pytest.mark.parametrize("number", [0, 2])
+def test_random_programs(number: int) -> None:
+    assert batch(1000 * number, 24, 6, CONFIGURATIONS[number]) == []
 
 
 def test_a_wrong_result_is_found() -> None:

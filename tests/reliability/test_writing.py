@@ -197,7 +197,7 @@ def test_a_pair_of_files_is_replaced_or_neither(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", WHAT)
 def test_kills_lose_nothing(what: str) -> None:
-    assert [message for message, _ in kills(what, 3)] == [""] * 3
+    assert [message for message, _ in kills(what, 2)] == [""] * 2
 
 
 def test_the_current_folder_is_filled_and_stays_the_current_one(

@@ -218,33 +218,11 @@ def test_ddp_in_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 # ---------------------------------------------------------------- other processes
-def python(code: str, *path: Path, seconds: float = 600) -> subprocess.CompletedProcess[str]:
-    known = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, sys.path)])}
+def python(code: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=known, timeout=seconds, check=False
     )
-
-
-def test_the_entry_point_registers_the_backend(tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    if not (root / "pyproject.toml").is_file():
-        pytest.skip("pyproject.toml is not part of the installed package")
-    import tomllib
-
-    points = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
-    info = tmp_path / "tg_backend-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tg-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[torch_dynamo_backends]\n" + "".join(f"{n} = {v}\n" for n, v in points.items())
-    )
-    done = python(
-        "import torch, tensor_graphs as tg\n"
-        "print('tensor_graphs' in torch._dynamo.list_backends())\n"
-        "print(torch._dynamo.lookup_backend('tensor_graphs') is tg.torch_compile.backend)",
-        tmp_path,
-    )
-    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 Forked = Callable[[str], subprocess.CompletedProcess[str]]
@@ -286,6 +264,28 @@ def fork(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
     process.stdin.close()
     process.wait()
     process.stdout.close()
+
+
+def test_the_entry_point_registers_the_backend(fork: Forked, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("pyproject.toml is not part of the installed package")
+    import tomllib
+
+    points = tomllib.loads((root / "pyproject.toml").read_text())["project"]["entry-points"]["torch_dynamo_backends"]
+    info = tmp_path / "tg_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tg-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[torch_dynamo_backends]\n" + "".join(f"{n} = {v}\n" for n, v in points.items())
+    )
+    done = fork(
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch, tensor_graphs as tg\n"
+        "print('tensor_graphs' in torch._dynamo.list_backends())\n"
+        "print(torch._dynamo.lookup_backend('tensor_graphs') is tg.torch_compile.backend)"
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_nothing_is_left_at_exit_and_a_forked_child_goes_on_eagerly(fork: Forked) -> None:

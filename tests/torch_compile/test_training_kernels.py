@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
              ("torch.conv_input_gradient", "torch.conv_weight_gradient", "cuda.conv_input_gradient_last", "cuda.conv_weight_gradient")),
     "batch norm": (lambda a, w, b: F.batch_norm(a, torch.zeros(6), torch.ones(6), w, b, True), (x(*IMAGE), x(*VECTOR), x(*VECTOR)),
                    ("c.batch_norm_training", "c.batch_norm_gradients4", "torch.batch_norm_gradients4", "cuda.batch_norm_training",
-                    "cuda.cudnn_batch_norm_training", "cuda.batch_norm_gradients4")),
+                    "cuda.cudnn_batch_norm_training", "cuda.channel_statistics", "cuda.batch_norm_gradients4")),
     "batch norm, relu": (
         lambda a, w, b: F.relu(F.batch_norm(a, torch.zeros(6), torch.ones(6), w, b, True)), (x(*IMAGE), x(*VECTOR), x(*VECTOR)),
         ("c.batch_norm_training_relu", "c.batch_norm_gradients4_relu|c.batch_norm_gradients4_hidden"),

@@ -35,8 +35,7 @@ from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.costs.prices import CostPricer
 from tensor_graphs.pipeline.execution import run_program
 from tensor_graphs.pipeline.optimize import optimize_graph
-from tensor_graphs.pipeline.stages import exclusions
-from tensor_graphs.pipeline.stages import verify_or_retry as accept
+from tensor_graphs.pipeline.stages import exclusions, verify_attempt
 from tensor_graphs.pipeline.stages.rewritten_values import original_values
 from tensor_graphs.rules import ALL
 from tensor_graphs.verification import comparison, on_device, reference, verify
@@ -240,7 +239,7 @@ def test_a_plan_whose_terms_take_too_long_to_compare_is_given_up(monkeypatch: py
         found.append(diagnose(*given, **(options | {"ended": lambda: True})))
         return found[-1]
 
-    monkeypatch.setattr(accept, "diagnose", never_in_time)
+    monkeypatch.setattr(verify_attempt, "diagnose", never_in_time)
     made = run(Graph.of(tg.sin(tg.input("x", (8, 8)))), (SHIFTED,))
     assert found == [None] and made.report.verification["passed"]
     assert {k.name for k in made.report.kernels} == {"np.sin"}
@@ -253,7 +252,7 @@ def test_the_error_of_rewrites_on_the_host_and_on_a_device(device: str) -> None:
     graph = Graph.of([tg.exp(x @ w), tg.argmax(x, 1), x[:0]], params={"w": normal(8, 8)})
     program = tg.optimize(graph, backend="numpy", measure=False)
     assert program.plan is not None
-    plan = accept.fixed(program.plan)
+    plan = verify_attempt.fixed(program.plan)
     assert rewrite_error(graph, plan, device=device) == 0.0
     wrong = Graph.of([tg.exp((x * 1.01) @ w), tg.argmax(x, 1), x[:0]], params=graph.params)
     assert 1e-3 < rewrite_error(wrong, plan, device=device) < 1
@@ -306,7 +305,7 @@ def test_kernels_that_read_broadcast_values_are_not_blamed() -> None:
             tg.exp(x) - tg.mean(x, 1, True), backend=backend_name, measure=False, limits=Limits(iterations=0)
         )
         assert program.plan is not None
-        found = diagnose(program.plan.graph, accept.fixed(program.plan))
+        found = diagnose(program.plan.graph, verify_attempt.fixed(program.plan))
         assert not found.wrong and found.errors, found
 
 
@@ -463,15 +462,15 @@ def test_what_is_kept_of_a_float64_run_is_as_fine_as_what_it_judges(dtype: str, 
 
 def test_references_that_take_memory_go_once_nothing_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[int] = []
-    found = accept.Acceptance.__dict__["_problem"]
+    found = verify_attempt.AttemptVerifier.problem
 
-    def wrong(self: accept.Acceptance, *given: Any) -> str:
+    def wrong(self: verify_attempt.AttemptVerifier, *given: Any) -> str:
         self.elsewhere = lambda *_: held.append(len(self.references)) or ""  # type: ignore[func-returns-value]
         return str(found(self, *given))
 
-    monkeypatch.setattr(accept.Acceptance, "_problem", wrong)
+    monkeypatch.setattr(verify_attempt.AttemptVerifier, "problem", wrong)
     for limit in (1 << 30, 1):
-        monkeypatch.setattr(accept, "KEPT_BYTES", limit)
+        monkeypatch.setattr(verify_attempt, "KEPT_BYTES", limit)
         tg.optimize(tg.exp(tg.input("x", (8,))), backend="numpy", budget=10.0, measure=False, again=True)
     assert held == [3, 0]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...ir.expr import Expr
-from ...ir.index import index
+from ...ir.index import WIDE, Axis, index
 from .code_forms import BYTES
 from .fragment_frame import FragmentFrame
 from .frame import CudaPart
@@ -46,8 +46,29 @@ class CodeTiles(CudaPart):
         operand, at, _, _ = x.value
         (axis,) = frame.groups[frame.dim]
         first, row = f"(const unsigned char*){frame.param[operand]}", at.replaced({axis: index(0)})
-        place = f"{frame.dim}_0" if frame.span == BYTES else f"({frame.dim}_0 >> 1)"
+        place = self.bytes_of(f"{frame.dim}_0")
         return f"{first} + {nest.position(row, (), span(at, ()))} + {place}", first
+
+    def bytes_of(self, elements: str) -> str:
+        """CUDA expression of how many bytes hold a number of codes along K, an atomic expression."""
+        return elements if self.frame.span == BYTES else f"({elements} >> 1)"
+
+    def column_stride(self, x: Expr) -> int | None:
+        """Bytes from a column of codes to the next in the load `x`, if they are equally far apart and the columns are
+        one axis; else None."""
+        columns, at = self.frame.groups["n"], x.value[1]
+        linear = len(columns) == 1 and all(isinstance(a, Axis) or columns[0] not in a.index.axes for a, _ in at.terms)
+        return dict(at.terms).get(columns[0], 0) if linear else None
+
+    def own_address(self, x: Expr, apart: int) -> str:
+        """CUDA expression of the address of a thread's first codes of its first column in the load `x`, whose columns
+        are `apart` bytes apart, in the iteration at the beginning of K."""
+        frame = self.frame
+        operand, at, _, _ = x.value
+        (axis,), (column,) = frame.groups[frame.dim], frame.groups["n"]
+        rest = self.single().position(at.replaced({axis: index(0), column: index(0)}), (), span(at, ()))
+        wide = "LL" if span(at, ()) >= WIDE else ""
+        return f"(const unsigned char*){frame.param[operand]} + {rest} + n_0 * {apart}{wide} + {self.bytes_of('own')}"
 
     def place(self, nest: ThreadNest, x: Expr) -> str:
         """CUDA expression of the address of the element that a thread loads by `x` at the current point of `nest`."""

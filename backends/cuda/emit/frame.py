@@ -86,6 +86,8 @@ class ThreadFrame(Writer[CudaScope]):
         self.ring_bytes = 0
         self.codes = 0  # vectors of 16 bytes in the ring of a packed skinny GEMM, which partial sums overwrite
         self.warm: list[str] = []  # statements before the wait for the previous kernel
+        self.end: list[str] = []  # statements after all others
+        self.beside: dict[str, str] = {}  # name -> further library text that the kernel needs
         self.param = {b: b if _PLAIN.fullmatch(b) else f"{b}_" for b in kernel.buffers}
 
     def dims(self, axes: Iterable[Axis]) -> tuple[str, ...]:

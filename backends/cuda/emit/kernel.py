@@ -152,7 +152,7 @@ class SimtEmitter(CudaPart):
         if first is not None:
             first.as_first(frame, head)
         self.store_all()
-        body = [*head.lines, *frame.top.lines]
+        body = [*head.lines, *frame.top.lines, *frame.end]
         if self.layout.warm and not (frame.warm or frame.ahead.lines):
             raise Unfusable("no matrix to prefetch")
         buffers: dict[str, Buffer] = dict(self.kernel.buffers)
@@ -177,7 +177,7 @@ class SimtEmitter(CudaPart):
         room = self._room()
         text = self._function([*parameters, *(f"int* {n}" for n in more)], body, room, len(head.lines))
         return CudaLaunch(
-            frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room
+            frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room, beside=frame.beside
         )  # fmt: skip
 
     def _load_all(self) -> None:
@@ -222,7 +222,10 @@ class SimtEmitter(CudaPart):
         """
         frame = self.frame
         used = frame.shared * (8 if frame.wide == "float64" else 4) + frame.ring_bytes
-        asked = max(used, SHARED + 16) if used + 16 > SHARED and self.layout.warps is not None else 0
+        warps = self.layout.warps
+        asked = max(used, SHARED + 16) if used + 16 > SHARED and warps is not None else 0
+        if warps is not None and warps.cluster > 1:
+            asked = asked or used
         if used > (MAX_DYNAMIC_SHARED_BYTES if asked else SHARED):
             raise Unfusable(f"{used} bytes of shared memory")
         return asked
@@ -242,9 +245,11 @@ class SimtEmitter(CudaPart):
             first, rings = (rings, []) if frame.ahead.lines else ([], rings)
             early = [early[0], *first, *body[:head], *frame.warm, *frame.ahead.lines, early[1]]
             body = body[head:]
-        alone = ", 1" if self.layout.warps is not None else ""  # 1 block per SM: registers hold loads in flight
+        warps = self.layout.warps
+        alone = ", 1" if warps is not None else ""  # 1 block per SM: registers hold loads in flight
+        cluster = f" __cluster_dims__({warps.cluster}, 1, 1)" if warps is not None and warps.cluster > 1 else ""
         return "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone})', f"{frame.name}({', '.join(parameters)}) {{",
+            f'extern "C" __global__ void __launch_bounds__({self.layout.threads}{alone}){cluster}', f"{frame.name}({', '.join(parameters)}) {{",
             *early, *shared, *rings, *body, "}", "",
         ])  # fmt: skip
 

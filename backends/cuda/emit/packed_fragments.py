@@ -131,6 +131,7 @@ class PackedFragments(Fragments):
             frame.extent["m"] > 2 * HEIGHT
             or frame.size % frame.span
             or (frame.warps.depth, frame.warps.tiles % 2) != (1, 0)
+            or (frame.warps.cluster > 1 and frame.size % frame.step)
         ):
             raise Unfusable("too many rows for fragments, or a K or tile count that vectors of codes do not divide")
         self.dots = [e for e in ready if e in dots and self._sides(dots[e])]
@@ -165,7 +166,7 @@ class PackedFragments(Fragments):
         self.loaded_codes = {x: name for x, name in self.codes.items() if x not in in_ring}
         self.loaded_values = {x: name for x, name in self.values.items() if x not in in_ring}
         self.loaded = {**self.loaded_codes, **self.loaded_values}
-        self.chains = 2 if self.ring is not None else 1
+        self.chains = 2 if self.ring is not None and not frame.warps.joint else 1
 
     def _ring(self) -> CodeRing:
         """The ring of codes, scales and rows. Raises Unfusable if the prefetch distance leaves no iteration, or if
@@ -188,12 +189,13 @@ class PackedFragments(Fragments):
 
     def _coordinates(self) -> None:
         frame, warps = self.frame, self.frame.warps
-        base = f"{enclosed(frame.place['n'])} * {frame.block} + " if frame.place["n"] else ""
+        base = f"{frame.first_column} + " if frame.first_column else ""
         across = f"thread / 32 % {warps.across} * {warps.tiles * WIDTH} + " if warps.across > 1 else ""
+        part = f"{frame.first_element} + " if frame.first_element else ""
         chunk = CHUNK // WIDTH * frame.span
         self.line("const int m_0 = thread / 4 % 8;")
         self.line(f"const int n_0 = {base}{across}thread / 4 % 8;")
-        self.line(f"const int own = thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
+        self.line(f"const int own = {part}thread / {32 * warps.across} * {chunk} + thread % 4 * {frame.span};")
         if self.ring is not None:
             self.ring.coordinates()
 
@@ -304,9 +306,13 @@ class PackedFragments(Fragments):
                 raise Unfusable("a left operand in a layout or dtype that tensor cores do not support")
             names[e] = self.fresh("w")
             self.line(f"Pack<{CTYPES[left.dtype]}, 8> {names[e]}[2][{vectors}];")
+        joint, zeros = frame.warps.joint, "" if frame.warps.joint else " = {}"
         for group in groups.values():
-            self.line(f"float {group}[{self.chains * self.octets}][4] = {{}}, {group}_offset[2], {group}_scale[2];")
+            self.line(f"float {group}[{self.chains * self.octets}][4]{zeros}, {group}_offset[2], {group}_scale[2];")
         self.tile.each(lambda: self._convert(names, groups, sides, whole), "pair")
+        for e, group in groups.items() if joint else ():
+            for h in range(self.octets):
+                self.line(f"begin_group({group}[{h}], {self.row_sums[self.left[e]]}[{h}], {group}_offset);")
         self.line("#pragma unroll")
         self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {vectors}; ++{frame.dim}_i) {{")
         for e, name in names.items():
@@ -320,9 +326,11 @@ class PackedFragments(Fragments):
             rows = self.row_sums[self.left[e]]
             self._join_chains(group)
             for h in range(self.octets):
+                to = self._sums_of(e, h)
                 self.line(
-                    f"add_group({self._sums_of(e, h)}, {group}[{h}], {rows}[{h}], {group}_offset, {group}_scale);"
-                )
+                    f"end_group({to}, {group}[{h}], {group}_scale);" if joint
+                    else f"add_group({to}, {group}[{h}], {rows}[{h}], {group}_offset, {group}_scale);"
+                )  # fmt: skip
 
     def _sums_of(self, e: Expr, octet: int) -> str:
         """Text of the accumulator of a pair of column tiles and the 8 rows with index `octet`."""
@@ -336,13 +344,18 @@ class PackedFragments(Fragments):
     def _row_sums(self, left: Local) -> str:
         """Emit the sums of the rows over one group; returns the name of the array."""
         frame, name = self.frame, self.fresh("rows")
-        self.line(f"float {name}[{self.chains * self.octets}][4] = {{}};")
+        joint, to = frame.warps.joint, self.fresh("sums") if frame.warps.joint else name
+        self.line(f"float {to}[{self.chains * self.octets}][4] = {{}};")
         self.line("#pragma unroll")
         self.line(f"for (int {frame.dim}_i = 0; {frame.dim}_i < {frame.span // WIDTH}; ++{frame.dim}_i) {{")
         for h in range(self.octets):
-            self.line(f"sum_rows({name}[{self._chain(h)}], {self._row(left, h)});")
+            self.line(f"{'sum_octet' if joint else 'sum_rows'}({to}[{self._chain(h)}], {self._row(left, h)});")
         self.line("}")
-        self._join_chains(name)
+        self._join_chains(to)
+        if joint:
+            self.line(f"float {name}[{self.octets}][4];")
+            for h in range(self.octets):
+                self.line(f"spread_sums({name}[{h}], {to}[{h}]);")
         return name
 
     def _chain(self, octet: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from ...ir.expr import Expr
 from ...ir.unfusable import Unfusable
@@ -20,7 +21,10 @@ from .nest import ThreadNest
 from .packed_fragments import PackedFragments, span_of
 from .reductions import Reductions
 from .spelling import sum_of
-from .thread_layout import DimensionThreads, ThreadLayout
+from .thread_layout import DimensionThreads, ThreadLayout, Warps
+
+_TEXT = [Path(__file__).with_name(f"shared_{name}.cuh").read_text(encoding="utf-8") for name in ("access", "sums")]
+SHARED_ACCESS, SHARED_SUMS = _TEXT[0], "".join(_TEXT)
 
 
 @dataclass(eq=False)
@@ -71,10 +75,15 @@ class TensorCores(CudaPart):
         self.line("{")
         frame.top.lines += own.top.lines
         self.line("}")
-        self.line("__syncthreads();")
+        self.line("__syncthreads();" if warps.cluster == 1 else "meet_cluster();")
         frame.counter = own.counter
         for e, put in found.items():
-            frame.top.known[e] = self._gathered(e, put, warps.along)
+            frame.top.known[e] = self._gathered(e, put, warps)
+        if warps.cluster > 1:  # a block whose sums others read must not end
+            self.line("leave_cluster();")
+            frame.end.append("    await_cluster();")
+        if warps.joint or warps.cluster > 1:
+            frame.beside["CUDA_SHARED_SUMS"] = SHARED_SUMS
         frame.top.known |= {e: Local(name, (), frame.wide) for e, name in names.items()}
 
     def _block_sums(self, fragments: PackedFragments, names: Mapping[Expr, str]) -> None:
@@ -83,7 +92,7 @@ class TensorCores(CudaPart):
         They are exchanged in shared memory of their own, behind the ring of codes if there is one.
         """
         inner, dim, threads = fragments.frame, fragments.frame.dim, self.layout.threads
-        along = DimensionThreads(threads, WIDTH, -(-inner.size // (threads * WIDTH)))
+        along = DimensionThreads(threads, WIDTH, -(-inner.extent[dim] // (threads * WIDTH)))
         layout = ThreadLayout({dim: along}, self.layout.early, 0, threads)
         frame = ThreadFrame(self.kernel, layout, self.frame.name, self.shape)
         frame.param, frame.place, frame.counter = inner.param, inner.place, inner.counter
@@ -106,9 +115,10 @@ class TensorCores(CudaPart):
         else:
             self.frame.shared = frame.shared
 
-    def _gathered(self, e: Expr, put: PartialSums, parts: int) -> Local:
-        """Emit the sum of the `parts` warps' partial sums of a reduction; returns it in the kernel's thread layout."""
-        frame = self.frame
+    def _gathered(self, e: Expr, put: PartialSums, warps: Warps) -> Local:
+        """Emit the sum of the partial sums of a reduction, of all warps along K and all blocks of a cluster; returns it
+        in the kernel's thread layout."""
+        frame, block = self.frame, self.frame.along["n"].block * warps.cluster
         local = Local(self.fresh("acc"), frame.spans(e), frame.wide)
         self.loads.check_held(4 * frame.count(local.dims))
         self.line(f"float {local.name}[{frame.count(local.dims)}];")
@@ -117,7 +127,9 @@ class TensorCores(CudaPart):
         if "m" in local.dims:
             spots.append(nest.coordinate("m") + (f" * {put.row}" if put.row > 1 else ""))
         for d in (d for d in local.dims if d != "m"):
-            spots.append(nest.coordinate(d) + (f" % {frame.along['n'].block}" if d == "n" else ""))
-        nest.line(f"{nest.at(local)} = gathered<{parts}, {put.apart}>({' + '.join(spots)});")
+            spots.append(nest.coordinate(d) + (f" % {block}" if d == "n" else ""))
+        numbers = f"{warps.along}, {put.apart}"
+        function = f"gathered<{numbers}>" if warps.cluster == 1 else f"gathered_blocks<{numbers}, {warps.cluster}>"
+        nest.line(f"{nest.at(local)} = {function}({' + '.join(spots)});")
         nest.close()
         return local

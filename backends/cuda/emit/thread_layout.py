@@ -41,7 +41,9 @@ class Warps:
     split-K), each with `depth` chunks of 32 elements per iteration. `packed`: codes of quantized weights are loaded and
     converted 16 bytes at a time (emit/packed_fragments.py); `ahead` is the prefetch distance in loop iterations of
     cp.async copies of codes, scales and rows into shared memory (emit/code_ring.py; 0: one iteration, in
-    registers), `direct` keeps codes in registers nevertheless.
+    registers), `direct` keeps codes in registers nevertheless. With `joint`, the block's warps copy rows together, each
+    row once. `cluster` blocks of a thread-block cluster share K: each computes partial sums of the columns of all of
+    them over its part of K, then adds those of its own columns.
     """
 
     along: int
@@ -51,6 +53,8 @@ class Warps:
     packed: bool = False
     ahead: int = 0
     direct: bool = False
+    joint: bool = False
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

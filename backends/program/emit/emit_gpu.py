@@ -1,6 +1,6 @@
 """Emits Python source for a GPU plan (the chosen kernel calls). The source runs without this package, on Torch tensors.
 
-    def bind(weights, states=None, device="cuda", graph=True, way=""):
+    def bind(weights, states=None, device="cuda", graph=True, launch_mode=""):
         memory = device_bytes(...)                     intermediate values have fixed addresses
         v3 = tensor_at(memory, 0, (1, 768), torch.float32)
         def launch(x, result):
@@ -173,14 +173,14 @@ class GpuProgramEmitter(ProgramEmitter):
         updates = ", and states, which calls update" if states else ""
         launch, calls = self._calls()
         return [
-            f'def bind(weights, states=None, device="{GPU_KIND}", graph=True, way=""):',
-            f'    """Makes the program for given weights{updates}. With `graph`, launches are recorded; see `Calls` for `way`."""',
+            f'def bind(weights, states=None, device="{GPU_KIND}", graph=True, launch_mode=""):',
+            f'    """Makes the program for given weights{updates}. With `graph`, launches are recorded; see `Calls` for `launch_mode`."""',
             *indented([*states, *fixed, *self.once, *launch], 4),
-            f"    return {calls}, way=way)",
+            f"    return {calls}, launch_mode=launch_mode)",
         ]  # fmt: skip
 
     def _calls(self) -> tuple[list[str], str]:
-        """(lines that define `launch`, text of the `Calls` object without its last argument, `way`)."""
+        """(lines that define `launch`, text of the `Calls` object without its last argument, `launch_mode`)."""
         self._use("Calls")
         self._use("Launches")
         read = {v.name: v.id for v in self.plan.values if v.origin == "input"}

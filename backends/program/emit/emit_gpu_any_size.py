@@ -1,7 +1,7 @@
 """Emits Python source for GPU plans (choices of kernels) with free sizes: the emitted program runs at every size, and a
 new size compiles nothing.
 
-    def bind(weights, states=None, device="cuda", graph=True, way=""):
+    def bind(weights, states=None, device="cuda", graph=True, launch_mode=""):
         w0 = uploaded(weights['w'], device)            size-independent objects are made once
         workspace = Workspace(device)
         def at(x_shape):                               called on the first call at a size
@@ -14,7 +14,7 @@ new size compiles nothing.
                 …
             return Calls(launch, …)                    see gpu_calls.py
         warm = [((1, 1024),), …]                       shapes at which all kernels are compiled
-        return CallsBySize(at, workspace, device, graph, warm, way=way)
+        return CallsBySize(at, workspace, device, graph, warm, launch_mode=launch_mode)
 
 The memory plan assigns values to slots by liveness, once; the bytes of a slot are the largest of its values' at a size.
 
@@ -205,13 +205,13 @@ class SizedCudaEmitter(GpuProgramEmitter, SizedEmitter):
             *(["variants=variants"] if "Variants" in self.helpers else []),
         ]
         return [
-            f'def bind(weights, states=None, device="{GPU_KIND}", graph=True, way=""):',
+            f'def bind(weights, states=None, device="{GPU_KIND}", graph=True, launch_mode=""):',
             f'    """Makes the program for given weights{updates}; it runs at every size. With `graph`, launches at sizes '
-            'that recur are recorded; see `Calls` for `way`."""',
+            'that recur are recorded; see `Calls` for `launch_mode`."""',
             *indented([*states, *fixed], 4), "", f"    def at({', '.join(self.shape_names.values())}):",
             *indented([*self._sizes(), *each, *launch], 8), f"        return {calls})", "",
             f"    warm = [{', '.join(map(literal, self._warm()))}]",
-            f"    return CallsBySize(at, {space}, device, graph, warm, {''.join(f'{o}, ' for o in options)}way=way)",
+            f"    return CallsBySize(at, {space}, device, graph, warm, {''.join(f'{o}, ' for o in options)}launch_mode=launch_mode)",
         ]  # fmt: skip
 
     def _variants(self) -> str:

@@ -57,7 +57,7 @@ class EmittedValues:
     helpers: set[str] = field(default_factory=set)
     definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
     in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
-    made_once: dict[str, str] = field(default_factory=dict)  # line of `run` -> the call whose addresses never change
+    made_once: dict[str, str] = field(default_factory=dict)  # line of `run` that calls C -> call at fixed addresses
     movable: set[str] = field(default_factory=set)  # lines of `run` that make arrays, views and addresses
     setups: set[tuple[str, str]] = field(default_factory=set)
     # result that a kernel allocates -> its variables

@@ -52,22 +52,22 @@ class CallsBySize:
 
     Nothing is compiled for a new choice, because kernels take their sizes as arguments. `warm` lists shapes at which,
     together, all kernels run: they are compiled there at once. With `graph`, their launches are recorded there, and the
-    fastest way of launching (see `Calls`) is found, unless `way` names one. The first two calls at a choice derive
-    their launches from recorded ones; later calls repeat the launches of the second call. If another way is faster, the
-    launches of a choice are recorded after `break_even` calls, which have then lost as much time as recording takes. If
-    a launch resembles no recorded one, the launches of a choice are recorded when it occurs for the `SEEN`th time. The
-    last `KEPT` choices are kept. Calls that are part of a CUDA graph of the caller are kept for as long as the program
-    exists, because that graph uses their memory.
+    fastest launch mode (see `Calls`) is found, unless `launch_mode` names one. The first two calls at a choice derive
+    their launches from recorded ones; later calls repeat the launches of the second call. If another mode is faster,
+    the launches of a choice are recorded after `break_even` calls, which have then lost as much time as recording
+    takes. If a launch resembles no recorded one, the launches of a choice are recorded when it occurs for the `SEEN`th
+    time. The last `KEPT` choices are kept. Calls that are part of a CUDA graph of the caller are kept for as long as
+    the program exists, because that graph uses their memory.
     """
 
     KEPT, SEEN, BREAK_EVEN = 64, 2, 32
 
     def __init__(
         self, at: Callable[..., Any], workspace: Any, device: Any, graph: bool, warm: Sequence[Any] = (), *,
-        states: Any = None, way: str = "", variants: Any = None,
+        states: Any = None, launch_mode: str = "", variants: Any = None,
     ) -> None:  # fmt: skip
         self.variants = variants
-        self.at, self.workspace, self.graph, self.way = at, workspace, graph, way
+        self.at, self.workspace, self.graph, self.launch_mode = at, workspace, graph, launch_mode
         self.gpu, self.index = torch.device(device).type == "cuda", torch.device(device).index
         if self.gpu and self.index is None:
             self.index = torch.cuda.current_device()
@@ -97,7 +97,7 @@ class CallsBySize:
             results = calls(*given)
             if not capturing and calls.stream not in self.streams:
                 self.used_on(calls.stream, calls.stream_object)
-            if not self.way and calls.settled:
+            if not self.launch_mode and calls.settled:
                 self.chosen(calls)
             return results
 
@@ -110,10 +110,10 @@ class CallsBySize:
             memory.record_stream(stream_object)
 
     def chosen(self, calls: Any) -> None:
-        """Launch in the way that recorded calls found to be the fastest."""
-        self.way = calls.way
+        """Use the launch mode that recorded calls found to be the fastest."""
+        self.launch_mode = calls.launch_mode
         if calls.times:
-            gain = calls.times.get("flat", calls.times[self.way]) - calls.times[self.way]
+            gain = calls.times.get("flat", calls.times[self.launch_mode]) - calls.times[self.launch_mode]
             self.break_even = max(self.SEEN, int(calls.recording_s / max(gain, 1e-7)))
 
     def prepared(self, shapes: Any, calls: Any, capturing: bool) -> Any:
@@ -133,10 +133,10 @@ class CallsBySize:
                 and calls.gpu
                 and calls.seen >= (self.break_even if calls.ready or calls.alike else self.SEEN)
             ):
-                calls.settled = calls.ready and self.way == calls.way
+                calls.settled = calls.ready and self.launch_mode == calls.launch_mode
                 calls.wanted = not calls.settled
                 if calls.wanted:
-                    calls.ready, calls.flat_ready, calls.way = False, False, self.way
+                    calls.ready, calls.flat_ready, calls.launch_mode = False, False, self.launch_mode
         if self.last is not None and self.last is not calls:  # they share the workspace
             calls.stream, calls.stream_object = self.last.stream, self.last.stream_object
             calls.used_on(calls.stream, calls.stream_object)
@@ -201,10 +201,10 @@ class CallsBySize:
         for shapes in reversed(choices):
             try:
                 calls = self.made(shapes, False)
-                calls.wanted, calls.way = self.graph and calls.gpu, self.way
+                calls.wanted, calls.launch_mode = self.graph and calls.gpu, self.launch_mode
                 with torch.cuda.device(self.index):
                     calls(*[torch.zeros(s, dtype=t, device=calls.device) for s, t, _ in calls.types[: calls.count]])
-                if not self.way and calls.settled:
+                if not self.launch_mode and calls.settled:
                     self.chosen(calls)
             except torch.cuda.OutOfMemoryError:
                 continue

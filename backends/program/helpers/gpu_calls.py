@@ -1,5 +1,5 @@
 """Class that calls an emitted program on a GPU: it copies inputs that kernels cannot read, launches the kernels in the
-fastest of several ways, and returns the results.
+fastest of several launch modes, and returns the results.
 
 The source of the class is copied into emitted programs: it may use `torch` and the helpers of cuda_driver.py and
 gpu_launches.py only.
@@ -47,7 +47,7 @@ class Calls:
     workspace.
 
     The first call launches kernel by kernel. Then, with `graph`, the launches are recorded, whole calls are timed in
-    each `way`, and the fastest way is kept, unless one is given:
+    each `launch_mode`, and the fastest one is kept, unless one is given:
       flat: each kernel is launched by itself;
       graph: a CUDA graph, in which the parameters of kernels are set to the caller's addresses; tensors that library
         kernels read or write are copied where their addresses are not found among the parameters, except `steady`
@@ -61,11 +61,13 @@ class Calls:
 
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
     PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
+    ROUNDING = 1e-3  # distance of results (`distance`) that sums in another order explain
+    NOISE, MOST_NOISE = 4.0, 0.2  # such a distance relative to that of two equal calls, and the largest one allowed
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
         *, reuse: bool = False, library: Sequence[int] = (), strict: bool = True, states: Mapping[str, Any] | None = None,
-        way: str = "", memory: Any = None,
+        launch_mode: str = "", memory: Any = None,
     ) -> None:  # fmt: skip
         self.launch, self.kernels, self.device, self.reuse = launch, kernels, torch.device(device), reuse
         self.memory = memory
@@ -77,7 +79,7 @@ class Calls:
             self.index = -1  # as `Tensor.get_device` of the CPU
         self.types = [*((s, t, None) for s, t in inputs), *results]
         self.count, self.library, self.strict, self.states = len(inputs), frozenset(library), strict, states or {}
-        self.wanted, self.way, self.ready, self.flat_ready = graph and self.gpu, way, False, False
+        self.wanted, self.launch_mode, self.ready, self.flat_ready = graph and self.gpu, launch_mode, False, False
         self.places: dict[int, Any] = {}  # number of an input or result -> its fixed memory
         self.steady: frozenset[int] = frozenset()
         self.pinned: dict[int, int] = {}  # index of an input that the graph reads in place -> its address
@@ -96,8 +98,8 @@ class Calls:
         self.last: list[int] = []  # addresses in the executable graph
         self.known: Any = None  # `KnownLaunches` of a program of every size
         self.alike = False  # whether the launches of the last call were like those that it knows
-        self.seen, self.settled = 0, False  # calls so far; whether the way to launch is final
-        self.times: dict[str, float] = {}  # seconds of a call in each way, if they were compared
+        self.seen, self.settled = 0, False  # calls so far; whether the launch mode is final
+        self.times: dict[str, float] = {}  # seconds of a call in each launch mode, if they were compared
         self.recording_s = 0.0
         self.stream = -1
         self.followed: set[int] = set()  # streams whose calls use the memory of this object
@@ -122,7 +124,7 @@ class Calls:
             if stream != self.stream:
                 self.follow(stream)
             if self.ready:
-                return getattr(self, self.way)(read, stream)
+                return getattr(self, self.launch_mode)(read, stream)
             if not self.wanted:
                 return self.first(read, stream)
             found = self.plain(read)
@@ -175,7 +177,7 @@ class Calls:
         for x in (*([] if self.memory is None else [self.memory]), *self.states.values(), *self.places.values()):
             x.record_stream(stream_object)
 
-    # ------------------------------------------------------------ ways to launch
+    # ------------------------------------------------------------ launch modes
     def plain(self, given: Sequence[Any]) -> Any:
         """The results of running `launch` on the inputs and newly allocated memory for results."""
         results = self.launched([*given, *[make() for make in self.fresh]])
@@ -197,7 +199,7 @@ class Calls:
         if keep and self.alike:
             self.complete = self.known.complete
             self.hand(results, tensors)
-            self.way, self.ready, self.flat_ready = "flat", True, True
+            self.launch_mode, self.ready, self.flat_ready = "flat", True, True
         return results
 
     def launched(self, tensors: Sequence[Any]) -> Any:
@@ -306,7 +308,7 @@ class Calls:
             warnings.warn(f"calls of this program launch kernel by kernel: {error}", RuntimeWarning, stacklevel=4)
 
     def record(self, given: Sequence[Any], stream: int) -> None:
-        """Record the launches as a CUDA graph, without running them, and choose the way of later calls."""
+        """Record the launches as a CUDA graph, without running them, and choose the launch mode of later calls."""
         pinned = self.steady & self.library
         with torch.inference_mode(False), torch.no_grad():
             places = {i: self.maker(i)() for i in range(len(self.types)) if i not in pinned}
@@ -326,17 +328,17 @@ class Calls:
         self.found, self.wide, self.why_copied = [], set(), ""
         if direct and self.copied and self.known is None:
             self.keep_states(self.find_addresses, given, stream)
-        ways = ["flat", "graph", "copying"] if direct else ["copying"]
+        modes = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
             self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
-        if self.way not in ways:
-            self.way = self.fastest(ways, given, stream) if len(ways) > 1 else ways[0]
-        if self.way == "flat":
+        if self.launch_mode not in modes:
+            self.launch_mode = self.fastest(modes, given, stream) if len(modes) > 1 else modes[0]
+        if self.launch_mode == "flat":
             self.recorded = self.executable = None
             self.handed = self.handed if self.complete else []
-        if self.way != "copying":
-            self.places = {i: x for i, x in self.places.items() if i in self.copied and self.way == "graph"}
-        self.ready, self.flat_ready, self.settled = True, self.way == "flat", True
+        if self.launch_mode != "copying":
+            self.places = {i: x for i, x in self.places.items() if i in self.copied and self.launch_mode == "graph"}
+        self.ready, self.flat_ready, self.settled = True, self.launch_mode == "flat", True
 
     def captured(self, tensors: Sequence[Any], places: Mapping[int, Any], direct: bool) -> bool:
         """Record the launches on `tensors` (inputs, then memory of results). `places`: those of them, by number, in
@@ -372,7 +374,8 @@ class Calls:
     def find_addresses(self, given: Sequence[Any], stream: int) -> None:
         """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
         more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
-        the recordings differ; those tensors are with which the results are not those of a call that copies."""
+        the recordings differ; those tensors are with which the results are not those of a call that copies. Where equal
+        calls differ, because kernels add in any order (gradients of weights), so may the results."""
         copied = self.copied
         try:
             self.found, numbers = self.found_addresses(given)
@@ -405,22 +408,28 @@ class Calls:
     def proven_among(self, given: Sequence[Any], stream: int, numbers: list[int]) -> set[int]:
         """Set `copied` and `wide` for the tensors among `numbers` that calls may have elsewhere (`proven`), and return
         these: all of them, or what halving the rest again and again finds within `PROVING_S` seconds."""
-        copied, found, groups, until = self.copied, set[int](), [numbers], perf_counter() + self.PROVING_S
+        every, copied = self.places.keys(), self.copied
+        wanted = self.replay(given, stream, every)
+        limits = []
+        for x, y in zip(self.replay(given, stream, every), wanted):
+            least = self.ROUNDING if y.is_floating_point() else 0.0
+            limits.append(min(max(least, self.NOISE * self.distance(x, y)), self.MOST_NOISE))
+        found, groups, until = set[int](), [numbers], perf_counter() + self.PROVING_S
         while groups and groups[-1] and perf_counter() < until:
             group = groups.pop()
             more = found | {*group}
             self.copied, self.wide = copied - more, {i for i in more if i < self.count}
-            if self.proven(given, stream, more):
+            if self.proven(given, stream, more, wanted, limits):
                 found = more
             elif len(group) > 1:
                 groups += [group[len(group) // 2 :], group[: len(group) // 2]]
         self.copied, self.wide = copied - found, {i for i in found if i < self.count}
         return found
 
-    def proven(self, given: Sequence[Any], stream: int, numbers: Any) -> bool:
-        """Whether a call gives the same results with the tensors `numbers` elsewhere as on recorded memory, and leaves
-        that memory as it is: all NaN, or zeros of other dtypes than floats. So is the memory of results before."""
-        wanted = self.replay(given, stream, self.places.keys())
+    def proven(self, given: Sequence[Any], stream: int, numbers: Any, wanted: Sequence[Any], limits: Any) -> bool:
+        """Whether a call gives the results `wanted` (those on recorded memory) within `limits` (distance of each) with
+        the tensors `numbers` elsewhere, and leaves their recorded memory as it is: all NaN, or zeros of other dtypes
+        than floats. So is the memory of results before."""
 
         def blank(x: Any) -> Any:
             return x.fill_(torch.nan if x.is_floating_point() else 0)
@@ -432,16 +441,19 @@ class Calls:
         finally:
             self.fresh = fresh
         left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in used)
-        return left and all(self.close(x, y) for x, y in zip(found, wanted))
+        return left and all(self.distance(x, y) <= limit for x, y, limit in zip(found, wanted, limits))
 
     @staticmethod
-    def close(x: Any, y: Any) -> bool:
-        """Whether a result equals another but for the rounding of sums in another order (1e-3 of its norm)."""
+    def distance(x: Any, y: Any) -> float:
+        """Distance of a result from another: relative to the other's norm, infinite if other elements are NaN or
+        infinite; of integers the share of unequal elements."""
         if not y.is_floating_point():
-            return bool((x == y).all())
+            return float((x != y).double().mean()) if y.numel() else 0.0
         same = (x == y) | (x.isnan() & y.isnan()) | (x.isfinite() & y.isfinite())
+        if not bool(same.all()):
+            return float("inf")
         x, y = (v.double().nan_to_num(0.0, 0.0, 0.0) for v in (x, y))
-        return bool(same.all()) and bool((x - y).norm() <= 1e-3 * y.norm())
+        return float((x - y).norm() / y.norm().clamp_min(1e-300))
 
     def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
         """The results of `launch`, run while a CUDA graph is captured.
@@ -489,14 +501,14 @@ class Calls:
         finalize(executable, driver.library.cuGraphExecDestroy, ctypes.c_void_p(executable.value)).atexit = False
         self.executable, self.last = executable, []
 
-    def fastest(self, ways: Sequence[str], given: Sequence[Any], stream: int) -> str:
-        """The way of launching with the shortest time of a whole call; among ways within 3 % of it the first of `ways`.
+    def fastest(self, modes: Sequence[str], given: Sequence[Any], stream: int) -> str:
+        """The launch mode with the shortest time of a whole call; among modes within 3 % of it the first of `modes`.
         States are restored afterwards."""
-        times = dict.fromkeys(ways, float("inf"))
-        self.keep_states(self.time_ways, times, given, stream)
+        times = dict.fromkeys(modes, float("inf"))
+        self.keep_states(self.time_modes, times, given, stream)
         best = min(times.values())
         self.times = times
-        return next(way for way in ways if times[way] <= 1.03 * best)
+        return next(mode for mode in modes if times[mode] <= 1.03 * best)
 
     def keep_states(self, run: Any, *given: Any) -> None:
         """Run a function that makes calls, and restore the states, which calls change."""
@@ -507,23 +519,23 @@ class Calls:
             for name, x in self.states.items():
                 x.copy_(saved[name])
 
-    def time_ways(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
-        """Time whole calls in each way of launching that `times` names, and set its seconds there. The calls change the
+    def time_modes(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
+        """Time whole calls in each launch mode that `times` names, and set its seconds there. The calls change the
         states."""
         count = 1
         for turn in range(4):
-            for way in times:
-                if way != "flat":  # which has written addresses of what libraries returned in its calls
+            for mode in times:
+                if mode != "flat":  # which has written addresses of what libraries returned in its calls
                     self.kernels.restore()
                     self.last = []
-                getattr(self, way)(given, stream)  # untimed: updates the graph's nodes
+                getattr(self, mode)(given, stream)  # untimed: updates the graph's nodes
                 self.stream_object.synchronize()
                 start = perf_counter()
                 for _ in range(count):
-                    getattr(self, way)(given, stream)
+                    getattr(self, mode)(given, stream)
                 self.stream_object.synchronize()
                 took = (perf_counter() - start) / count
-                times[way] = min(times[way], took) if turn else float("inf")
+                times[mode] = min(times[mode], took) if turn else float("inf")
             if not turn:
                 count = max(1, min(20, int(1e-3 / took)))
 

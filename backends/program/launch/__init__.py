@@ -2,6 +2,6 @@
 
 In: emitted source.
 Out: functions that launch its kernels.
-Imports: backends, backends.c, backends.program.emit, backends.program.helpers, backends.runtime, errors, extract.model,
-    plain, private.
+Imports: backends, backends.c, backends.program.emit, backends.program.helpers, backends.runtime, bytecode, errors,
+    extract.model, plain, private.
 """

@@ -40,12 +40,13 @@ class DevicePrograms:
         return NumpyMarshalling()
 
     def bound(
-        self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
-    ) -> Run:
+        self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str,
+        launch_mode: str = "",
+    ) -> Run:  # fmt: skip
         """Make an emitted program callable on the device `place`; returns the result of its function `bind`.
 
-        `weights`: values by key. `states`: memory by name, which calls read and overwrite. `way`: how calls launch
-        kernels, where a device has several ways; "" chooses by timing the first calls.
+        `weights`: values by key. `states`: memory by name, which calls read and overwrite. `launch_mode`: how calls
+        launch kernels, where a device has several launch modes; "" chooses by timing the first calls.
         """
         loops_shared()
         return bind(*([weights, states] if states else [weights]))

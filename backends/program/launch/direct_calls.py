@@ -1,7 +1,7 @@
 """Makes one C function for a whole call of a bound GPU program (one with its weights in place): no code of the emitted
 program runs between the caller and the driver.
 
-Once a program's way of launching is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates
+Once a program's launch mode is final (`Calls` in gpu_calls.py), every call checks the same conditions, allocates
 results, writes addresses and launches: some forty Python operations, most of a small program's time on the host. The
 function that `direct_call` returns (direct_calls.c, CPython's API) does the same in C. It returns None if a condition
 does not hold; then the emitted program's own code makes the call.
@@ -33,7 +33,7 @@ from ....private import code_folder, read_sealed, sealed
 from ...runtime.cpu_tensors import tensor_guard
 from .device_programs import Direct
 
-NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "way")
+NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "launch_mode")
 MOST_TENSORS = 2048  # inputs and results of a call: MOST in direct_calls.c
 COMPILE_S = 60.0  # limit of the compiler's seconds
 SOURCE = Path(__file__).with_name("direct_calls.c")
@@ -117,15 +117,16 @@ class DirectCalls:
 
 
 def final(bound: Any) -> Any:
-    """The `Calls` object that made the last call of the bound program `bound`, if its way of launching is final and its
+    """The `Calls` object that made the last call of the bound program `bound`, if its launch mode is final and its
     launches run without the emitted program's code; else None."""
     sized = hasattr(bound, "kept")
     calls: Any = getattr(bound, "last", None) if sized else bound
     if not all(hasattr(calls, name) for name in NEEDED):  # none yet, or of a program saved by an older version
         return None
-    if not calls.ready or (sized and not calls.settled and calls.way != bound.way):
+    if not calls.ready or (sized and not calls.settled and calls.launch_mode != bound.launch_mode):
         return None
-    whole = calls.way == "graph" if calls.executable is not None else calls.way == "flat" and calls.complete
+    mode = calls.launch_mode
+    whole = mode == "graph" if calls.executable is not None else mode == "flat" and calls.complete
     return calls if whole else None
 
 

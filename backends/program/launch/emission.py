@@ -7,6 +7,7 @@ import weakref
 from hashlib import sha256
 from typing import Any
 
+from ....bytecode import bytecode_kept
 from ....errors import DeviceUnavailableError, UsageError
 from ....extract.model.plan import Plan
 from ... import gpu
@@ -67,7 +68,8 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     elif binaries is not None:
         space["__builtins__"] = without_compilers()
     try:
-        execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
+        with bytecode_kept():
+            execute(source, f"<{title} {sha256(source.encode()).hexdigest()[:12]}>", space)
     except ImportError as error:
         raise DeviceUnavailableError(
             f"the program's kernels need {error.name or 'a module'}, which cannot be imported: {error}", where=name,

@@ -20,6 +20,7 @@ from ..helpers.gpu_helpers import HELPERS
 from .device_programs import DevicePrograms, Direct, Run
 from .direct_calls import direct_call
 from .launching import plan_for_launching
+from .older_programs import name_launch_mode
 from .poison import poisoned
 
 __all__ = ["PROGRAMS", "GpuPrograms"]
@@ -51,14 +52,17 @@ class GpuPrograms(DevicePrograms):
         return TensorMarshalling(place)
 
     def bound(
-        self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str, way: str = ""
-    ) -> Run:
+        self, bind: Callable[..., Run], weights: Mapping[str, Any], states: dict[str, Any], place: str,
+        launch_mode: str = "",
+    ) -> Run:  # fmt: skip
         """Make an emitted program callable on the device `place`; returns the result of its function `bind`.
 
-        `weights`: values by key. `states`: memory by name, which calls read and overwrite. `way`: how calls launch
-        kernels; "" chooses by timing the first calls.
+        `weights`: values by key. `states`: memory by name, which calls read and overwrite. `launch_mode`: how calls
+        launch kernels; "" chooses by timing the first calls.
         """
-        return bind(weights, states, place, way=way) if way else bind(weights, states, place)
+        run = bind(weights, states, place, True, launch_mode) if launch_mode else bind(weights, states, place)
+        name_launch_mode(run)
+        return run
 
     def direct(self, run: Run, given: Sequence[Any], lock: Any) -> Direct | None:
         """One C function for calls of the bound program `run` with inputs like `given`, those of its last call; None if

@@ -126,7 +126,7 @@ class SizeCalls:
 
     At most `limit` calls at each choice of sizes are made by them. Later calls are made by the emitted code, which
     prepares views and launches for these sizes once, so that further calls take less time. `RECURRING`: the limit if a
-    CUDA graph is the fastest way to launch; `PREPARED`: the limit if prepared calls become direct (direct_calls.py).
+    CUDA graph is the fastest launch mode; `PREPARED`: the limit if prepared calls become direct (direct_calls.py).
     """
 
     MOST, TRIES, RECURRING, PREPARED, KEPT = 8, 32, 8, 64, 1024
@@ -160,7 +160,7 @@ class SizeCalls:
         `make` is not called for shapes for which there is a function or a final reason for none, nor after too many
         attempts.
         """
-        flat, direct = bound.way == "flat", bound.known.complete and bool(bound.known.templates)
+        flat, direct = bound.launch_mode == "flat", bound.known.complete and bool(bound.known.templates)
         self.limit = self.RECURRING if not flat else self.PREPARED if direct else 1 << 60
         if len(self.made) >= self.MOST or self.tries >= self.TRIES:
             return

@@ -124,7 +124,7 @@ class TileStores(TritonPart):
             return tile.text
         if any(d not in dims for d in tile.dims):
             raise Unfusable("an output that varies along an axis that its store index lacks")
-        text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text
+        text = _converted(value, tile, spot.dtype)
         if not tile.dims:
             return f"tl.full({frame.sizes(dims)}, {text}, {TRITON[spot.dtype]})"
         spread = frame.spread(Tile(text, tile.dims, spot.dtype), dims)
@@ -151,7 +151,7 @@ class TileStores(TritonPart):
         guarded = {d for g in guards for d in g.dims}  # exactly one element along them passes the guard
         if any(d not in placed and d not in guarded for d in tile.dims):
             raise Unfusable("an output that varies along an axis that its store index lacks")
-        text = f"{tile.atom}.to({TRITON[spot.dtype]})" if tile.dtype not in ("const", spot.dtype) else tile.text
+        text = _converted(value, tile, spot.dtype)
         if tile.dims != dims and tile.dims:
             text = frame.spread(Tile(text, tile.dims, spot.dtype), dims)
         if tile.dims != dims:
@@ -162,7 +162,17 @@ class TileStores(TritonPart):
                 if dims
                 else text
             )
-        self.line(f"tl.store({target}, {text}{f', mask={mask}' if mask else ''})")
+        masked = f", mask={mask}" if mask else ""
+        if store.adds:
+            self.line(f'tl.atomic_add({target}, {text}{masked}, sem="relaxed")')
+        else:
+            self.line(f"tl.store({target}, {text}{masked})")
+
+
+def _converted(value: Expr, tile: Tile, dtype: str) -> str:
+    """Text of a value, whose tile is `tile`, in a dtype; constants get it where they are used."""
+    kept = tile.dtype in ("const", dtype) or value.op == "const"
+    return tile.text if kept else f"{tile.atom}.to({TRITON[dtype]})"
 
 
 def fresh_in(stores: Sequence[OutputStore]) -> list[list[Expr]]:

@@ -132,8 +132,8 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     saved = _report(folder / "report.json")
     ranges = [f"{name}: {range_text(*spread)}" for name, spread in program.manifest.sizes.items()]
     memory = "memory: " + ", ".join(f"{spelled_bytes(n)} on {device}" for device, n in program.memory().items())
-    kinds = program.memory_by_kind()
-    memory += f" ({', '.join(f'{n / 2**20:.3g} {kind}' for kind, n in kinds.items() if n)})"
+    kinds = [f"{spelled_bytes(n)} {kind}" for kind, n in program.memory_by_kind().items() if n]
+    memory += f" ({', '.join(kinds)})" if kinds else ""
     lines = [repr(program), *([f"sizes: {', '.join(ranges)}"] if ranges else []), memory]
     for kernel in saved.get("kernels", []):
         lines.append(f"{kernel['us']:>10.1f} µs  {kernel['count']:>4} x {kernel['name']} ({kernel['source']})")

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..backends.program.program import Program
 from ..backends.registry import backend, on_gpu
+from ..bytecode import bytecode_kept
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..errors import UsageError
@@ -25,6 +26,7 @@ from ..progress import Progress
 from ..public_functions import takes_options
 from ..report.report import CALLER
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
+from .background_hashes import hashed_beside
 from .context.session import Session
 from .costs.measuring import backends_of, measurer_started, start_measurer
 from .forms.choose_form import faster_form
@@ -59,7 +61,12 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
     session = Session(options, options.progress or Progress())
     # the plan of a graph is looked up at once: if it is in the cache, no process has to start
     # nor does each full garbage collection traverse what is there already, as 300,000 objects of PyTorch
-    with gc_frozen(), session.running(), measurer_started(session, early=not isinstance(source, Graph | Tensor)):
+    with (
+        bytecode_kept(),
+        gc_frozen(),
+        session.running(),
+        measurer_started(session, early=not isinstance(source, Graph | Tensor)),
+    ):
         loaded = load(session, source, example_inputs)
         graph, done = loaded.graph, None
         refuse_buckets_without(options, graph)
@@ -121,8 +128,9 @@ def _found(
         program = recall(session, task, slot, warnings)
         if program is None:
             _warn_without_c(session, backends)
-            found = search(session, task)
-            store_plan(session, slot, found)
+            with hashed_beside(session, task, wanted=slot.entry is not None and session.options.verify) as hashes:
+                found = search(session, task)
+                store_plan(session, slot, found, hashes)
             program = found.program
             program.report.plan_cache_notes = session.plan_cache_notes
     return task, program

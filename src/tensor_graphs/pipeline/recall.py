@@ -27,7 +27,7 @@ from .cache.plan_cache import (
     text_digest,
 )
 from .cache.plan_file import Json
-from .cache.weights_digest import content_digest
+from .cache.weights_digest import WeightHashes, hashed_bytes, weights_digest
 from .context.session import Session, kept_warnings, open_store, store_root
 from .execution.run_program import renamed
 from .search import SearchResult, attach_provenance
@@ -35,6 +35,7 @@ from .stages.prepare import Task, for_every_size
 from .stages.time_program import time_program
 from .stages.verify_program import verify_program
 
+LATE_BYTES = 1 << 29  # bytes of weights that are hashed without time left: half a second on two cores
 CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back, which takes as long, without time left
 
 
@@ -105,7 +106,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     compiled = _compiled(session, entry, cached)
     program.take_binaries(compiled)
     report, verified = cached.report, cached.verified if options.verify else ""
-    content = content_digest(task.source.params, program.tensors) if options.verify else ""
+    content = weights_digest(task.source.params) if options.verify else ""
     partly = [c for c in report.omitted if (omission := Omission.of(c)) and omission.work is OmittedWork.VERIFICATION]
     if options.verify and (content != verified or (partly and completing)):
         report.omitted, verified = [c for c in report.omitted if c not in partly], ""
@@ -195,13 +196,14 @@ def _refuse_higher_prices(session: Session, entry: CacheEntry, cached: CachedPla
         keep_fact(checked, rows)
 
 
-def store_plan(session: Session, slot: CacheSlot, found: SearchResult) -> None:
-    """Store the plan of a search in the cache, unless Ctrl-C ended it; a failure is noted for the report."""
+def store_plan(session: Session, slot: CacheSlot, found: SearchResult, hashes: WeightHashes) -> None:
+    """Store the plan of a search in the cache, unless Ctrl-C ended it; a failure is noted for the report. `hashes`:
+    those of weights that were hashed during the search."""
     program, task, options = found.program, found.task, session.options
     if slot.entry is None or session.progress.stopped or program.plan is None:
         return
     with session.stage_clock.running("store plan"):
-        verified = content_digest(task.source.params, program.tensors) if program.report.verification else ""
+        verified = _verified_weights(session, task, hashes) if program.report.verification else ""
         short = session.stage_clock.seconds.get("build", 0.0) <= CHECK_S
         why = slot.entry.write(
             program.plan, program.report, program.source, options.budget, verified, store_root(options),
@@ -212,6 +214,19 @@ def store_plan(session: Session, slot: CacheSlot, found: SearchResult) -> None:
             session.plan_cache_notes.append(f"this plan is not kept: {why}")
         else:
             _keep_kernels(session, slot.entry, program, text_digest(program.source))
+
+
+def _verified_weights(session: Session, task: Task, hashes: WeightHashes) -> str:
+    """Digest of the weights that a program was verified with; "" if hashing them would take long after the end of the
+    budget, which is noted for the report."""
+    hashes.wait()
+    left = hashed_bytes(hashes.missing(task.source.params))
+    if left > LATE_BYTES and session.over:
+        session.plan_cache_notes.append(
+            f"the weights this plan was verified with are not recorded: hashing {left:,} bytes would end after the budget. The next call verifies it again"
+        )
+        return ""
+    return weights_digest(task.source.params, hashes)
 
 
 def _keep_kernels(session: Session, entry: CacheEntry, program: Program, source: str) -> None:

@@ -40,7 +40,7 @@ from .short_search import ShortForm, match_short_form, search_short_form, wanted
 from .stages.accept import acceptance
 from .stages.choose import Carried, choose_cheapest, nothing_carried
 from .stages.make_report import describe_plan, make_report
-from .stages.match import match_all
+from .stages.match import begins_in_time, match_all
 from .stages.prepare import Task, for_every_size
 from .stages.provenance import attach
 from .stages.rewrite import Rewritten, found_blocks, rewrite
@@ -101,14 +101,14 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         if not task.on_gpu:
             _expect(session, task, derived=True)
         kept = 0.0 if task.on_gpu else after_search_on_host_s(session)
-        rewritten = rewrite(session, task.work, blocks, kept)
+        rewritten = rewrite(session, task.work, blocks, kept, late=rewriting_is_late(session, tuning))
         graphs, carried = _match(session, task, rewritten, tuning, weights, store, measurer)
         with open_store(session, store), gc_frozen() if task.on_gpu else nullcontext():
             pricer, graph, first = CostPricer(store), graphs[-1], None
             if len(graphs) > 1:
                 graph, first = choose_cheapest(session, graphs, pricer, measurer)
             graphs.clear()  # frees the memory of the rejected hypergraphs
-            fired = rewritten.fired(session.rules)
+            fired = rewritten.fired(session)
             loop = acceptance(session, task, pricer, measurer, first, fired, references, weights.end, carried)
             if session.options.verify:
                 accepted = Accepted(*loop.run(graph))
@@ -124,6 +124,12 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         with session.stage_clock.running("stop workers"):
             _ended(session, store, measurer)
     return _finished(session, task, accepted, report, measurer)
+
+
+def rewriting_is_late(session: Session, tuning: OverlappedTuning | None) -> bool:
+    """Whether the unrewritten short form is searched anyway, because no kernels of a rewritten one would be generated
+    any more (`match_short_form`)."""
+    return tuning is not None and tuning.whole is not None and not begins_in_time(session)
 
 
 def _ended(session: Session, store: Store, measurer: Measurer | None) -> None:
@@ -229,4 +235,4 @@ def attach_provenance(program: Program, task: Task, *, as_written: bool) -> None
         attach(program, task.searched(as_written=as_written))
 
 
-__all__ = ["SearchResult", "attach_provenance", "search", "search_task"]
+__all__ = ["SearchResult", "attach_provenance", "rewriting_is_late", "search", "search_task"]

@@ -33,9 +33,9 @@ from .context.session import Session, open_store
 from .costs.prices import CostPricer
 from .stages.choose import choose
 from .stages.match import begins_in_time, generation_limit, hypergraph, matching_limit
+from .stages.measure_prefetching import measure_prefetching
 from .stages.prepare import Task
 from .stages.rewrite import Rewritten, as_written
-from .stages.time_schedules import measure_holding
 
 SOLVE_S = 1.0  # longest solve of a short form; most are proved in a third of it
 
@@ -105,13 +105,13 @@ def _repeats(short: EGraphView, whole: EGraphView) -> dict[int, float]:
     return found
 
 
-def _with_holding(session: Session, choice: Choice, pricer: CostPricer, measurer: Measurer) -> Choice:
+def _with_prefetching(session: Session, choice: Choice, pricer: CostPricer, measurer: Measurer) -> Choice:
     """The choice with prices of further kernels, measured now, that are tried in the program (time_schedules.py): the
     whole model has only measured ones."""
     seconds = holding_s(session)
     if not (measurer.ahead and seconds) or session.progress.stopped:
         return choice
-    found = measure_holding(session, choice, Swaps(choice), pricer.measured, measurer.measure, seconds)
+    found = measure_prefetching(session, choice, Swaps(choice), pricer.measured, measurer.measure, seconds)
     prices, candidates = list(choice.prices), choice.hypergraph.candidates
     for i, price in zip(found, pricer.price([candidates[i] for i in found]), strict=True):
         prices[i] = price
@@ -133,7 +133,7 @@ def search_short_form(
         try:
             kept = whole_s(session, len(form.whole)) + holding_s(session)
             choice = choose(session, form.graph, pricer, measurer, kept=kept, solve_seconds=SOLVE_S)
-            choice = _with_holding(session, choice, pricer, measurer)
+            choice = _with_prefetching(session, choice, pricer, measurer)
         except NoPlanError:
             return None
         if form.unrewritten is not None and choice.stopped == "budget":

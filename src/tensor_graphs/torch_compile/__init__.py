@@ -8,7 +8,7 @@
 
 In: a Dynamo graph and options.
 Out: a callable; reports.
-Imports: backends, backends.program, backends.runtime, backends.verification, costdb.keys, egraph.ir, errors,
+Imports: backends, backends.program, backends.runtime, backends.verification, bytecode, costdb.keys, egraph.ir, errors,
     models.files, models.torch_export, option_checks, options, pipeline, pipeline.execution, private, processes,
     settings, wording.
 """

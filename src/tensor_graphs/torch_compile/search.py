@@ -24,6 +24,7 @@ from pathlib import Path
 from .. import settings
 from ..backends.program.program import Program
 from ..backends.program.saved_program import load_program
+from ..bytecode import bytecode_environment
 from ..costdb.keys.device import GPU_KIND
 from ..egraph.ir.graph import Graph
 from ..errors import WorkerError
@@ -163,7 +164,12 @@ def _environment() -> dict[str, str]:
     chosen = settings.current()
     known = {f"TENSOR_GRAPHS_{f.name.upper()}": str(getattr(chosen, f.name)) for f in fields(chosen)}
     path = os.pathsep.join(p for p in sys.path if p)
-    return {**os.environ, **{n: v for n, v in known.items() if v not in ("", "0")}, "PYTHONPATH": path}
+    return {
+        **os.environ,
+        **bytecode_environment(),
+        **{n: v for n, v in known.items() if v not in ("", "0")},
+        "PYTHONPATH": path,
+    }
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

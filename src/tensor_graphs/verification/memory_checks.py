@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from math import prod
 
 from ..costdb.keys.device import gpu_facts
-from ..egraph.evaluate.interpret import LAZY, expand_all
+from ..egraph.evaluate.interpret import LAZY, expanded
 from ..egraph.ir.graph import Graph
-from ..egraph.ir.tensor import Tensor, topological
+from ..egraph.ir.tensor import Tensor
 from ..egraph.types import dtypes
 from ..egraph.types.dims import concrete
 from ..errors import DeviceMemoryError, TooLargeError
@@ -29,7 +29,7 @@ def largest_value_bytes(graph: Graph) -> int:
     count."""
     fed: dict[int, bool] = {}
     largest = 0
-    for n in topological(expand_all(graph.roots)):
+    for n in expanded(graph).nodes():
         fed[id(n)] = n.op in ("input", "state") or any(fed[id(a)] for a in n.args)
         if fed[id(n)] and n.args and n.entry.kind != "view" and n.op not in LAZY:
             largest = max(largest, n.type.nbytes)
@@ -61,8 +61,7 @@ def run_bytes(graph: Graph, *, float64: bool) -> int:
 
     That is the largest set of results that are live at once, without leaves and views. `float64`: for a run in float64.
     """
-    roots = expand_all(graph.roots)
-    order = topological(roots)
+    roots, order = expanded(graph).roots, expanded(graph).nodes()
     uses = Counter([id(a) for node in order for a in node.args] + [id(r) for r in roots])
     taken = {id(n): 0 if n.is_leaf or n.entry.kind == "view" or n.op in LAZY else _nbytes(n, float64) for n in order}
     live = peak = 0

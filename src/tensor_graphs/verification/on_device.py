@@ -24,7 +24,7 @@ from ..backends.verification.inputs import (
     whole_numbers,
 )
 from ..backends.verification.torch_reference import evaluate_tensors
-from ..egraph.evaluate.interpret import expand_all
+from ..egraph.evaluate.interpret import expanded
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..egraph.types import dtypes
@@ -141,7 +141,7 @@ def reference_tensors(
     and may raise.
     """
     inputs = draw(graph, rng, device, turn)
-    graph = graph.with_roots(expand_all(graph.roots, wide_means=True))
+    graph = expanded(graph, wide_means=True)
     wide = evaluate_tensors(graph, inputs, device, float64=True, poll=poll, kept=kept)
     exact = [_kept(value, root.dtype) for value, root in zip(wide, graph.roots)]
     del wide

@@ -13,7 +13,7 @@ from ..backends.verification import inputs as drawing
 from ..backends.verification.inputs import index_bounds, random_indices
 from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
-from ..egraph.evaluate.interpret import evaluate, expand_all
+from ..egraph.evaluate.interpret import evaluate, expanded
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
 from ..egraph.ir.weight_data import DerivedData
@@ -100,7 +100,7 @@ def first_reference(
 
 def with_atomic_ops(graph: Graph) -> Graph:
     """The graph with composite ops expanded as a float64 run evaluates them."""
-    return graph.with_roots(expand_all(graph.roots, wide_means=True))
+    return expanded(graph, wide_means=True)
 
 
 def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = True) -> float:
@@ -186,7 +186,7 @@ def compute_reference(
     inputs = drawing.inputs(graph, rng, turn)
     if bitwise and turn == 2:
         inputs = drawing.special_floats(inputs, rng)
-    graph = graph.with_roots(expand_all(graph.roots, wide_means=not bitwise))
+    graph = expanded(graph, wide_means=not bitwise)
     if not bitwise and not device and gpu_facts():
         import torch
 

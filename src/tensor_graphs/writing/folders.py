@@ -96,7 +96,8 @@ def _is_current(place: Path) -> bool:
 
 
 def _filled_in(part: Path, place: Path) -> None:
-    """Move the content of one folder into another that is empty, RECORD last."""
+    """Move the content of one folder into another that is empty; the manifest (RECORD), without which a folder is no
+    saved program, comes last."""
     for name in sorted(os.listdir(part), key=lambda name: (name == RECORD, name)):
         os.rename(part / name, place / name)
     sync_folder(place)

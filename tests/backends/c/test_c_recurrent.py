@@ -132,8 +132,7 @@ def test_what_it_cannot_compute_is_refused() -> None:
     assert not ROW.applies(Call(double, Operand(Type(usual.output.type.shape, "float64"), (1,)), usual.attrs))
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_a_layer_with_a_head_is_a_program_of_c(kind: str) -> None:
+def test_layers_with_a_head_are_a_program_of_c() -> None:
     torch = pytest.importorskip("torch")
     nn = torch.nn
     torch.manual_seed(0)
@@ -141,13 +140,14 @@ def test_a_layer_with_a_head_is_a_program_of_c(kind: str) -> None:
     class Tagger(nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.layer = getattr(nn, kind)(24, 40, num_layers=2, bidirectional=True, batch_first=True)
-            self.head = nn.Linear(80, 7)
+            self.first = nn.LSTM(24, 40, num_layers=2, bidirectional=True, batch_first=True)
+            self.second = nn.GRU(80, 16, batch_first=True)
+            self.head = nn.Linear(16, 7)
 
         def forward(self, x: Any) -> Any:
-            return self.head(self.layer(x)[0])
+            return self.head(self.second(self.first(x)[0])[0])
 
     module, x = Tagger().eval().requires_grad_(False), torch.randn(3, 50, 24)
-    program: Any = tg.optimize(module, (x,), backend="c", budget=5, allow_caller=False)
-    assert "tiled_recurrent" in program.source
+    program: Any = tg.optimize(module, (x,), backend="c", budget=5, measure=False, allow_caller=False)
+    assert "tiled_lstm" in program.source and "tiled_gru" in program.source
     np.testing.assert_allclose(program(x).numpy(), module(x).numpy(), rtol=1e-4, atol=1e-5)

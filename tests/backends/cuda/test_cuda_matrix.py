@@ -93,11 +93,13 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "int4": (lambda: _packed(16, 1024, 32, "int4"), (), [{"warps": 2, "n": 16, "deep": 2}, {"warps": 4, "n": 8, "split": 2, "early": 1},
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "wide": 2, "packed": 1, "split": 2, "early": 1},
         {"warps": 2, "n": 16, "packed": 1, "ahead": 3}, {"warps": 2, "wide": 2, "n": 32, "packed": 1, "split": 2, "early": 1, "ahead": 1},
-        {"warps": 2, "n": 16, "packed": 1, "ahead": 2, "direct": 1}]),
+        {"warps": 2, "n": 16, "packed": 1, "ahead": 2, "direct": 1}, {"warps": 1, "wide": 2, "n": 32, "packed": 1, "ahead": 2, "joint": 1},
+        {"warps": 2, "wide": 1, "n": 8, "packed": 1, "ahead": 1, "joint": 1, "cluster": 2}, {"warps": 1, "wide": 2, "n": 8, "packed": 1, "cluster": 4, "early": 1},
+        {"warps": 2, "wide": 2, "n": 32, "packed": 1, "ahead": 1, "direct": 1, "joint": 1}]),
     "int4 of a row": (lambda: _packed(1, 2048, 24, "int4") + x("r", 1, 24), (), [
         {"warps": 2, "n": 8, "deep": 4}, {"warps": 4, "n": 8, "split": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1},
         {"warps": 4, "n": 32, "packed": 1, "ahead": 3}, {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 2, "early": 1},
-        {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1}]),
+        {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1}, {"warps": 4, "n": 16, "packed": 1, "ahead": 2, "joint": 1}]),
     "int8 of a row": (lambda: _packed(1, 1024, 16, "int8"), (), [
         {"warps": 2, "n": 16, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}, {"warps": 2, "n": 16, "packed": 1, "ahead": 7}]),
     "fp8": (lambda: _packed(5, 1152, 16, "fp8"), (), [
@@ -105,7 +107,8 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "mxfp4": (lambda: _packed(4, 128, 16, "mxfp4"), (), [{"warps": 2, "n": 8, "deep": 2}, {"warps": 2, "n": 16, "packed": 1}]),
     "int4 of a norm": (lambda: _normed_packed(1024, 32, "int4"), (), [
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1, "ahead": 1}, {"warps": 2, "n": 16, "packed": 1, "split": 2},
-        {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 1, "early": 1}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1}]),
+        {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 1, "early": 1}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1},
+        {"warps": 1, "wide": 2, "n": 16, "packed": 1, "ahead": 2, "joint": 1, "cluster": 2}]),
     "fp8 of a norm": (lambda: _normed_packed(1152, 16, "fp8"), (), [
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 16, "packed": 1, "ahead": 2}]),
     "mxfp4 of a row": (lambda: _packed(1, 1024, 32, "mxfp4"), (), [
@@ -113,7 +116,8 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
     "int4 in groups of 64": (lambda: _packed(3, 1088, 40, "int4"), (), [
         {"warps": 2, "n": 16, "packed": 1, "ahead": 2}, {"warps": 2, "n": 32, "packed": 1, "ahead": 1, "direct": 1, "early": 1}]),
     "zero points": (lambda: _with_zeros(9, 1024, 32), (), [
-        {"warps": 2, "n": 16, "packed": 1, "ahead": 2}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 1, "early": 1}]),
+        {"warps": 2, "n": 16, "packed": 1, "ahead": 2}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 1, "early": 1},
+        {"warps": 1, "n": 8, "packed": 1, "ahead": 3, "cluster": 2}]),
     "low_rank": (_low_rank, ("w", "u", "v"), [{"warps": 2, "n": 8, "u1": 16}, {"warps": 2, "n": 16, "wide": 2, "u1": 2, "v1": 8}]),
 }  # fmt: skip
 
@@ -141,9 +145,7 @@ def made(name: str, dtype: str) -> list[tuple[GeneratedKernel, Call, CudaLaunch]
 def test_products_in_fragments_compute_what_is_specified(dtype: str, tmp_path: Path) -> None:
     some = ("plain", "gates", "int8 of a row", "fp8", "mxfp4")
     found = [one for name in (CASES if dtype == "bfloat16" else some) for one in made(name, dtype)]
-    kernels = compiled(
-        "\n".join([CUDA_LIBRARY, *{launch.name: launch.text for *_, launch in found}.values()]), tmp_path
-    )
+    kernels = compiled(source_of({launch.name: launch for *_, launch in found}.values()), tmp_path)
     for template, call, launch in found:
         assert "multiply(" in launch.text
         check(template, call, launch, kernels[launch.name], dtype)
@@ -182,9 +184,7 @@ def test_weights_are_loaded_before_the_wait_for_the_previous_kernel(tmp_path: Pa
             if name.startswith("int"):
                 (launch,) = launches(template, replace(held, constant=frozenset()))
                 assert "await_previous();" in launch.text.partition("int thread")[0]  # type: ignore[union-attr]
-    kernels = compiled(
-        "\n".join([CUDA_LIBRARY, *{launch.name: launch.text for *_, launch in found}.values()]), tmp_path
-    )
+    kernels = compiled(source_of({launch.name: launch for *_, launch in found}.values()), tmp_path)
     for template, call, launch in found:
         check(template, call, launch, kernels[launch.name], "bfloat16")
 

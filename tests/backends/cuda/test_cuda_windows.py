@@ -78,7 +78,7 @@ CASES: dict[str, Callable[[], Tensor]] = {
 BOXES = [{"x": 1, "y": 1, "z": 1}, {"x": 8, "y": 2, "z": 1}, {"x": 2, "y": 4, "z": 2}, {"x": 4, "y": 1, "z": 4}]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # float16: test_cuda_cpp.py
 def test_boxes_of_results_are_what_is_specified(dtype: str, tmp_path: Path) -> None:
     found: list[tuple[GeneratedKernel, Call, CudaLaunch]] = []
     for name in CASES if dtype == "float32" else ("odd", "between"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +37,7 @@ torch = pytest.importorskip("torch")
 def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes programs of every length from `body(kernels, memory, n)`, which gives a launch function of (x, out)."""
 
-    def made(body: Any, way: str = "", library: Any = ()) -> Any:
+    def made(body: Any, launch_mode: str = "", library: Any = ()) -> Any:
         workspace, sizes = any_size_gpu_helpers.Workspace("cpu"), []
         own = {name: Sized(driver.library, name) for name in ("add", "doubled")}
 
@@ -53,7 +54,7 @@ def program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
             )
             return driver_host.as_on_gpu(calls)
 
-        found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way=way)
+        found = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, launch_mode=launch_mode)
         found.gpu, found.index, found.made_at, found.state, found.own = True, -1, sizes, driver, own
         return found
 
@@ -85,13 +86,13 @@ def test_each_size_is_prepared_once_and_recorded_when_it_recurs(run: Any) -> Non
         for n in (96, 5, 17):
             right(run, n)
     assert run.made_at == [96, 5, 17]
-    assert [bool(calls.times) for calls in run.kept.values()].count(True) == 1  # ways are timed once
-    assert run.kept[(96,),].settled and run.kept[(96,),].way == run.way
+    assert [bool(calls.times) for calls in run.kept.values()].count(True) == 1  # modes are timed once
+    assert run.kept[(96,),].settled and run.kept[(96,),].launch_mode == run.launch_mode
 
 
-@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
-def test_a_new_size_is_launched_like_recorded_ones(program: Any, way: str) -> None:
-    run = program(threefold, way)
+@pytest.mark.parametrize("mode", ["flat", "graph", "copying"])
+def test_a_new_size_is_launched_like_recorded_ones(program: Any, mode: str) -> None:
+    run = program(threefold, mode)
     run.warm([((2,),), ((700,),)], {})
     assert len(run.known.templates) == 2 and run.known.complete
     by_interface, run.break_even = run.own["add"].calls, 5
@@ -99,13 +100,13 @@ def test_a_new_size_is_launched_like_recorded_ones(program: Any, way: str) -> No
         right(run, n)
     assert run.own["add"].calls == by_interface  # neither launched by the kernels' own interface, nor recorded again
     repeated = [run.kept[(n,),] for n in (33, 9)]
-    assert all(calls.way == "flat" and calls.complete and not calls.settled for calls in repeated)
+    assert all(calls.launch_mode == "flat" and calls.complete and not calls.settled for calls in repeated)
     assert (
         run.kept[(4000,),].alike and not run.kept[(4000,),].ready
     )  # a size that does not recur has no launches of its own
     right(run, 33)  # has been called often enough to pay for recording
-    assert [run.kept[(n,),].settled for n in (33, 9)] == [True, False] and run.kept[(33,),].way == way
-    assert run.own["add"].calls == by_interface + (0 if way == "flat" else 4)
+    assert [run.kept[(n,),].settled for n in (33, 9)] == [True, False] and run.kept[(33,),].launch_mode == mode
+    assert run.own["add"].calls == by_interface + (0 if mode == "flat" else 4)
     for n in (33, 9, 33):
         right(run, n)
 
@@ -120,10 +121,10 @@ def test_calls_of_a_new_size_wait_for_the_stream_that_made_the_weights(program: 
 
 
 def test_recording_waits_until_calls_have_lost_what_it_takes(run: Any) -> None:
-    calls = SimpleNamespace(way="graph", times={"flat": 30e-6, "graph": 20e-6}, recording_s=400e-6)
+    calls = SimpleNamespace(launch_mode="graph", times={"flat": 30e-6, "graph": 20e-6}, recording_s=400e-6)
     run.chosen(calls)
-    assert run.way == "graph" and run.break_even == 40
-    calls.way, calls.times = "flat", {"flat": 20e-6, "graph": 20e-6}
+    assert run.launch_mode == "graph" and run.break_even == 40
+    calls.launch_mode, calls.times = "flat", {"flat": 20e-6, "graph": 20e-6}
     run.chosen(calls)
     assert run.break_even >= 4000  # never, in effect
 
@@ -424,11 +425,11 @@ def test_a_workspace_outlives_the_program_on_every_stream_that_uses_it(run: Any,
 
 BOUND = """
 class Run:
-    def __init__(self, way):
-        self.way, self.break_even = way or "graph", 32 if way else 200
+    def __init__(self, launch_mode):
+        self.launch_mode, self.break_even = launch_mode or "graph", 32 if launch_mode else 200
 
-def bind(weights, states=None, device="cuda", way=""):
-    return Run(way)
+def bind(weights, states=None, device="cuda", graph=True, launch_mode=""):
+    return Run(launch_mode)
 """
 
 
@@ -439,9 +440,23 @@ def test_the_number_of_calls_after_which_recording_pays_is_saved(tmp_path: Path)
     Program.from_saved(manifest, BOUND, {}, None, "cpu").bind().save(tmp_path / "saved")
     for _ in range(2):  # a loaded program is saved as it was
         loaded = load_program(tmp_path / "saved", device="cpu").bind()
-        assert vars(loaded._run) == {"way": "graph", "break_even": 200}
+        assert vars(loaded._run) == {"launch_mode": "graph", "break_even": 200}
         loaded.save(tmp_path / "saved")
     record = json.loads((tmp_path / "saved" / "manifest.json").read_text())
     assert record.pop("break_even") == 200
     (tmp_path / "saved" / "manifest.json").write_text(json.dumps(record))  # as earlier versions wrote it
     assert load_program(tmp_path / "saved", device="cpu").bind()._run.break_even == 32
+
+
+def test_programs_of_older_versions_call_the_launch_mode_way(tmp_path: Path) -> None:
+    older, spec = BOUND.replace("launch_mode", "way").replace("Run", "Calls"), ("x", (4,), "float32")
+    manifest = Manifest("older", (spec,), (("y", *spec[1:]),), None, (), (), 0, 0, 1, 0.0, 0.0, device="cuda")
+    Program.from_saved(replace(manifest, launch_mode="flat"), older, {}, None, "cpu").save(tmp_path / "saved")
+    file = tmp_path / "saved" / "manifest.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"way": record.pop("launch_mode")}))
+    loaded = load_program(tmp_path / "saved", device="cpu").bind()
+    assert loaded._run.way == loaded._run.launch_mode == loaded.manifest.launch_mode == "flat"
+    loaded._run.launch_mode = "graph"
+    loaded.save(tmp_path / "again")
+    assert load_program(tmp_path / "again", device="cpu").manifest.launch_mode == loaded._run.way == "graph"

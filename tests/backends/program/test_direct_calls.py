@@ -30,7 +30,7 @@ def compiled() -> None:
 
 
 def direct(run: Any, *given: Any) -> Any:
-    """The direct function after calls that settle the way to launch."""
+    """The direct function after calls that settle the launch mode."""
     for _ in range(3):
         run(*given)
     found = direct_calls.direct_call(run, given, run.lock)
@@ -38,10 +38,10 @@ def direct(run: Any, *given: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize("way", ["flat", "graph"])
-def test_launches_are_on_the_callers_stream(driver: Any, way: str) -> None:
+@pytest.mark.parametrize("mode", ["flat", "graph"])
+def test_launches_are_on_the_callers_stream(driver: Any, mode: str) -> None:
     """By the C function and by the emitted code, in turns, on two streams."""
-    run = calls(driver, way)
+    run = calls(driver, mode)
     given = inputs(6)
     run(*given[0])
     function = direct_calls.direct_call(run, given[0], run.lock)
@@ -58,7 +58,7 @@ def test_launches_are_on_the_callers_stream(driver: Any, way: str) -> None:
             found = run(x, y)
         torch.testing.assert_close(found[0], wanted(x, y))
         assert run.stream == stream
-        if way == "flat":
+        if mode == "flat":
             assert {one.config.stream or 0 for one in run.kernels.table} == {stream}
 
 
@@ -66,9 +66,9 @@ def count(driver: Any, name: str) -> int:
     return ctypes.c_int.in_dll(driver.library, name).value
 
 
-@pytest.mark.parametrize("way", ["flat", "graph"])
-def test_results_are_fresh_and_launches_are_those_of_the_program(driver: Any, way: str) -> None:
-    run, kept = calls(driver, way), []
+@pytest.mark.parametrize("mode", ["flat", "graph"])
+def test_results_are_fresh_and_launches_are_those_of_the_program(driver: Any, mode: str) -> None:
+    run, kept = calls(driver, mode), []
     ((x, y), *more) = inputs(6)
     call, launched = direct(run, x, y), count(driver, "launches")
     for a, b in more:
@@ -76,8 +76,8 @@ def test_results_are_fresh_and_launches_are_those_of_the_program(driver: Any, wa
     for a, b, (whole, halves) in kept:
         torch.testing.assert_close(whole, wanted(a, b))
         assert halves.shape == (2, N // 2) and halves.data_ptr() == whole.data_ptr()
-    assert count(driver, "launches") == launched + (15 if way == "flat" else 0)
-    torch.testing.assert_close(run(x, y)[0], wanted(x, y))  # both ways of calling in turn
+    assert count(driver, "launches") == launched + (15 if mode == "flat" else 0)
+    torch.testing.assert_close(run(x, y)[0], wanted(x, y))  # both in turn
     torch.testing.assert_close(call(*more[0])[0], wanted(*more[0]))
 
 
@@ -138,7 +138,7 @@ def test_a_call_may_have_hundreds_of_tensors(driver: Any) -> None:
 
     spec = ((N,), torch.float32)
     run = driver_host.as_on_gpu(
-        gpu_calls.Calls(launch, kernels, [spec] * count, [(*spec, None)] * count, "cpu", True, way="flat")
+        gpu_calls.Calls(launch, kernels, [spec] * count, [(*spec, None)] * count, "cpu", True, launch_mode="flat")
     )
     given = [torch.full((N,), float(i)) for i in range(count)]
     call = direct(run, *given)
@@ -147,8 +147,8 @@ def test_a_call_may_have_hundreds_of_tensors(driver: Any) -> None:
 
 
 def test_other_arguments_are_left_to_the_program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for way in ("flat", "graph"):
-        run = calls(driver, way)
+    for mode in ("flat", "graph"):
+        run = calls(driver, mode)
         ((x, y), (a, b)) = inputs(2)
         call, launched = direct(run, x, y), count(driver, "launches")
         odd = torch.zeros(2 * N + 1)[1:]
@@ -162,7 +162,7 @@ def test_other_arguments_are_left_to_the_program(driver: Any, monkeypatch: pytes
             assert call(x, y) is None
             run.stream = 7
             other.setattr(driver, "capturing", True)
-            assert (call(x, y) is None) == (way == "graph")
+            assert (call(x, y) is None) == (mode == "graph")
         with run.lock:
             assert call(x, y) is None
         driver.library.lose_context()
@@ -227,7 +227,7 @@ def twofold(driver: Any) -> Any:
 
     spec = ((N,), torch.float32)
     return driver_host.as_on_gpu(
-        gpu_calls.Calls(launch, kernels, [spec], [(*spec, None)], "cpu", True, strict=False, way="flat")
+        gpu_calls.Calls(launch, kernels, [spec], [(*spec, None)], "cpu", True, strict=False, launch_mode="flat")
     )
 
 
@@ -262,7 +262,9 @@ def test_a_program_without_inputs_calls_its_direct_function(driver: Any, monkeyp
         return (out,)
 
     result = ((N,), torch.float32, None)
-    calls = gpu_calls.Calls(launch, kernels, [], [result], "cpu", True, strict=False, states={"n": state}, way="graph")
+    calls = gpu_calls.Calls(
+        launch, kernels, [], [result], "cpu", True, strict=False, states={"n": state}, launch_mode="graph"
+    )
     manifest = Manifest("step", (), (("y", (N,), "float32"),), None, (), (), 0, 0, 1, 0.0, 0.0, device="cuda")
     program = Program.from_saved(manifest, "", {}, None, "cpu")
     program._run = driver_host.as_on_gpu(calls)
@@ -313,7 +315,7 @@ def test_programs_of_every_size_have_a_function_at_each(driver: Any, monkeypatch
             gpu_calls.Calls(launch, kernels, [spec], [(*spec, None)], "cpu", True, strict=False)
         )
 
-    run = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, way="flat")
+    run = any_size_gpu_helpers.CallsBySize(at, workspace, "cpu", True, launch_mode="flat")
     run.gpu, run.index = True, -1
     run.warm([((2,),), ((700,),)], {})
     monkeypatch.setattr(Program, "_tries", 1)

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compile
 N = Kernel.count
 
 
-def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None) -> Any:
+def calls(
+    driver: Any, launch_mode: str = "", *, with_library: bool = False, reuse: bool = False, states: Any = None
+) -> Any:
     """A program for 2 x[:N] + (x[N:] + y), given whole and as a view; with a kernel of a library, also y + y."""
     kernels, memory = gpu_launches.Launches(), torch.zeros(2 * N)
     fixed = torch.zeros(N)
@@ -47,7 +49,7 @@ def calls(driver: Any, way: str = "", *, with_library: bool = False, reuse: bool
     spec = [((2 * N,), torch.float32), ((N,), torch.float32)]
     results = [] if reuse else [((N,), torch.float32, None)]
     made = gpu_calls.Calls(launch, kernels, spec, results, "cpu", True, reuse=reuse, strict=False, states=states,
-                           library=[1] if with_library else [], way=way)  # fmt: skip
+                           library=[1] if with_library else [], launch_mode=launch_mode)  # fmt: skip
     return driver_host.as_on_gpu(made)
 
 
@@ -60,21 +62,21 @@ def wanted(x: Any, y: Any) -> Any:
     return 2 * x[:N] + (x[N:] + y)
 
 
-@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
-def test_kernels_use_the_callers_memory(driver: Any, way: str) -> None:
-    run, kept = calls(driver, way), []
+@pytest.mark.parametrize("mode", ["flat", "graph", "copying"])
+def test_kernels_use_the_callers_memory(driver: Any, mode: str) -> None:
+    run, kept = calls(driver, mode), []
     for x, y in inputs(6):
         given = x.clone(), y.clone()
         kept.append((x, y, run(*given)))
         assert torch.equal(given[0], x) and torch.equal(given[1], y)
     for x, y, (whole, halves) in kept:
         torch.testing.assert_close(whole, wanted(x, y))
-        assert halves.data_ptr() == whole.data_ptr() or way == "copying"
+        assert halves.data_ptr() == whole.data_ptr() or mode == "copying"
         torch.testing.assert_close(halves.reshape(-1), wanted(x, y))
     assert len({whole.data_ptr() for _, _, (whole, _) in kept}) == 6
     assert run.complete and [one.touches for one in run.kernels.table] == [True, True, True]
     launches, updates = (ctypes.c_int.in_dll(driver.library, n).value for n in ("launches", "updates"))
-    assert (launches, updates) == {"flat": (18, 0), "graph": (3, 15), "copying": (3, 3)}[way]
+    assert (launches, updates) == {"flat": (18, 0), "graph": (3, 15), "copying": (3, 3)}[mode]
 
 
 def hidden(*given: Any) -> Any:
@@ -82,16 +84,16 @@ def hidden(*given: Any) -> Any:
     raise LookupError
 
 
-@pytest.mark.parametrize("way", ["flat", "graph"])
-def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["flat", "graph"])
+def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_calls, "library_launches", hidden)
-    run = calls(driver, way, with_library=True)
+    run = calls(driver, mode, with_library=True)
     for x, y in inputs(4):
         found = run(x, y)
         torch.testing.assert_close(found[0], wanted(x, y))
         torch.testing.assert_close(found[2], y * 2)
     assert not run.complete
-    assert set(run.places) == ({1} if way == "graph" else set())
+    assert set(run.places) == ({1} if mode == "graph" else set())
 
 
 def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
@@ -108,7 +110,7 @@ def test_kernels_read_what_a_library_returned_in_this_call(driver: Any) -> None:
 
     result = ((N,), torch.float32, None)
     run = gpu_calls.Calls(
-        launch, kernels, [result[:2]], [result] * 2, "cpu", True, strict=False, library=[0], way="flat"
+        launch, kernels, [result[:2]], [result] * 2, "cpu", True, strict=False, library=[0], launch_mode="flat"
     )
     driver_host.as_on_gpu(run)
     for x, _ in inputs(4):
@@ -183,12 +185,12 @@ def test_a_graph_reads_steady_inputs_in_place(driver: Any, monkeypatch: pytest.M
         found = run(x, moved)
         torch.testing.assert_close(found[0], wanted(x, moved))
         torch.testing.assert_close(found[2], 2 * moved)
-    assert run.pinned == {} and set(run.places) == {1} and run.way == "graph"
+    assert run.pinned == {} and set(run.places) == {1} and run.launch_mode == "graph"
 
 
 def test_inputs_that_kernels_cannot_read_are_copied(driver: Any) -> None:
-    for way in ("flat", "graph"):
-        run = calls(driver, way)
+    for mode in ("flat", "graph"):
+        run = calls(driver, mode)
         for x, y in inputs(3):
             wide = torch.zeros(N, 2)
             wide[:, 0] = y
@@ -221,7 +223,7 @@ def test_the_fastest_way_is_kept_and_states_are_not_advanced(driver: Any) -> Non
     run = calls(driver, states=states)
     (x, y), *_ = inputs(1)
     torch.testing.assert_close(run(x, y)[0], wanted(x, y))
-    assert set(run.times) == {"flat", "graph", "copying"} and run.way in run.times and run.ready
+    assert set(run.times) == {"flat", "graph", "copying"} and run.launch_mode in run.times and run.ready
 
 
 def test_reused_results_are_fixed_and_may_be_given_back(driver: Any) -> None:
@@ -235,8 +237,8 @@ def test_reused_results_are_fixed_and_may_be_given_back(driver: Any) -> None:
 
 
 def test_a_thread_without_a_context_gets_the_programs(driver: Any) -> None:
-    for way in ("flat", "graph"):
-        run = calls(driver, way)
+    for mode in ("flat", "graph"):
+        run = calls(driver, mode)
         (x, y), *_ = inputs(1)
         run(x, y)
         driver.library.lose_context()
@@ -253,12 +255,12 @@ def test_the_callers_recording_gets_plain_launches(driver: Any) -> None:
     assert ctypes.c_int.in_dll(driver.library, "launches").value == before + 3
 
 
-@pytest.mark.parametrize("way", ["flat", "graph", "copying"])
+@pytest.mark.parametrize("mode", ["flat", "graph", "copying"])
 def test_stored_launches_need_no_kernels(
-    driver: Any, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    driver: Any, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Launches, written to a folder and read back, are made without the kernels' own interface."""
-    first = calls(driver, way)
+    first = calls(driver, mode)
     (x, y), *more = inputs(4)
     first(x, y)
     kept = binaries.collected(first, "GPU sm_90")
@@ -271,13 +273,13 @@ def test_stored_launches_need_no_kernels(
         raise AssertionError("a kernel's own interface was used")
 
     monkeypatch.setattr(Kernel, "__call__", fails)
-    run = calls(driver, way)
+    run = calls(driver, mode)
     run.kernels.stored = read.files, read.launches
     for x, y in more:
         whole, halves = run(x, y)
         torch.testing.assert_close(whole, wanted(x, y))
         torch.testing.assert_close(halves.reshape(-1), wanted(x, y))
-    assert run.complete and run.way == way
+    assert run.complete and run.launch_mode == mode
     (tmp_path / binaries.FOLDER / "0.cubin").write_bytes(b"other")
     with pytest.warns(RuntimeWarning, match=r"compiled again: 0.cubin is not the file that was saved"):
         assert binaries.read_binaries(tmp_path, checksums) is None
@@ -295,7 +297,7 @@ def test_each_gpu_captures_on_a_stream_of_its_own(driver: Any, monkeypatch: pyte
     assert driver.captured_on[1] is driver.captured_on[2]
 
 
-@pytest.mark.parametrize("at", ["memory", "time_ways"])
+@pytest.mark.parametrize("at", ["memory", "time_modes"])
 def test_calls_work_where_memory_for_recording_runs_out(driver: Any, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     """Recording needs memory for inputs and results once more, timing for results."""
     states = {"n": torch.zeros(1)}
@@ -310,12 +312,12 @@ def test_calls_work_where_memory_for_recording_runs_out(driver: Any, monkeypatch
         states["n"].sub_(10)
         monkeypatch.setattr(run, "maker", exhausted)
     else:
-        monkeypatch.setattr(run, "time_ways", exhausted)
+        monkeypatch.setattr(run, "time_modes", exhausted)
     for count, (x, y) in enumerate(inputs(4)):
         with nullcontext() if count else pytest.warns(RuntimeWarning, match="kernel by kernel: CUDA out of memory"):
             torch.testing.assert_close(run(x, y)[0], wanted(x, y))
     assert len(attempts) == 1 and not run.ready and not run.places and run.recorded is run.executable is None
-    assert states["n"].item() == 4 + (at == "time_ways")  # the emulated capture runs operations of Torch
+    assert states["n"].item() == 4 + (at == "time_modes")  # the emulated capture runs operations of Torch
 
 
 def test_memory_of_a_call_on_another_stream_outlives_the_program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,4 +356,4 @@ def test_an_old_driver_means_copies_and_a_warning(driver: Any, monkeypatch: pyte
     with pytest.warns(RuntimeWarning, match="copy inputs"):
         for x, y in inputs(3):
             torch.testing.assert_close(run(x, y)[0], wanted(x, y))
-    assert run.way == "copying" and driver.replays == 2
+    assert run.launch_mode == "copying" and driver.replays == 2

@@ -36,7 +36,7 @@ class Bound:
     another one writes it.
     """
 
-    def __init__(self, driver: Any, way: str, fault: str = "") -> None:
+    def __init__(self, driver: Any, mode: str, fault: str = "") -> None:
         kernels, memory, calls = gpu_launches.Launches(), torch.zeros(N), []
         self.returned: list[Any] = []  # kept, as a graph keeps those of its recording
         add = kernels.of(Kernel(driver.library, "add"))
@@ -55,7 +55,7 @@ class Bound:
 
         spec = ((N,), torch.float32)
         run = gpu_calls.Calls(launch, kernels, [spec, spec], [(*spec, None)], "cpu", True, strict=False, library=[0],
-                              way=way, memory=memory)  # fmt: skip
+                              launch_mode=mode, memory=memory)  # fmt: skip
         self.calls = driver_host.as_on_gpu(run)
 
     @property
@@ -77,11 +77,11 @@ def verdict(program: Any, monkeypatch: pytest.MonkeyPatch, enough: Any = lambda:
     return verify(GRAPH, lambda v: first(program, v), again=partial(again, program), seeds=1, enough=enough)
 
 
-@pytest.mark.parametrize("way", MODES)
-def test_a_right_program_passes_and_is_as_before(driver: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = Bound(driver, way)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_right_program_passes_and_is_as_before(driver: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Bound(driver, mode)
     makers = program.calls.fresh
-    assert verdict(program, monkeypatch).passed and program.calls.fresh is makers and program.calls.way == way
+    assert verdict(program, monkeypatch).passed and program.calls.fresh is makers and program.calls.launch_mode == mode
 
 
 @pytest.mark.parametrize("fault", ["unwritten", "early"])

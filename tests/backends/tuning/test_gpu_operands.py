@@ -13,8 +13,9 @@ from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate.kernel_text import KernelText
 from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.tuning import gpu_operands
-from tensor_graphs.backends.tuning.gpu_bench import Bench, LoadedKernel
+from tensor_graphs.backends.tuning.gpu_bench import Bench
 from tensor_graphs.backends.tuning.gpu_device import device_of
+from tensor_graphs.backends.tuning.loaded_kernel import LoadedKernel
 from tensor_graphs.egraph.composites import training_ops as g
 from tensor_graphs.egraph.ir.graph import topological
 from tensor_graphs.egraph.ops.ops import Type

@@ -139,19 +139,22 @@ def sampled(
     """Times in µs of each call, taken by `clock`, from interleaved rounds after two warm-up rounds.
 
     At most `most` rounds. From `least` rounds on, stops after `seconds`, or after `settled` seconds once all medians
-    are settled. Stops when `ended()` is true (polled after each round; at least one round is counted). `first()` runs
-    untimed before each call.
+    are settled. Stops when `ended()` is true (polled after each round but the first; if it is true after the second
+    one, that one is counted). `first()` runs untimed before each call.
     """
     samples: dict[str, list[float]] = {n: [] for n in calls}
     start = time.perf_counter()
     for turn in range(most + 2):
+        took: dict[str, float] = {}
         for name, call in calls.items():
             first()
-            took = clock(call)
-            if turn >= 2:
-                samples[name].append(took)
+            took[name] = clock(call)
         took_all = time.perf_counter() - start
-        if turn >= 2 and ended():
+        over = turn >= 1 and ended()
+        if turn >= 2 or over:
+            for name, us in took.items():
+                samples[name].append(us)
+        if over:
             break
         if turn < least + 2:
             continue

@@ -10,14 +10,15 @@ import numpy as np
 from ...backends.runtime.marshalling import is_torch
 
 
-def array_leaves(value: Any) -> Iterator[Any]:
-    """Tensors and arrays in nested mappings, lists and tuples, in order; other values are skipped."""
+def array_leaves(value: Any, *, numbers: bool = False) -> Iterator[Any]:
+    """Tensors and arrays in nested mappings, lists and tuples, in order, with `numbers` those of Python, too; other
+    values are skipped."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for item in value:
-            yield from array_leaves(item)
-    elif _is_array(value):
+            yield from array_leaves(item, numbers=numbers)
+    elif _is_array(value) or (numbers and isinstance(value, int | float)):
         yield value
 
 
@@ -46,8 +47,9 @@ def torch_leaves(value: Any) -> list[Any]:
 
 
 def result_leaves(returned: Any, *, torch: bool) -> list[Any]:
-    """Results of a function (`returned`) as a flat list, in order: the tensors if `torch`, else the arrays."""
-    return torch_leaves(returned) if torch else [np.asarray(x) for x in array_leaves(returned)]
+    """Results of a function (`returned`) as a flat list, in order: the tensors if `torch`, else the arrays and numbers
+    as arrays."""
+    return torch_leaves(returned) if torch else [np.asarray(x) for x in array_leaves(returned, numbers=True)]
 
 
 def has_structure(returned: Any, structure: Any, *, torch: bool) -> bool:

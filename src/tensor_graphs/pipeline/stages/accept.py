@@ -22,6 +22,7 @@ from .exclusions import Exclusions
 from .match import hypergraph, only_generated
 from .prepare import Task
 from .time_finalists import fastest_finalist
+from .verify_attempt import AttemptVerifier
 from .verify_or_retry import Acceptance
 
 
@@ -62,11 +63,14 @@ def acceptance(
     exclusions = Exclusions(
         chosen_of, pricer.errors, unrewritten, say, None if symbolic is None else symbolic.without_sized
     )
-    loop = Acceptance(
-        task.model.graph, work, exclusions, stored, session.stage, say, options.tolerance, options.seed, fired,
+    verifier = AttemptVerifier(
+        task.model.graph, work, options.tolerance, options.seed, symbolic is not None,
         over=lambda: session.over_in(session.expected.input_s), late=session.late, now=session.now,
-        patience=LATE * options.budget, polled=session.polled, omitted=session.omitted, ahead=ahead,
-        weights=session.weights,
+        polled=session.polled, ahead=ahead, omitted=session.omitted,
+    )  # fmt: skip
+    loop = Acceptance(
+        verifier, exclusions, stored, session.stage, say, fired,
+        patience=LATE * options.budget, weights=session.weights,
     )  # fmt: skip
     if measurer is not None:
         compiler = measurer.compile if measurer.ahead else None
@@ -74,7 +78,7 @@ def acceptance(
         loop.fastest = partial(fastest_finalist, session, task, compiler=compiler, measured=pricer.measured, look=look)
     if symbolic is not None:
         loop.plan = symbolic.plan
-        loop.elsewhere = lambda program, poll: symbolic.verifier.problem(
+        verifier.elsewhere = lambda program, poll: symbolic.verifier.problem(
             program, options.tolerance, options.seed, lambda: session.over, poll
         )
     return loop

@@ -3,7 +3,6 @@ joins the results to one e-graph."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...egraph.blocks.blocks import Blocks, compute_nodes_of, find_blocks
@@ -22,7 +21,9 @@ from ..context.session import Session
 REWRITING, REWRITING_LEAST = 0.5, 0.25
 # with `deterministic` e-nodes and rounds end rewriting, and the clock only after this many times the budget or limit
 PATIENCE = 20.0
-LARGE_SEARCH = 60  # total nodes of unique blocks from which the exact solvers are loaded in advance
+# total nodes of unique blocks, and budget, from which the exact solvers are loaded in advance: that takes half a second
+# of CPU time (one of them loads pandas), and the other threads that run meanwhile wait for the interpreter's lock
+LARGE_SEARCH, SOLVERS_S = 60, 10.0
 
 
 @dataclass(frozen=True)
@@ -39,19 +40,21 @@ class Rewritten:
     block_views: list[EGraphView]  # e-graph of each unique block
     smaller: list[EGraphView]  # e-graphs of the whole model at lower effort levels
 
-    def fired(self, rules: Sequence[Rule]) -> list[Rule]:
-        """The rules that matched in any block (repeated subgraph)."""
+    def fired(self, session: Session) -> list[Rule]:
+        """The session's rules that matched in any block (repeated subgraph)."""
         matched = {name for v in self.block_views for name, count in v.report.matches.items() if count}
-        return [r for r in rules if {r.name, *(d.name for d in r.directions)} & matched]
+        return [r for r in session.rules if {r.name, *(d.name for d in r.directions)} & matched] if matched else []
 
 
-def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: float = 0.0) -> Rewritten:
+def rewrite(
+    session: Session, work: Graph, blocks: Blocks | None = None, kept: float = 0.0, *, late: bool = False
+) -> Rewritten:  # fmt: skip
     """Saturate a graph's unique blocks (repeated subgraphs), within the options' limits and a share of the remaining
     time. `blocks`: those of the graph, if they are found already. `kept`: seconds that are not to be shared.
 
-    Nothing is rewritten if no time is left. With `deterministic` only the limits of e-nodes and rounds end saturation,
-    unless it takes PATIENCE times the larger of the budget and the limit of seconds: then a warning says that the next
-    call may find another plan.
+    Nothing is rewritten if no time is left, or if it is `late`: later stages would have no time to use the result. With
+    `deterministic` only the limits of e-nodes and rounds end saturation, unless it takes PATIENCE times the larger of
+    the budget and the limit of seconds: then a warning says that the next call may find another plan.
     """
     options, limits = session.options, session.options.saturation_limits
     if blocks is None:
@@ -61,17 +64,21 @@ def rewrite(session: Session, work: Graph, blocks: Blocks | None = None, kept: f
         limits = replace(limits, seconds=PATIENCE * limits.seconds)
     else:
         left = max(0.0, session.left)
-        deadline = max(REWRITING_LEAST * left, REWRITING * (left - kept))
+        deadline = 0.0 if late else max(REWRITING_LEAST * left, REWRITING * (left - kept))
     with session.stage("saturate", f"{counted(len(blocks.unique), 'unique block')} of {len(blocks.instances)}"):
         began = session.now()
-        large = sum(len(b.graph.nodes()) for b in blocks.unique) > LARGE_SEARCH
+        nodes = sum(len(b.graph.nodes()) for b in blocks.unique)
+        large = deadline > 0 and nodes > LARGE_SEARCH and options.budget >= SOLVERS_S
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
-        rules = [r for r in session.rules if r.exact or not options.exact]
         graphs = [b.graph for b in blocks.unique]
-        *less, views = [[view_of(g) for g in graphs]] if deadline <= 0 else saturate_in_stages(
-            options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
-            stop=lambda: session.progress.stopped, careful=_careful(blocks),
-        )  # fmt: skip
+        if deadline <= 0:
+            less, views = list[list[EGraphView]](), [view_of(g) for g in graphs]
+        else:
+            rules = [r for r in session.rules if r.exact or not options.exact]
+            *less, views = saturate_in_stages(
+                options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
+                stop=lambda: session.progress.stopped, careful=_careful(blocks),
+            )  # fmt: skip
     ended = ["seconds" if deadline <= 0 else v.report.stopped for v in views]
     if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
         session.progress.stopped = True

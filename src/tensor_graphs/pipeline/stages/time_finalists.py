@@ -25,9 +25,10 @@ from ..context.reserves import after_finalists_s, launching_s, schedules_s
 from ..context.session import Session
 from ..execution import timing
 from ..execution.full_states import state_resets
+from .measure_prefetching import Look
 from .prepare import Task
 from .time_launching import Compiler, begin_compiling, fastest_launching, other_forms
-from .time_schedules import Look, Measured, begin_compiling_schedules, fastest_schedules
+from .time_schedules import Measured, begin_compiling_schedules, fastest_schedules
 
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 # time limit: share of the budget, and seconds; share of it for finding finalists

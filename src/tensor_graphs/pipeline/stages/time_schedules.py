@@ -8,16 +8,13 @@ checked; those that take most of the time come first (coordinate descent).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from ...backends.program.launch.launching import HELD, changes_schedules, plan_for_launching
 from ...backends.program.program import Program
-from ...backends.registry import find
-from ...errors import WorkerError
 from ...extract.model.kernel import Call, Candidate, Template
 from ...extract.model.plan import Plan, Step
 from ...extract.model.pricing import Priced
@@ -28,6 +25,7 @@ from ...report.records import FinalistReport
 from ...wording import counted
 from ..context.reserves import after_finalists_s, trying_s
 from ..context.session import Session
+from .measure_prefetching import Look, measure_prefetching, prefetches
 from .time_launching import Compiler, results_of
 
 LEAST_S = 1.0  # seconds without which nothing is tried
@@ -39,20 +37,12 @@ NEAR = 1.05  # factor of a program's time that overlapping launches may cost whi
 DIFFERENT = 0.05  # relative difference of results above which they are not another order of sums
 MAX_BYTES = 4 << 30  # device bytes of the programs of one kernel's schedules, without weights that they share
 BATCH_S = 0.4  # seconds, at most, of sampling programs
+LOOK = 0.35  # share of the seconds in which kernels that could read weights before they wait are measured before
 COMPILING_S = 1.5  # seconds, at most, of waiting for a kernel's schedules, which are compiled from the turn's begin on
-# Unmeasured kernels that are measured before: least share of the program's time that the kernels in their places take,
-# largest relative excess of their predicted times over these, largest number, and share of the seconds for measuring.
-LOOK_SHARE, LOOK_GAP, LOOKS, LOOK = 0.05, 0.5, 3, 0.35
 
 Build = Callable[[Choice], Program]
 Sample = Callable[[Sequence[Program], Callable[[], bool]], Sequence[Sequence[float]]]
 Fastest = Callable[[Sequence[Sequence[float]]], int]
-
-
-class Look(Protocol):
-    """`Measurer.measure`: measures kernels in processes of their own."""
-
-    def __call__(self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float]) -> object: ...
 
 
 def begin_compiling_schedules(
@@ -96,7 +86,7 @@ def fastest_schedules(
         return choice, program
     until = session.now() + seconds
     if look is not None:
-        measure_holding(session, choice, swaps, measured, look, LOOK * seconds)
+        measure_prefetching(session, choice, swaps, measured, look, LOOK * seconds)
     ended = lambda: session.now() >= until or session.progress.stopped
     descent = _Descent(
         session, build, compiler, measured, values, sample, fastest, until, ended, swaps, choice, program
@@ -108,40 +98,6 @@ def _room(session: Session) -> float:
     """Seconds for trying schedules, 0.0 if they are too few."""
     left = min(MOST * trying_s(session), session.left - after_finalists_s(session))
     return left if left >= LEAST_S else 0.0
-
-
-@dataclass(frozen=True)
-class _Worth:
-    """Cost cutoff of measuring (`extract.search.cutoff.CostCutoff`): µs by candidate, until `ended`."""
-
-    us: Mapping[int, float]  # by id of the candidate
-    ended: Callable[[], bool]
-
-    def __call__(self, candidate: Candidate) -> float:
-        return self.us.get(id(candidate), math.inf)
-
-
-def measure_holding(
-    session: Session, choice: Choice, swaps: Swaps, measured: Measured, look: Look, seconds: float
-) -> list[int]:  # fmt: skip
-    """Measure kernels that could read weights before they wait, in the places of kernels that take most of a choice's
-    time, where none was measured; for so many seconds. Returns the candidates that have measurements then."""
-    candidates, found, us = choice.hypergraph.candidates, list[list[int]](), dict[int, float]()
-    for group in swaps.groups(choice, LOOK_SHARE):
-        alike = swaps.unmeasured(choice, group, measured, _holding, LOOK_GAP)
-        if alike and len(found) < LOOKS:
-            found.append(alike)
-            us[id(candidates[alike[0]])] = (1 + LOOK_GAP) * choice.prices[group[0]].us
-    if not found:
-        return []
-    session.progress.say("schedules", f"measuring {counted(len(found), 'other kernel')}")
-    until = session.now() + seconds
-    ended = lambda: session.now() >= until or session.progress.stopped
-    try:
-        look([candidates[alike[0]] for alike in found], worth=_Worth(us, ended))
-    except WorkerError as error:
-        session.warnings.append(f"nothing more was measured: {error.message}")
-    return [i for alike in found for i in alike if measured(candidates[i])]
 
 
 @dataclass
@@ -292,14 +248,9 @@ def _rank(launching: str) -> Callable[[Candidate, Priced], int]:
 
     def rank(candidate: Candidate, price: Priced) -> int:
         early = bool(dict(price.schedule).get("early"))
-        return 0 if not launching or (early and _holding(candidate)) else 1 if early else 2
+        return 0 if not launching or (early and prefetches(candidate)) else 1 if early else 2
 
     return rank
-
-
-def _holding(candidate: Candidate) -> bool:
-    backend = find(candidate.template.backend)
-    return backend is not None and backend.prefetches
 
 
 def _calls(choice: Choice, plan: Plan, swap: Swap, launching: str) -> list[tuple[Template, Call]]:
@@ -338,4 +289,4 @@ def _close(a: Any, b: Any) -> bool:
     return bool(same.all()) and bool((x - y).norm() <= DIFFERENT * y.norm())
 
 
-__all__ = ["Look", "Measured", "begin_compiling_schedules", "fastest_schedules", "measure_holding"]
+__all__ = ["Measured", "begin_compiling_schedules", "fastest_schedules"]

@@ -23,106 +23,55 @@ disabled.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 from ...backends.program.program import Program
 from ...backends.program.weights import SharedWeights
-from ...backends.verification.rounding_noise import RoundingSensitivity
-from ...egraph.ir.graph import Graph
 from ...egraph.patterns.rule import Rule
-from ...egraph.types.dtypes import HALVES
 from ...egraph.view.view import EGraphView
 from ...errors import NoPlanError, TensorGraphsError, VerificationError
 from ...extract.candidates.hypergraph import Hypergraph
-from ...extract.model.bound_plan import bound_plan
 from ...extract.model.clock import Halted
 from ...extract.model.plan import Plan
-from ...extract.model.work import graph_flops
 from ...extract.search.plan import plan_of
 from ...extract.search.search import Choice
 from ...report.omissions import Omission, OmittedWork
-from ...verification.accumulation import summation_error
-from ...verification.comparison import FACTORS, FAR, FailedAttempt, Tolerance, Verification
-from ...verification.diagnose import Diagnosis, diagnose
-from ...verification.reference import KEPT_BYTES
-from ...verification.verify import verify
-from ..execution.run_program import check_order, compiled_beside, renamed, run_again, run_first
+from ...verification.comparison import FACTORS, FailedAttempt, Verification
+from ...verification.diagnose import Diagnosis
+from ..execution.run_program import renamed
 from ..sizes.any_size import NoFormError
 from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
+from .verify_attempt import NO_DIAGNOSIS, AttemptVerifier, FailedPlan
 
 MAX_ATTEMPTS = 8
-DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
-NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
 IN_PROGRAM = "schedules chosen by the time of the whole program"
-NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
-
-
-@dataclass(frozen=True)
-class FailedPlan:
-    """A plan that failed verification.
-
-    `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `late`: whether
-    another verification as long would end too late. `hurried`: whether there is no time for the usual next plan.
-    `narrow`: whether a failing output has a wider dtype than an intermediate that the plan stores in 16 bits; `again`:
-    whether the same plan with wider intermediates is next. `kept`: if the cheapest plan of the model's own values is
-    next, the hypergraph that it is chosen from. `finding`: diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
-    """
-
-    verdict: Verification
-    wrong: str
-    attempt: int
-    last: bool
-    late: bool
-    hurried: bool
-    narrow: bool
-    again: bool
-    kept: Hypergraph | None
-    finding: Diagnosis
 
 
 @dataclass
 class Acceptance:
     """Verify-or-retry loop that turns a choice of kernels into a verified program.
 
-    `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `exclusions`: chooses
-    kernels, and excludes some of them after a failure. `stored`: gives the hypergraph of candidate kernels, with every
-    value stored in its compute dtype. `fired`: rules that matched, named as suspects in a miscompile error. `stage`:
-    context manager that times a named stage. `say`: receives messages about progress. `seed`: of the verification
-    inputs. `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `failed`:
-    earlier attempts. `references`: per input, the input and the graph's outputs for it in float64 and in its own
-    dtypes. `fastest`: times a choice's program against variants and returns the fastest with its choice.
+    `verifier`: verifies the programs. `exclusions`: chooses kernels, and excludes some of them after a failure.
+    `stored`: gives the hypergraph of candidate kernels, with every value stored in its compute dtype. `stage`: context
+    manager that times a named stage. `say`: receives messages about progress. `fired`: rules that matched, named as
+    suspects in a miscompile error. `failed`: earlier attempts. `fastest`: times a choice's program against variants and
+    returns the fastest with its choice.
     """
 
-    graph: Graph
-    work: Graph
+    verifier: AttemptVerifier
     exclusions: Exclusions
     stored: Callable[[EGraphView], Hypergraph]
     stage: Callable[[str], AbstractContextManager[None]]
     say: Callable[[str], None]
-    tolerance: Tolerance = "eager"
-    seed: int = 0
     fired: Sequence[Rule] = ()
-    plan: Callable[[Choice], Plan] | None = None  # converts a choice to a plan; None: `plan_of` at the sizes of `work`
-    # verifies a size-polymorphic program at other sizes; returns the problem or ""
-    elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
-    over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
-    late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
+    plan: Callable[[Choice], Plan] | None = (
+        None  # converts a choice to a plan; None: `plan_of` at the sizes of `verifier.work`
+    )
     patience: float = math.inf  # most seconds that the verification of another plan may take after the deadline
-    now: Callable[[], float] = time.monotonic
-    polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     weights: SharedWeights = field(default_factory=SharedWeights)  # pool of all programs' weights
-    omitted: list[Omission] = field(default_factory=list)  # work skipped for lack of time
     failed: list[FailedAttempt] = field(default_factory=list)
-    references: dict[int, Any] = field(default_factory=dict)
-    disturbed: dict[int, RoundingSensitivity] = field(
-        default_factory=dict
-    )  # runs of the references with rounding noise
-    ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
     # (first choice, its program, function that builds one) -> the choice to verify instead, with its program
     fastest: Callable[[Choice, Program, Callable[[Choice], Program]], tuple[Choice, Program]] = (
         lambda choice, program, build: (choice, program)
@@ -156,7 +105,7 @@ class Acceptance:
 
     def program_of(self, choice: Choice) -> Program:
         """The program of a choice, not bound to weights yet."""
-        plan = replace(plan_of(choice, self.work), graph=renamed(self.graph, self.work))
+        plan = replace(plan_of(choice, self.verifier.work), graph=renamed(self.verifier.graph, self.verifier.work))
         return Program(plan).pooled(self.weights)
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
@@ -173,8 +122,7 @@ class Acceptance:
         try:
             return self._run(found)
         finally:
-            self.references.clear()
-            self.disturbed.clear()
+            self.verifier.clear()
 
     def _run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         failure: FailedPlan | None = None  # of the attempt before
@@ -186,11 +134,12 @@ class Acceptance:
             choice, program = self.build(found)
             assert program.plan is not None
             with self.stage("verify"):
-                began = self.now()
+                began = self.verifier.now()
                 try:
-                    verdict, wrong = self._verdict(program, attempt)
+                    verdict, wrong = self.verifier.verdict(program)
+                    verdict = replace(verdict, attempts=attempt, dropped=tuple(self.exclusions.dropped))
                 except Halted:
-                    self.omitted.append(Omission(OmittedWork.VERIFICATION))
+                    self.verifier.omitted.append(Omission(OmittedWork.VERIFICATION))
                     return choice, program, None
                 except TensorGraphsError:
                     raise
@@ -201,7 +150,7 @@ class Acceptance:
                     continue
                 if verdict.passed and not wrong:
                     return choice, program, self._accepted(verdict)
-                took = self.now() - began
+                took = self.verifier.now() - began
             if self._as_alone(choice):
                 self.failed.append(FailedAttempt(verdict.worst, (IN_PROGRAM,), wrong))
                 known = len(self.exclusions.dropped)
@@ -211,9 +160,9 @@ class Acceptance:
             if stricter is not None:
                 found = stricter
                 continue
-            if self.tolerance not in FACTORS:
+            if self.verifier.tolerance not in FACTORS:
                 break
-            if self._unexplained(verdict):
+            if self.verifier.unexplained(verdict):
                 raise self._miscompiled(verdict, failure.finding)
             self._record(failure, known)
             return choice, program, self._accepted(verdict.of_unoptimized())
@@ -243,17 +192,22 @@ class Acceptance:
         """What is known about a failed attempt, with the diagnosis of its kernels where it decides what is next."""
         out = self.exclusions
         last = REWRITES in out.dropped or attempt == MAX_ATTEMPTS
-        optional, late = not (wrong or last or verdict.miscompiled), self.late(took)
+        optional, late = not (wrong or last or verdict.miscompiled), self.verifier.late(took)
         fits = not (optional and late)
-        narrow = not wrong and STORED not in out.dropped and self._stored_narrow(program, verdict)
+        narrow = not wrong and STORED not in out.dropped and self.verifier.stores_narrow(program, verdict)
         again = narrow and not last and fits
         kept = None
-        if optional and not narrow and self.late(2 * took) and (fits or (attempt == 1 and took <= self.patience)):
+        if (
+            optional
+            and not narrow
+            and self.verifier.late(2 * took)
+            and (fits or (attempt == 1 and took <= self.patience))
+        ):
             kept = out.original(found, choice)
         finding: Diagnosis | None = NO_DIAGNOSIS
         if not wrong and not again and kept is None and fits:
             with self.stage("verify"):
-                finding = self._diagnosed(program)
+                finding = self.verifier.diagnosis(program, rewritten=REWRITES not in out.dropped)
             if finding is None and not narrow and took <= self.patience:  # comparing the term took too long
                 kept = out.original(found, choice)
         hurried = not fits or finding is None
@@ -273,14 +227,14 @@ class Acceptance:
             return wider
         if failure.kept is not None:
             self.say(f"over tolerance, again without {REWRITTEN}")
-            self.omitted.append(Omission(OmittedWork.OTHER_PLANS))
+            self.verifier.omitted.append(Omission(OmittedWork.OTHER_PLANS))
             return out.excluded(REWRITTEN, failure.kept)
         if failure.narrow and failure.hurried:
             out.dropped.append(STORED)
         if wrong or failure.hurried:
             plain = out.without_rewrites()
             self.say(f"{'wrong at another size' if wrong else 'over tolerance'}, again without {REWRITES}")
-            self.omitted += [Omission(OmittedWork.OTHER_PLANS)] if failure.hurried else []
+            self.verifier.omitted += [Omission(OmittedWork.OTHER_PLANS)] if failure.hurried else []
             return plain
         if (right := self._without_wrong(found, failure)) is not None:
             return right
@@ -306,75 +260,10 @@ class Acceptance:
         self.say(f"wrong results, again without {' and '.join(wrong)}")
         return self.exclusions.without_rewrites() if failure.late and not failure.last else kept
 
-    def _diagnosed(self, program: Program) -> Diagnosis | None:
-        """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when
-        the session is late, but not before DIAGNOSING_S seconds."""
-        assert program.plan is not None
-        began, rewritten = self.now(), REWRITES not in self.exclusions.dropped
-        ended = lambda: self.late(0.0) and self.now() - began > DIAGNOSING_S
-        return diagnose(self.graph, fixed(program.plan), rewritten=rewritten, ended=ended, device=program.tensors)
-
     def _record(self, failure: FailedPlan, known: int) -> None:
         """Record a failed attempt, before which `known` texts were in `dropped`."""
         dropped = tuple(self.exclusions.dropped[known:])
         self.failed.append(FailedAttempt(failure.verdict.worst, dropped, failure.wrong))
-
-    def _stored_narrow(self, program: Program, verdict: Verification) -> bool:
-        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
-        assert program.plan is not None
-        far = [
-            not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
-        ]
-        return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
-
-    def _verdict(self, program: Program, attempt: int) -> tuple[Verification, str]:
-        """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
-        poll = self.polled()
-        program.check_room()  # fail on insufficient memory before references are computed
-        check_order(program)
-        given, self.ahead = self.ahead(), dict
-        self.references |= given
-        compiled = compiled_beside(program)
-
-        def run(values: Mapping[str, Any]) -> list[Any]:
-            compiled()
-            return run_first(program, values)
-
-        verdict = verify(
-            self.graph, run, tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
-            flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
-            device=program.tensors, enough=self.over, poll=poll,
-        )  # fmt: skip
-        if sum(r.type.nbytes for r in self.graph.roots) > NOISE_BYTES:
-            self.disturbed.clear()
-        if verdict.passed and (omission := Omission.of(verdict.omitted)):
-            self.omitted.append(omission)
-        verdict = replace(verdict, attempts=attempt, dropped=tuple(self.exclusions.dropped))
-        return verdict, self._problem(program, verdict, poll)
-
-    def _problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
-        """Problem of a size-polymorphic program, or "".
-
-        At other sizes, or at these sizes if lifting to free sizes was wrong.
-        """
-        if verdict.passed:
-            if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:
-                self.references.clear()  # references of other sizes need the memory; a further attempt is rare
-            return self.elsewhere(program, poll)
-        if self.plan is None or not verdict.miscompiled:
-            return ""
-        return verdict.worst.message
-
-    def _unexplained(self, verdict: Verification) -> bool:
-        """Whether an output of the unoptimized graph is farther beyond its limits than rounding, or another order of
-        sums, moves it. False where no runs with rounding noise are known (large outputs): a warning says so."""
-        sums = summation_error(self.graph.roots)
-        return bool(self.disturbed) and any(
-            o.excess > FAR
-            and (o.plan if o.plan > o.allowed else o.worst.relative)
-            > sums[k] + max((d.relative(k) for d in self.disturbed.values()), default=0.0)
-            for k, o in enumerate(verdict.outputs)
-        )
 
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
@@ -387,11 +276,6 @@ class Acceptance:
 
 class SizesError(NoPlanError):
     """Raised when no plan is correct at every size."""
-
-
-def fixed(plan: Plan) -> Plan:
-    """Plan with its free dimensions bound to the sizes that it was chosen for."""
-    return bound_plan(plan, plan.sizes)
 
 
 def _no_plan_within_tolerance() -> NoPlanError:

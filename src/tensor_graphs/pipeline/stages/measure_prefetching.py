@@ -1,0 +1,71 @@
+"""Measures kernels of a finished search that could read weights before they wait for their predecessor, so that they
+can be tried in the program (time_schedules.py). Alone they gain nothing by it, so searches measure few of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...backends.registry import find
+from ...errors import WorkerError
+from ...extract.model.kernel import Candidate
+from ...extract.search.search import Choice
+from ...extract.search.swaps import Measured, Swaps
+from ...wording import counted
+from ..context.session import Session
+
+SHARE = 0.05  # least share of the program's time that the kernels in their places take
+GAP = 0.5  # largest excess of their predicted times over these, relative to them
+MOST = 3  # most kernels that are measured
+
+
+class Look(Protocol):
+    """`Measurer.measure`: measures kernels in processes of their own."""
+
+    def __call__(self, candidates: Iterable[Candidate], *, worth: Callable[[Candidate], float]) -> object: ...
+
+
+@dataclass(frozen=True)
+class _Worth:
+    """Cost cutoff of measuring (`extract.search.cutoff.CostCutoff`): µs by candidate, until `ended`."""
+
+    us: Mapping[int, float]  # by id of the candidate
+    ended: Callable[[], bool]
+
+    def __call__(self, candidate: Candidate) -> float:
+        return self.us.get(id(candidate), math.inf)
+
+
+def measure_prefetching(
+    session: Session, choice: Choice, swaps: Swaps, measured: Measured, look: Look, seconds: float
+) -> list[int]:  # fmt: skip
+    """Measure kernels that could read weights before they wait, in the places of kernels that take most of a choice's
+    time, where none was measured; for so many seconds. Returns the candidates that have measurements then."""
+    candidates, found, us = choice.hypergraph.candidates, list[list[int]](), dict[int, float]()
+    for group in swaps.groups(choice, SHARE):
+        alike = swaps.unmeasured(choice, group, measured, prefetches, GAP)
+        if alike and len(found) < MOST:
+            found.append(alike)
+            us[id(candidates[alike[0]])] = (1 + GAP) * choice.prices[group[0]].us
+    if not found:
+        return []
+    session.progress.say("schedules", f"measuring {counted(len(found), 'other kernel')}")
+    until = session.now() + seconds
+    ended = lambda: session.now() >= until or session.progress.stopped
+    try:
+        look([candidates[alike[0]] for alike in found], worth=_Worth(us, ended))
+    except WorkerError as error:
+        session.warnings.append(f"nothing more was measured: {error.message}")
+    return [i for alike in found for i in alike if measured(candidates[i])]
+
+
+def prefetches(candidate: Candidate) -> bool:
+    """Whether a kernel may read weights before it waits for its predecessor."""
+    backend = find(candidate.template.backend)
+    return backend is not None and backend.prefetches
+
+
+__all__ = ["Look", "measure_prefetching", "prefetches"]

@@ -1,0 +1,157 @@
+"""Verifies the programs of one verify-or-retry loop (verify_or_retry.py): comparison with float64, other sizes, and the
+diagnosis of a plan that failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ...backends.program.program import Program
+from ...backends.verification.rounding_noise import RoundingSensitivity
+from ...egraph.ir.graph import Graph
+from ...egraph.types.dtypes import HALVES
+from ...extract.candidates.hypergraph import Hypergraph
+from ...extract.model.bound_plan import bound_plan
+from ...extract.model.plan import Plan
+from ...extract.model.work import graph_flops
+from ...report.omissions import Omission
+from ...verification.accumulation import summation_error
+from ...verification.comparison import FAR, Tolerance, Verification
+from ...verification.diagnose import Diagnosis, diagnose
+from ...verification.reference import KEPT_BYTES
+from ...verification.verify import verify
+from ..execution.run_program import check_order, compiled_beside, run_again, run_first
+
+DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
+NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
+NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
+
+
+@dataclass(frozen=True)
+class FailedPlan:
+    """A plan that failed verification.
+
+    `wrong`: problem at other sizes, or "". `last`: whether no plan but the unoptimized graph is left. `late`: whether
+    another verification as long would end too late. `hurried`: whether there is no time for the usual next plan.
+    `narrow`: whether a failing output has a wider dtype than an intermediate that the plan stores in 16 bits; `again`:
+    whether the same plan with wider intermediates is next. `kept`: if the cheapest plan of the model's own values is
+    next, the hypergraph that it is chosen from. `finding`: diagnosis of the kernels (`NO_DIAGNOSIS` if none was made).
+    """
+
+    verdict: Verification
+    wrong: str
+    attempt: int
+    last: bool
+    late: bool
+    hurried: bool
+    narrow: bool
+    again: bool
+    kept: Hypergraph | None
+    finding: Diagnosis
+
+
+@dataclass
+class AttemptVerifier:
+    """Verifies the programs of all attempts against the same references.
+
+    `graph`: the original model. `work`: the simplified, dtype-widened form that is optimized. `seed`: of the inputs.
+    `elsewhere`: for a program that passed, returns what is wrong with it at other sizes, or "". `sized`: whether it is
+    a size-polymorphic program. `references`: per input, the input and the graph's outputs for it in float64 and in its
+    own dtypes. `disturbed`: runs of the references with rounding noise.
+    """
+
+    graph: Graph
+    work: Graph
+    tolerance: Tolerance = "eager"
+    seed: int = 0
+    sized: bool = False
+    elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
+    over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
+    late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
+    now: Callable[[], float] = time.monotonic
+    polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
+    ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
+    omitted: list[Omission] = field(default_factory=list)  # work skipped for lack of time
+    references: dict[int, Any] = field(default_factory=dict)
+    disturbed: dict[int, RoundingSensitivity] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Free the references and their runs with noise."""
+        self.references.clear()
+        self.disturbed.clear()
+
+    def verdict(self, program: Program) -> tuple[Verification, str]:
+        """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
+        poll = self.polled()
+        program.check_room()  # fail on insufficient memory before references are computed
+        check_order(program)
+        given, self.ahead = self.ahead(), dict
+        self.references |= given
+        compiled = compiled_beside(program)
+
+        def run(values: Mapping[str, Any]) -> list[Any]:
+            compiled()
+            return run_first(program, values)
+
+        verdict = verify(
+            self.graph, run, tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
+            flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
+            device=program.tensors, enough=self.over, poll=poll,
+        )  # fmt: skip
+        if sum(r.type.nbytes for r in self.graph.roots) > NOISE_BYTES:
+            self.disturbed.clear()
+        if verdict.passed and (omission := Omission.of(verdict.omitted)):
+            self.omitted.append(omission)
+        return verdict, self.problem(program, verdict, poll)
+
+    def problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
+        """Problem of a size-polymorphic program, or "".
+
+        At other sizes, or at these sizes if lifting to free sizes was wrong.
+        """
+        if verdict.passed:
+            if sum(r.type.nbytes for r in self.graph.roots) > KEPT_BYTES:
+                self.references.clear()  # references of other sizes need the memory; a further attempt is rare
+            return self.elsewhere(program, poll)
+        if not self.sized or not verdict.miscompiled:
+            return ""
+        return verdict.worst.message
+
+    def unexplained(self, verdict: Verification) -> bool:
+        """Whether an output of the unoptimized graph is farther beyond its limits than rounding, or another order of
+        sums, moves it. False where no runs with rounding noise are known (large outputs): a warning says so."""
+        sums = summation_error(self.graph.roots)
+        return bool(self.disturbed) and any(
+            o.excess > FAR
+            and (o.plan if o.plan > o.allowed else o.worst.relative)
+            > sums[k] + max((d.relative(k) for d in self.disturbed.values()), default=0.0)
+            for k, o in enumerate(verdict.outputs)
+        )
+
+    def stores_narrow(self, program: Program, verdict: Verification) -> bool:
+        """Whether a failing output has a wider dtype than some intermediate that the plan stores in 16 bits."""
+        assert program.plan is not None
+        far = [
+            not o.passed and r.type.dtype not in HALVES for o, r in zip(verdict.outputs, self.graph.roots, strict=True)
+        ]
+        return any(far) and any(v.carried and v.origin == "kernel" for v in program.plan.values)
+
+    def diagnosis(self, program: Program, *, rewritten: bool) -> Diagnosis | None:
+        """The diagnosis of a program that failed, None if its term could not be compared in time. It ends early when
+        the session is late, but not before DIAGNOSING_S seconds. `rewritten`: whether rules may have changed the
+        term."""
+        assert program.plan is not None
+        began = self.now()
+        ended = lambda: self.late(0.0) and self.now() - began > DIAGNOSING_S
+        return diagnose(self.graph, fixed(program.plan), rewritten=rewritten, ended=ended, device=program.tensors)
+
+
+def fixed(plan: Plan) -> Plan:
+    """Plan with its free dimensions bound to the sizes that it was chosen for."""
+    return bound_plan(plan, plan.sizes)
+
+
+__all__ = ["NO_DIAGNOSIS", "AttemptVerifier", "FailedPlan", "fixed"]
