@@ -2,8 +2,8 @@
 
 A text or number that occurs in many rows is stored once: 20 KB of a file can be terabytes of rows. So the headers of
 the pages, which say how many values follow, are read first, and texts are read as dictionaries (distinct texts and an
-index per row) and measured before the rows are made. The headers are read here because pyarrow ends the process for
-some malformed ones (`RowGroupMetaData.column`).
+index per row) and measured before the rows are made. The headers are read here because pyarrow ends the process
+when it is asked for the columns of some malformed ones.
 """
 
 from __future__ import annotations
