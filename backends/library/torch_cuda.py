@@ -44,13 +44,15 @@ _CPU_ONLY = (
 
 #: Pointwise templates that promote mixed dtypes themselves.
 _PROMOTING = ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "lt", "le", "mul_add", "add_mul", "pow")
+#: Pointwise templates that take and write any float dtype.
+_ROUNDING = ("to_float16", "to_bfloat16")
 
 
 def _moved(t: LibraryKernel) -> LibraryKernel:
     """A CPU template adapted to the GPU."""
     name = t.name.partition(".")[2]
     name = f"{name}_out" if "rope_out" in t.setup else name
-    condition = None if t.family == "copy" else promotes if name in _PROMOTING else uniform
+    condition = None if t.family == "copy" or name in _ROUNDING else promotes if name in _PROMOTING else uniform
     return replace(t, name=f"cuda.{name}", backend="torch_cuda", applies=both(t.applies, condition))
 
 
@@ -104,7 +106,7 @@ def _widenable(t: LibraryKernel) -> bool:
     return (
         plain
         and not t.loss
-        and name not in _NOT_WIDENED
+        and name not in (*_NOT_WIDENED, *_ROUNDING)
         and not name.startswith(("mm", "bmm", "baddbmm"))
         and not name.endswith(_VARIANTS)
     )

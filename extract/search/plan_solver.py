@@ -28,7 +28,7 @@ from .warm_start import warm_solve
 QUICK_SOLVE_S = 0.1
 # and seconds for each candidate, if that is more: a plan of a large graph that no exact solver has seen is far from the
 # cheapest one, and its kernels would be measured in vain
-QUICK_SOLVE_S_PER_CANDIDATE = 8e-5
+QUICK_SOLVE_S_PER_CANDIDATE = 6e-5
 # least seconds of a solve, and seconds of a pessimistic solve: with less, a solve ends with a greedy plan
 MIN_SOLVE_S = 0.25
 SOLVE_OVERTIME = 0.15  # share of the search's seconds by which solves may exceed them

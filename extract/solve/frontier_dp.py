@@ -20,7 +20,8 @@ from .frontier_pieces import FrontierPiece, Label, Labels, PieceLabels
 from .label_dominance import undominated
 from .label_setting import LabelSearchResult
 from .problem import ProblemRows
-from .resolution_order import ResolutionOrder, narrow_order
+from .resolution_order import ResolutionOrder
+from .structures import Structures
 
 MIN_CUT_DISTANCE = 6
 """A cut of the order is a step with no more open classes than any other within MIN_CUT_DISTANCE."""
@@ -62,15 +63,15 @@ MIN_LABELS_TO_FILTER = 24
 
 class FrontierDP:
     """Frontier DP of a problem. `fits`: whether few enough classes are open at each place of the order for a search
-    that proves optimality to fit into memory. `upper`: cost of a known solution."""
+    that proves optimality to fit into memory. `upper`: cost of a known solution. `structures`: cache of orders."""
 
-    def __init__(self, rows: ProblemRows, upper: float) -> None:
+    def __init__(self, rows: ProblemRows, upper: float, structures: Structures | None = None) -> None:
         self.rows, self.upper = rows, upper
         self.scale = 2.0 ** math.floor(math.log2(COST_UNITS / max(upper, 1e-290)))
         top = upper * (1 + 1e-9)
         self.units = [round(cost * self.scale) if cost <= top else EXCLUDED_UNITS for cost in rows.cost]
         self.exact = all(n == cost * self.scale for n, cost in zip(self.units, rows.cost) if cost <= top)
-        order = narrow_order(rows, colours(rows, self.units))
+        order = (structures or Structures()).order(rows, lambda: colours(rows, self.units))
         self.fits = order is not None
         if order is None:
             return

@@ -208,7 +208,7 @@ class _Portfolio:
         prepared = []
         for part in parts:
             upper = rows.total(r for at in part.copies[0] if (r := reduced.origin[at]) in kept)
-            prepared.append(FrontierDP(part.rows, upper))
+            prepared.append(FrontierDP(part.rows, upper, self.structures))
             if not prepared[-1].fits or self.clock.expired():
                 return None
         picked, lower, proved = list(reduced.fixed), reduced.constant, True
@@ -218,7 +218,7 @@ class _Portfolio:
             labels, share = self.clock.labels * len(part.rows) / total, len(part.rows) / left
             left -= len(part.rows)
             until = (1 - share) * time.perf_counter() + share * ends
-            found = best_of_widths(frontier_dp, self.clock, ends=until, labels=labels, hasty=self.hasty)
+            found = best_of_widths(frontier_dp, self.clock, ends=until, labels=labels)
             self.stats["labels"] = self.stats.get("labels", 0) + found.labels
             if not found.exact:
                 self.leaf_search.unproved = min(self.leaf_search.unproved, len(part.rows))

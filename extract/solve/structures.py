@@ -2,28 +2,34 @@
 
 A search with measurements solves the same rows (ways to compute a class) again and again. The lists of a problem, the
 index of its rows by class and by child, and the first reduction (`detach`) depend on classes, children and roots alone.
+So does the order in which the frontier DP resolves classes, but for ties, which costs break so that equal parts of a
+problem get equal orders.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from .presolve import detach
 from .presolver import PresolvedRows
 from .problem import Problem, ProblemRows
+from .resolution_order import ResolutionOrder, narrow_order
 
 KEPT_STRUCTURES = 4  # optimistic, pessimistic and compiler-free plans differ by rows of infinite cost
+KEPT_ORDERS = 16  # of components, of which a problem has a few
 
 
 class Structures:
     """Cache of the last `KEPT_STRUCTURES` structures of problems (classes, children and roots without costs), each with
-    its rows (ways to compute a class) and its first reduction. Not thread-safe."""
+    its rows (ways to compute a class) and its first reduction, and of the last `KEPT_ORDERS` orders of components. Not
+    thread-safe."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, tuple[ProblemRows, PresolvedRows | None]] = OrderedDict()
         self._key = b""
+        self._orders: OrderedDict[object, ResolutionOrder | None] = OrderedDict()
 
     def rows(self, problem: Problem) -> ProblemRows:
         """The rows (ways to compute a class) of a problem (`Problem.rows`), which share the lists of an earlier problem
@@ -51,6 +57,17 @@ class Structures:
         return PresolvedRows(
             known.rows.at([rows.cost[r] for r in known.origin]), known.origin, list(known.fixed), known.constant
         )
+
+    def order(self, rows: ProblemRows, kind: Callable[[], Sequence[tuple[int, ...]]]) -> ResolutionOrder | None:
+        """The order in which the frontier DP resolves the classes of a component (`resolution_order.narrow_order`), or
+        that of an earlier component of the same structure. `kind`: the colours of its classes, which break ties."""
+        key = rows.n_classes, rows.roots, tuple(rows.cls), tuple(rows.kids)
+        if key not in self._orders:
+            self._orders[key] = narrow_order(rows, kind())
+            if len(self._orders) > KEPT_ORDERS:
+                self._orders.popitem(last=False)
+        self._orders.move_to_end(key)
+        return self._orders[key]
 
 
 def _structure_of(problem: Problem) -> bytes:

@@ -18,9 +18,10 @@ from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.egraph.ops.ops import OPS, Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
+from .reference import ROUNDED
+
 torch = pytest.importorskip("torch")
 FUNCTIONS = [op.name for op in OPS.values() if op.law == "pointwise" and op.kind == "pointwise" and op.arity == 1]
-ROUNDED = ("to_float16", "to_bfloat16")  # of float32: float64 stands for real numbers, which they keep
 TIES = (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 3.5, 0.0, 1e-10, -1e-10, 8388607.5, 16777218.0, np.inf, -np.inf, np.nan)
 
 

@@ -204,37 +204,37 @@ def test_where_limits_are_counted_work_labels_end_an_exact_search(monkeypatch: p
     assert SolveClock(2.0, True, None).labels == 2 * LABELS_A_SECOND and SolveClock(2.0, False, None).labels == math.inf
 
 
-def test_a_hasty_search_takes_the_widest_beam_there_is_time_for() -> None:
+def test_a_search_takes_the_widest_beam_there_is_time_for() -> None:
     """Where limits are counted work. Beams of 10 and 40, whatever the time, found plans 2.5 % dearer than the cheapest
     in the short forms of decode steps."""
     widths: list[object] = []
 
     class Recorded(FrontierDP):
         def search(self, width: int = 20_000, **more: object) -> LabelSearchResult:  # type: ignore[override]
-            widths.append(width if width < 20_000 else more["most_labels"])
+            if width == 20_000:
+                widths.append(labels := int(more["most_labels"]))  # type: ignore[call-overload]
+                return LabelSearchResult(None, math.inf, 0.0, labels > 9_000, labels)
+            widths.append(width)
             return LabelSearchResult([0], 2.0 - width / 1e4, 0.0, False, 10 * width)
 
     dp, counted = Recorded(deep(2), 1e3), SolveClock(1.0, True, None)
-    look = lambda labels, hasty: best_of_widths(dp, counted, ends=0.0, labels=labels, hasty=hasty)
-    assert look(500, True).labels == 400 and widths == [40]  # time for one
-    widths.clear()
-    assert look(2_400, True).cost == 2.0 - 200 / 1e4 and widths == [40, 200]
-    widths.clear()
-    assert look(8_000, True).labels == 4_400 and widths == [40, 400]
-    widths.clear()
-    found = look(20_000, True)  # time for more than the widest beam: an exact search
-    assert widths == [40, 400, 20_000 - 4_400] and found.cost == 2.0 - 20_000 / 1e4
-    widths.clear()
-    look(2_400, False)
-    assert widths == [40, 60, 2_400 - 1_000]
+
+    def look(labels: int) -> LabelSearchResult:
+        widths.clear()
+        return best_of_widths(dp, counted, ends=0.0, labels=labels)
+
+    assert look(500).labels == 400 and widths == [40]  # time for one
+    assert look(2_400).cost == 2.0 - 200 / 1e4 and widths == [40, 200]
+    assert look(8_000).labels == 4_400 and widths == [40, 400]
+    assert look(10_400).labels == 400 + 7_000 + 3_000 and widths == [40, 7_000, 300]  # and an exact search
+    assert look(20_400).exact and widths == [40, 14_000]
 
 
-@pytest.mark.parametrize("hasty", [False, True])
-def test_a_search_in_rising_widths_ends_once_one_is_exact(hasty: bool) -> None:
+def test_a_search_in_rising_widths_ends_once_one_is_exact() -> None:
     dp = FrontierDP(deep(12), 1e3)
     once = dp.search(40)
     assert once.exact
-    found = best_of_widths(dp, SolveClock(9.0, False, None), ends=math.inf, labels=math.inf, hasty=hasty)
+    found = best_of_widths(dp, SolveClock(9.0, False, None), ends=math.inf, labels=math.inf)
     assert (found.cost, found.labels, found.exact) == (once.cost, once.labels, True)
 
 

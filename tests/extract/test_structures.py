@@ -13,7 +13,7 @@ from tensor_graphs.extract.search.encoding import EncodedHypergraph
 from tensor_graphs.extract.solve import structures as module
 from tensor_graphs.extract.solve.problem import NodeSpec, Problem
 from tensor_graphs.extract.solve.solve import solve
-from tensor_graphs.extract.solve.structures import KEPT_STRUCTURES, Structures
+from tensor_graphs.extract.solve.structures import KEPT_ORDERS, KEPT_STRUCTURES, Structures
 
 
 def layers(costs: list[float], count: int = 6) -> Problem:
@@ -38,6 +38,18 @@ def test_solutions_are_those_of_single_solves(monkeypatch: pytest.MonkeyPatch) -
         assert found.cost == alone.cost == hasty.cost and found.optimal and hasty.lower_bound <= alone.cost
         before = found.choice
     assert len(reductions) == 8 + 1  # of each solve alone, and of the structure
+
+
+def test_an_order_is_computed_once_for_each_structure() -> None:
+    kept, asked, rows, other = Structures(), [], layers([1.0] * 4).rows, layers([1.0] * 4, count=5).rows
+    kind = lambda of: lambda: asked.append(of) or [()] * of.n_classes  # type: ignore[func-returns-value]
+    first = kept.order(rows, kind(rows))
+    assert kept.order(rows.at([2.0] * len(rows)), kind(rows)) is first and asked == [rows]
+    assert kept.order(other, kind(other)) is not first and asked == [rows, other]
+    for count in range(7, 7 + KEPT_ORDERS):
+        made = layers([1.0] * 4, count=count).rows
+        kept.order(made, kind(made))
+    assert kept.order(rows, kind(rows)) is not first and len(kept._orders) == KEPT_ORDERS
 
 
 def test_rows_of_infinite_cost_are_another_structure() -> None:

@@ -228,7 +228,7 @@ class Overlapping(SimulatedProgram):
 
     def __init__(self, choice: Choice, saved_us: float) -> None:
         super().__init__(choice, 4.0)
-        self.plan, self.source, self.way = EmptyPlan(), "", choice.launching
+        self.plan, self.source, self.overlap = EmptyPlan(), "", choice.launching
         self.us -= {"": 0.0, "held": saved_us, "overlapping": -saved_us}[choice.launching]
 
 
@@ -238,7 +238,7 @@ def results(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found = [torch.tensor([1, 2]), torch.tensor([1, 2])]
     monkeypatch.setattr(time_launching, "changes_schedules", lambda plan, launching: True)
     monkeypatch.setattr(time_launching, "plan_for_launching", lambda plan: plan)
-    monkeypatch.setattr(time_launching, "results_of", lambda program, values: [found[bool(program.way)]])
+    monkeypatch.setattr(time_launching, "results_of", lambda program, values: [found[bool(program.overlap)]])
     return found
 
 

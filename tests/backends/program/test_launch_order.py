@@ -41,7 +41,7 @@ def third(x, y, out):
     tl.store(out + tl.arange(0, 8), tl.load(x + tl.arange(0, 8)) + tl.load(y + tl.arange(0, 8)))
 
 
-def bind(weights, states=None, device="cuda", graph=True, way=""):
+def bind(weights, states=None, device="cuda", graph=True, launch_mode=""):
     memory = device_bytes(256, device)
     w = uploaded(weights['w'], device)
     v1 = tensor_at(memory, 0, (8,), torch.float32)
@@ -60,7 +60,7 @@ def bind(weights, states=None, device="cuda", graph=True, way=""):
         third[(1,)](v3, v4, r, num_warps=4, launch_pdl=True)
         return r,
 
-    return Calls(launch, kernels, inputs, results, device, graph, way=way)
+    return Calls(launch, kernels, inputs, results, device, graph, launch_mode=launch_mode)
 '''
 FAULTS = {
     "no wait": ("    await_previous();\n", "", "second.*never waits"),
@@ -111,13 +111,13 @@ def test_states_that_a_kernel_writes_are_not_read_before_a_wait() -> None:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("way", OVERLAPS)
+@pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("name", ["mlp", "decode"])
-def test_programs_as_they_are_emitted(name: str, way: str) -> None:
+def test_programs_as_they_are_emitted(name: str, overlap: str) -> None:
     for parts in (False, True) if name == "mlp" else (False,):
-        source = emit_for(replace(planned(name, parts), launching=way)).source
+        source = emit_for(replace(planned(name, parts), launching=overlap)).source
         assert order_problems(source) == []
-        assert way == "" or order_problems(source.replace("await_previous();", ""))
+        assert overlap == "" or order_problems(source.replace("await_previous();", ""))
 
 
 @pytest.mark.parametrize("name", ["mlp_cuda", "cache_cuda", "attention_cuda"])

@@ -159,20 +159,20 @@ def read_before_wait(step: Step) -> set[str]:
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize(("name", "parts", "way"), [("mlp", True, OVERLAPPING), ("decode", False, HELD)])
-def test_weights_are_read_before_the_wait_and_nothing_else(name: str, parts: bool, way: str) -> None:
+@pytest.mark.parametrize(("name", "parts", "overlap"), [("mlp", True, OVERLAPPING), ("decode", False, HELD)])
+def test_weights_are_read_before_the_wait_and_nothing_else(name: str, parts: bool, overlap: str) -> None:
     """The first kernel begins when all before the program has ended. Results are the same bit for bit, states
     included."""
     plan = planned(name, parts)
-    first, *others = plan_for_launching(replace(plan, launching=way)).steps
+    first, *others = plan_for_launching(replace(plan, launching=overlap)).steps
     assert not first.call.constant and not first.call.schedule.get("early")
-    assert all(s.call.schedule.get("early") for s in others) or way == HELD
+    assert all(s.call.schedule.get("early") for s in others) or overlap == HELD
     held = [read_before_wait(s) for s in others if s.call.schedule.get("early")]
     assert any(held) and all(names <= s.call.constant for names, s in zip(held, others, strict=True))
     weights, inputs = given(name)
     states = [{"keys": torch.zeros((1, 1, 16, 64), dtype=torch.bfloat16)} if plan.updates else {} for _ in range(2)]
     want = run(plan, weights, states[0], inputs)
-    got = run(replace(plan, launching=way), weights, states[1], inputs)
+    got = run(replace(plan, launching=overlap), weights, states[1], inputs)
     assert all(map(torch.equal, got, want)) and all(torch.equal(states[0][n], states[1][n]) for n in states[0])
 
 
@@ -195,9 +195,9 @@ def test_matrices_are_under_way_to_shared_memory_before_the_wait() -> None:
 def test_plans_keep_their_launch_overlap() -> None:
     plan = planned("mlp")
     graph = replace(plan.graph, params={n: np.zeros(s, np.float32) for n, s in SIZES.items()})
-    for way in OVERLAPS:
-        stored = plan_to_json(replace(plan, graph=graph, launching=way))
-        assert stored.get("launching", "") == way and plan_from_json(stored, graph).launching == way
+    for overlap in OVERLAPS:
+        stored = plan_to_json(replace(plan, graph=graph, launching=overlap))
+        assert stored.get("launching", "") == overlap and plan_from_json(stored, graph).launching == overlap
     with pytest.raises(UsageError, match="no launch overlap"):
         plan_from_json({**stored, "launching": "at once"}, graph)
 
