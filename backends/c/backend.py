@@ -8,6 +8,7 @@ Convolutions and pooling are library kernels (convolutions.py). Kernels work on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -163,14 +164,15 @@ class C(KernelGenerator):
     def template(
         self, roots: Sequence[Tensor], transposed: Sequence[str] = (), last: bool = False, precision: str = IEEE.name
     ) -> GeneratedKernel:
-        """The generated kernel that computes the terms `roots` over inputs. Imports Torch if it is installed, since the
-        loops share its threads.
+        """The generated kernel that computes the terms `roots` over inputs. Imports Torch if it is installed and can be
+        imported, since the loops share its threads.
 
         `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
         precision of float32 matrix products.
         """
         if find_spec("torch"):
-            import torch  # noqa: F401  (its threads)
+            with suppress(ImportError, OSError):
+                import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)
 
     def any_size(

@@ -38,8 +38,11 @@ def c_flags() -> list[str]:
 
 
 def c_compiler() -> list[str]:
-    """Command of the C compiler."""
-    return shlex.split(os.environ.get("CC") or "cc")
+    """Command of the C compiler. RuntimeError if CC is no command."""
+    try:
+        return shlex.split(os.environ.get("CC") or "cc")
+    except ValueError as error:
+        raise RuntimeError(f"CC is not a command: {error}") from None
 
 
 def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") -> str:

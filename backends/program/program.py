@@ -43,7 +43,7 @@ from .program_calls import ProgramCalls
 from .program_folder import refuse_occupied, stored_bytes, write_program
 from .self_check import write_check
 from .torch_modes import in_plain_modes, mode_to_leave
-from .weights import Array, EvaluatedWeights, SharedWeights, StoredWeights, bytes_of
+from .weights import Array, EvaluatedWeights, HeldWeights, SharedWeights, StoredWeights, bytes_of
 
 
 class Program(ProgramCalls):
@@ -220,6 +220,8 @@ class Program(ProgramCalls):
             weights = self._pool.of(self._weights, self._exchange, self.tensors)
         elif isinstance(self._weights, StoredWeights) and self.tensors.startswith(GPU_KIND):
             weights = self._weights.mapped()
+        elif not self.tensors.startswith(GPU_KIND):
+            weights = HeldWeights(self._weights)
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
             self._run = self._programs.bound(

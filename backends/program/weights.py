@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys import rates
+from ...costdb.keys.device import GPU_KIND
 from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.tensor import Tensor, make, structural_digest, topological
-from ...egraph.ir.weight_data import Data, load_data
+from ...egraph.ir.weight_data import Data, detached, load_data
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import BadWeightsError
@@ -216,7 +217,23 @@ class _PooledWeights(Mapping[str, Any]):
             computed = computed_weight(self.own.terms[key], self.own.params, self.device)
             if computed is not None:
                 return computed
-        return self.exchange.near(self.own[key])
+        return self.exchange.near(self.own[key] if self.device.startswith(GPU_KIND) else detached(self.own[key]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+
+@dataclass(frozen=True)
+class HeldWeights(Mapping[str, Any]):
+    """The weights `own`, none of them over a mapped file: what happens to the file is nothing to the program."""
+
+    own: Mapping[str, Array]
+
+    def __getitem__(self, key: str) -> Any:
+        return detached(self.own[key])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...costdb.store import shards
+from ...costdb.store import bounded_parquet
 from ...egraph.ops.ops import Type
 from ...egraph.types import dtypes
 from ...errors import TensorGraphsError, UsageError
@@ -162,14 +162,12 @@ def read_jobs(path: str | Path) -> list[Job | str]:
 
 def _parquet_lines(content: bytes, source: Path) -> list[str]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(pa.BufferReader(content))
-        groups = (file.metadata.row_group(i) for i in range(file.metadata.num_row_groups))
-        if sum(group.total_byte_size for group in groups) > shards.MAX_SHARD_TABLE_BYTES:
-            raise UsageError(f"the file holds more than {shards.MAX_SHARD_TABLE_BYTES} bytes", where=str(source))
-        return [str(line) for line in file.read(columns=["job"]).column("job").to_pylist()]
+        table = bounded_parquet.read(content, pa.schema([("job", pa.string())]), LARGEST_BYTES, checksums=False)
+        return [str(line) for line in table.column("job").to_pylist()]
+    except bounded_parquet.TooLarge as error:
+        raise UsageError(str(error), where=str(source)) from None
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError) as error:
         raise UsageError("this is no Parquet file of jobs", where=str(source)) from error
 

@@ -69,10 +69,10 @@ def toolchain_key(backend: str = "numpy") -> str:
 @lru_cache(maxsize=1)
 def c_compiler() -> str:
     """The first line of `cc --version` (or $CC); empty without a C compiler."""
-    command = [*shlex.split(os.environ.get("CC") or "cc"), "--version"]
     try:
+        command = [*shlex.split(os.environ.get("CC") or "cc"), "--version"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, ValueError, subprocess.TimeoutExpired):
         return ""
     return "" if done.returncode else done.stdout.partition("\n")[0]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import cache_folder, private
+from ...plain import is_file
 from ..keys.device import cores
 from . import cache_snapshot, shards
 from .arrow_arrays import array_of
@@ -189,6 +190,8 @@ def _open_and_load(root: Path, file: Path, deadline: float) -> LoadedCache:
     while True:
         try:
             fresh = not file.exists()
+            if not fresh and not is_file(file):  # opening a pipe would wait
+                raise _WrongVersion("it is not a plain file")
             with _connection(str(file)) as connection:
                 if fresh:
                     _create(connection)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...plain import is_file
 from ...private import read_sealed, sealed
 from . import shards
 
@@ -41,6 +42,8 @@ def names(file: Path, version: str) -> frozenset[str]:
     """Names of the shards in a cache snapshot; empty if the file is missing or of another version."""
     import pyarrow as pa
 
+    if not is_file(file):  # opening a pipe would wait
+        return frozenset()
     try:
         with pa.memory_map(str(file)) as source:
             content = source.read_buffer(max(0, source.size() - len(sealed(b""))))

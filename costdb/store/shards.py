@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING
 from ...plain import Malformed, read_bytes
 from ...writing.files import replacing_raw
 from ...writing.hidden_files import PART, remove_abandoned, sync_folder
+from . import bounded_parquet
 from .schema import FORMAT, arrow_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 QUARANTINE = "quarantine"
-MAX_SHARD_FILE_BYTES, MAX_SHARD_TABLE_BYTES = (
-    256 << 20,
-    2 << 30,
-)  # bytes on disk, bytes decompressed: decompression bombs are refused
+MAX_SHARD_FILE_BYTES, MAX_SHARD_TABLE_BYTES = 256 << 20, 2 << 30  # bytes on disk, bytes of the decoded rows
+#: Decoded rows take at most so many times the bytes on disk (15 in a store of measurements), but always as many bytes
+#: as MIN_SHARD_TABLE_BYTES: bombs are refused. Many shards are decoded before their rows are inserted.
+MAX_EXPANSION, MIN_SHARD_TABLE_BYTES = 200, 4 << 20
 _NAME = re.compile(r"[0-9a-f]{64}\.parquet")
 _TEMPORARY = ".tmp-"
 _TEMPORARY_AGE_S = 3600.0
@@ -141,26 +142,16 @@ def read(path: Path) -> pa.Table:
 def decode(content: bytes) -> pa.Table:
     """The rows of a Parquet file given as bytes, with page checksums verified. Raises BadShard."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    wanted = arrow_schema()
+    wanted, most = arrow_schema(), max(MIN_SHARD_TABLE_BYTES, MAX_EXPANSION * len(content))
     try:
-        file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=True)
-        groups = (file.metadata.row_group(index) for index in range(file.metadata.num_row_groups))
-        sizes = [group.total_byte_size for group in groups]
-        if min(sizes, default=0) < 0 or sum(sizes) > MAX_SHARD_TABLE_BYTES:
-            raise BadShard("too-large")
-        found = file.schema_arrow
-        for column in wanted:
-            at = found.get_field_index(column.name)
-            if at < 0 or found.field(at).type != column.type:
-                raise BadShard("wrong-columns")
-        table = file.read(columns=wanted.names, use_threads=False).select(
-            wanted.names
-        )  # threads cost more than these columns
-        table = table if table.schema.equals(wanted) else table.cast(wanted)
+        table = bounded_parquet.read(content, wanted, min(most, MAX_SHARD_TABLE_BYTES))
         table.validate(full=True)  # invalid UTF-8 would fail much later
         return table
+    except bounded_parquet.TooLarge:
+        raise BadShard("too-large") from None
+    except KeyError:
+        raise BadShard("wrong-columns") from None
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
         raise BadShard("unreadable-parquet") from error
 

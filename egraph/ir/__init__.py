@@ -2,5 +2,5 @@
 
 In: builder calls.
 Out: graphs.
-Imports: egraph.ops, egraph.types, errors, processes.
+Imports: egraph.ops, egraph.types, errors, plain, processes.
 """

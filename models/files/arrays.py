@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...egraph.ir.weight_data import MappedFile
 from ...egraph.types import dtypes
 from ...errors import BadWeightsError
 from ...plain import file_identity
@@ -42,7 +43,7 @@ class MappedArray:
 
         Raises BadWeightsError if the file cannot be read, is too short, or was replaced or written since its header was
         read. A mapped file that is written later changes the array; if it is cut short, the operating system ends the
-        process at the next read of a lost page (SIGBUS).
+        process at the next read of a lost page (SIGBUS). Programs hold `detached` arrays.
         """
         if self.nbytes == 0:
             return np.zeros(self.shape, dtypes.numpy_dtype(self.dtype))
@@ -64,7 +65,9 @@ class MappedArray:
             )
         if self.nbytes > COPIED:
             self._refuse_changed(file)
-            return np.memmap(file, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+            mapped = MappedFile(file, dtype=np.uint8, mode="r", offset=self.offset, shape=(self.nbytes,))
+            mapped.path, mapped.identity = self.path.absolute(), self.identity
+            return mapped
         file.seek(self.offset)
         content = file.read(self.nbytes)
         self._refuse_changed(file)

@@ -17,6 +17,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import imported as _imported  # noqa: F401  (registers what forked children do)
+
 __version__ = "0.1.0"
 
 #: public name -> (module, attribute of that module; "" for the module itself)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from types import FrameType
 from typing import Any
+
+#: Packages that take long to import, so that a process may be forked meanwhile.
+SLOW = ("torch", "triton", "jax", "onnx", "pyarrow", "duckdb", "egglog", "ortools", "scipy", "pandas")
 
 
 def imported(name: str) -> Any:
@@ -16,3 +21,25 @@ def imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:  # it failed in the other thread
         return None
+
+
+def give_up_imports() -> None:
+    """Make imports of modules that another thread of the parent was importing fail (ModuleNotFoundError).
+
+    They would wait for that thread for ever: the child does not have it.
+    """
+    own: set[str] = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        own.add(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    for name, module in list(sys.modules.items()):
+        unfinished = getattr(getattr(module, "__spec__", None), "_initializing", False)
+        if unfinished and name not in own and name.partition(".")[0] in SLOW:
+            sys.modules[name] = None  # type: ignore[assignment]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=give_up_imports)
+
+__all__ = ["SLOW", "give_up_imports", "imported"]

@@ -69,7 +69,10 @@ def read_bytes(path: Path, most: int) -> bytes:
     Raises OSError if it cannot be read, Malformed if it is another kind of file (a pipe, a device) or too large.
     """
     with opened(path, most) as file:
-        found = file.read(most + 1)
+        size = min(most, os.fstat(file.fileno()).st_size)
+        found = file.read(size + 1)  # memory for that is taken at once
+        if len(found) > size:
+            found += file.read(most + 1 - len(found))
     if len(found) > most:  # it has grown
         raise Malformed(f"{path.name} has more than {most} bytes")
     return found

@@ -140,7 +140,7 @@ def read_sealed(path: Path, most: int = 1 << 28, name: str = "") -> bytes:
             raise ValueError("another user can write it")
         if facts.st_size > most:
             raise ValueError(f"it has more than {most} bytes")
-        whole = file.read(most + 1)
+        whole = file.read(facts.st_size + 1)
     content = whole[:-72]
     if sealed(content, name) != whole:
         raise ValueError("it does not have the checksum that it ends with")

@@ -25,7 +25,7 @@ from tensor_graphs import private
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
-from tensor_graphs.costdb.store import schema
+from tensor_graphs.costdb.store import cache_snapshot, schema
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, to_table
 from tensor_graphs.costdb.store.store import Store, cache, shards
 from tensor_graphs.errors import CostStoreError
@@ -139,10 +139,15 @@ print("done")
 # 21: corrupt cache, other schema, read-only, disk full
 
 
-@pytest.mark.parametrize("content", [b"", b"not a database" * 1000, None, b"\x00" * 300_000])
-def test_a_broken_cache_is_set_aside_and_rebuilt(filled: Path, timing: Make, content: bytes | None) -> None:
+@pytest.mark.parametrize("content", [b"", b"not a database" * 1000, "third", "pipe", b"\x00" * 300_000])
+def test_a_broken_cache_is_set_aside_and_rebuilt(filled: Path, timing: Make, content: bytes | str) -> None:
     file = cache_file(filled)
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 3] if content is None else content)
+    if content == "pipe":
+        file.unlink()
+        os.mkfifo(file)
+        os.mkfifo(cache_snapshot.path_of(file))
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else file.read_bytes()[: file.stat().st_size // 3])
     with pytest.warns(CostStoreWarning, match="corrupt"):
         assert all_found(Store(filled), timing)
     assert len(list(file.parent.glob("*.corrupt-*"))) == 1
@@ -249,12 +254,24 @@ def _damage(content: bytes, timing: Make) -> dict[str, Callable[[Path], None]]:
         "wrong-columns-type": lambda root: _place(root, shards.encode(retyped)),
         "not-named-by-sha256": lambda root: _place(root, content, "timings.parquet"),
         "unreadable-parquet-empty": lambda root: _place(root, b""),
+        "too-large": lambda root: _place(root, _expanding(table, "message")),
+        "too-large-samples": lambda root: _place(root, _expanding(table, "samples")),
     }
+
+
+def _expanding(table: pa.Table, name: str) -> bytes:
+    """A few KB whose rows take more than 8 MB: equal texts, or equal samples, are stored once."""
+    if name == "message":
+        rows = pa.array([0] * 10_000)
+        table, one = table.take(rows), pa.DictionaryArray.from_arrays(rows.cast(pa.int32()), ["x" * 1000])
+    else:
+        one = pa.array([[1.0] * 1_000_000], table.schema.field(name).type)
+    return shards.encode(table.set_column(table.schema.get_field_index(name), name, one))
 
 
 KINDS = (
     "sha256-differs", "unreadable-parquet", "wrong-columns", "wrong-columns-type", "not-named-by-sha256",
-    "unreadable-parquet-empty",
+    "unreadable-parquet-empty", "too-large", "too-large-samples",
 )  # fmt: skip
 
 

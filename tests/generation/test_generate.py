@@ -51,6 +51,8 @@ from tensor_graphs.pipeline.stages import verify_program
 from tensor_graphs.private import read_sealed, sealed
 from tensor_graphs.processes import forks
 
+from ..fuzz.hostile import nest
+
 VOCAB, LENGTH, LONG = 24, 48, 23
 #: Searches that take no longer than they must.
 FAST: dict[str, Any] = {"budget": 1.0, "measure": False, "verify": False, "effort": 0, "backend": "numpy"}
@@ -422,7 +424,7 @@ class FailingTokenizers:
     def __init__(self, failing: str) -> None:
         self.Tokenizer, self.failing = self, failing
 
-    def from_file(self, _file: str) -> Any:
+    def from_str(self, _text: str) -> Any:
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -440,6 +442,31 @@ def test_a_tokenizer_that_fails_is_named(failing: str, tmp_path: Path, monkeypat
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadModelError, match="index out of bounds"):
         Tokenizer(tmp_path).decode(Tokenizer(tmp_path).encode("w3"))
+
+
+def replaced(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [({"normalizer": {"type": "Sequence", "normalizers": [replaced("a", "aa")] * 40}}, "may become more than"),
+     ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 40}}, "may become more than"),
+     ({"decoder": replaced("", "x" * 5000)}, "may become more than"),
+     ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}, "no table"),
+     ({"normalizer": nest(50, 1)}, "nested too deeply")],
+)  # fmt: skip
+def test_tokenizers_whose_texts_grow_are_refused(
+    parts: dict[str, Any], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package tokenizers would take all time and memory, or end the process."""
+    monkeypatch.setitem(sys.modules, "tokenizers", FailingTokenizers(""))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parts))
+    with pytest.raises(BadModelError, match=words):
+        Tokenizer(tmp_path)
+    fine = {"normalizer": [replaced(" ", "_"), {"type": "NFC"}], "pre_tokenizer": {"type": "ByteLevel"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(fine))
+    assert Tokenizer(tmp_path).encode("w3") == [3]
 
 
 def test_a_tokenizer_outside_the_folder_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

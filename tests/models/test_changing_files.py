@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensor_graphs.egraph.ir.weight_data import load_data
+import tensor_graphs as tg
+from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.weight_data import detached, load_data
 from tensor_graphs.errors import BadModelError, BadWeightsError
 from tensor_graphs.models.files import safetensors
 from tensor_graphs.models.files.gguf import read_gguf
+from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.files.safetensors import SafeFile, read_folder, read_header, write_arrays
 from tensor_graphs.models.onnx.load import load_onnx
 
@@ -115,6 +118,42 @@ def test_external_data_that_changes(size: str, change: Callable[[Path], None], t
     change(tmp_path / "w.bin")
     with pytest.raises(BadWeightsError):
         load_data(data)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"])
+def test_a_program_keeps_the_weights_that_it_was_verified_with(backend: str, tmp_path: Path) -> None:
+    """Also those that are mapped during the search: numbers written into the file would be others in later calls, and a
+    file that is cut short would end the process."""
+    path = tmp_path / "m.safetensors"
+    values = {name: np.random.default_rng(0).standard_normal((512, 1024)).astype(np.float32) for name in "wv"}
+    x, w, v = tg.input("x", (8, 512)), tg.param("w", (512, 1024)), tg.param("v", (512, 1024))
+    save_graph(Graph.of((x @ w, tg.sum(v, axis=0), v[:2]), params=values, name="g"), path)
+    program = tg.optimize(path, backend=backend, measure=False, budget=2)
+    given = np.ones((8, 512), np.float32)
+    before = [y.copy() for y in program(given)]
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(bytes(path.stat().st_size - 4096))
+    for wanted, found in zip(before, program(given), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    os.truncate(path, 4096)
+    for wanted, found in zip(before, program(given), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_arrays_that_leave_a_mapped_file(tmp_path: Path) -> None:
+    values = np.arange(1 << 19, dtype=np.float32).reshape(512, 1024)
+    write_arrays(tmp_path / "m.safetensors", {"a": values})
+    mapped = load_data(read_header(tmp_path / "m.safetensors").tensors["a"])
+    whole, turned, part = (detached(a) for a in (mapped, mapped.T, mapped[::-2, 3:]))
+    np.testing.assert_array_equal(turned, values.T)
+    np.testing.assert_array_equal(part, values[::-2, 3:])
+    assert np.shares_memory(whole, turned) and not np.shares_memory(whole, mapped) and detached(values) is values
+    assert not whole.flags.writeable
+    del whole, turned, part
+    longer(tmp_path / "m.safetensors")
+    with pytest.raises(BadWeightsError, match="replaced or written"):
+        detached(mapped)
 
 
 @pytest.mark.parametrize("changed", ["model.safetensors.index.json", "b.safetensors"])

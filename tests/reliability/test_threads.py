@@ -30,6 +30,7 @@ import torch
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs import cache_folder, settings
+from tensor_graphs import imported as imported_module
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
 from tensor_graphs.backends.generate.lowerings import Lowerings
@@ -366,6 +367,36 @@ def test_optimizations_keep_nothing() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", KEPT], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_modules_that_another_thread_was_importing_are_missing_in_a_forked_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their import would wait for the thread, which the child does not have; other modules are left alone."""
+    for name in ("slow_one", "slow_too"):
+        (tmp_path / f"{name}.py").write_text("import time\nwhile not released: time.sleep(0.01)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(builtins, "released", False, raising=False)
+    monkeypatch.setattr(imported_module, "SLOW", ("slow_one",))
+    threads = [threading.Thread(target=importlib.import_module, args=[name]) for name in ("slow_one", "slow_too")]
+    for thread in threads:
+        thread.start()
+    while not {"slow_one", "slow_too"} <= sys.modules.keys():
+        time.sleep(0.001)
+    if not (child := os.fork()):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        try:
+            importlib.import_module("slow_one")
+        except ImportError:
+            os._exit(3 if sys.modules["slow_too"] is not None and sys.modules["numpy"] is np else 4)
+        finally:
+            os._exit(5)
+    monkeypatch.setattr(builtins, "released", True)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    for thread in threads:
+        thread.join()
+    del sys.modules["slow_one"], sys.modules["slow_too"]
 
 
 def test_modules_that_another_thread_imports_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,11 @@ def c_function(name: str) -> Callable[[tuple[Any, ...]], Any] | None:
     if implementation.name != "cpython" or sysconfig.get_config_var("Py_GIL_DISABLED") or not header.is_file():
         return None
     source = f'#define PY_SSIZE_T_CLEAN\n#include "{header}"\n{SOURCE.read_text(encoding="utf-8")}'
-    command = [*split(os.environ.get("CC") or "cc"), "-std=gnu11", "-O2", "-shared", "-fPIC",
+    try:
+        compiler = split(os.environ.get("CC") or "cc")
+    except ValueError:  # an open quotation
+        return None
+    command = [*compiler, "-std=gnu11", "-O2", "-shared", "-fPIC",
                f"-I{sysconfig.get_path('platinclude')}"]  # fmt: skip
     key = repr((source, command, sysconfig.get_config_var("EXT_SUFFIX")))
     folder = code_folder("c")

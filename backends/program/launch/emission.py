@@ -77,6 +77,13 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
         ) from error  # fmt: skip
     except (RuntimeError, OSError) as error:
         if "C_SOURCE" not in space:
+            if isinstance(
+                error, OSError
+            ):  # of a module whose shared libraries are missing, such as an incomplete PyTorch
+                raise DeviceUnavailableError(
+                    f"the program's kernels need a module that cannot be imported: {error}", where=name,
+                    hint="repair it, or optimize with another backend",
+                ) from error  # fmt: skip
             raise
         raise DeviceUnavailableError(
             f"the program's C kernels cannot be compiled: {error}", where=name,

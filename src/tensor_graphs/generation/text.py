@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import BadModelError, UnsupportedError, UsageError
 from ..models.files.inside import inside
 from .gguf_tokenizer import gguf_tokenizer, tokenizer_errors_named
+from .tokenizer_file import tokenizer_text
 
 FILE = "tokenizer.json"
 _PARTIAL = "\ufffd"  # what a tokenizer gives for an incomplete UTF-8 sequence
@@ -39,8 +40,9 @@ class Tokenizer:
         except ImportError:
             raise UnsupportedError("text needs the package tokenizers", where=str(file),
                                    hint="pip install 'tensor-graphs[text]', or give token ids in place of text") from None  # fmt: skip
+        text = tokenizer_text(inside(folder, FILE, trust=trust))
         with tokenizer_errors_named(f"{FILE} cannot be read", file):
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(inside(folder, FILE, trust=trust)))
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
 

@@ -85,7 +85,10 @@ def propose(
     kernels. `folder` receives `proposal-N.py`, refused ones included. `seconds`: limit of one command, which is then
     killed with its children. `stopped`: polled; ends the work. Raises UsageError for an empty command.
     """
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"the command for proposals is malformed: {error}", where=command[:200]) from None
     if not words:
         raise UsageError("an empty command for proposals", hint='--propose "COMMAND ARGUMENTS"')
     folder.mkdir(parents=True, exist_ok=True)

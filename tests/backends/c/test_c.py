@@ -29,6 +29,7 @@ from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program.helpers.cpu_helpers import library_text
+from tensor_graphs.backends.program.launch import direct_calls, emission
 from tensor_graphs.backends.registry import backend, on_gpu, select
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning import cpu_worker
@@ -38,6 +39,7 @@ from tensor_graphs.backends.tuning.single_kernel import (
     run_outputs,
     run_template,
 )
+from tensor_graphs.costdb.keys import device
 from tensor_graphs.egraph.composites import composite_ops as composite
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -47,6 +49,7 @@ from tensor_graphs.egraph.ops.special_functions import erf
 from tensor_graphs.egraph.patterns.pattern import PatternCall
 from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.egraph.view.view import view_of
+from tensor_graphs.errors import DeviceUnavailableError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
@@ -529,6 +532,25 @@ def test_a_program_with_c_runs_without_this_package(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), made(x), rtol=1e-6)
+
+
+def test_a_command_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc '")
+    with pytest.raises(RuntimeError, match="CC is not a command"):
+        c_helpers.c_library("int f(void) { return 1; }\n")
+    assert device.c_compiler.__wrapped__() == ""
+    assert direct_calls.c_function.__wrapped__("calls") is None
+
+
+def test_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is installed, but a shared library is missing: kernels in C work without it, other programs say why not."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert c.BACKEND.template([t.tanh(t.input("x", (3,)))]).name
+    with pytest.raises(DeviceUnavailableError, match=r"libcudart\.so"):
+        emission.executed("import torch\n", "case")
 
 
 def test_without_a_compiler_there_are_no_kernels_in_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

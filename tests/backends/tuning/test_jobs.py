@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytest.importorskip("torch", reason="GPU kernels work on Torch's tensors")
@@ -108,6 +110,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UsageError):
             jobs.read_jobs(tmp_path / name)
+    equal = pa.DictionaryArray.from_arrays(pa.array([0] * 300_000, pa.int32()), ["x" * 1000])
+    pq.write_table(pa.table({"job": equal}), tmp_path / "e.parquet", store_schema=False)  # 1 KB, 300 MB when decoded
+    with pytest.raises(UsageError, match="more than"):
+        jobs.read_jobs(tmp_path / "e.parquet")
 
 
 WITHOUT = """
