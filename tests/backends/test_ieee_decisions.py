@@ -68,3 +68,13 @@ def test_the_texts_decide_as_numpy(tmp_path: Path) -> None:
         out = np.full_like(x, np.nan)
         kernels[launch.name]([{"x": x, "out": out}[a].ctypes.data for a in launch.args], launch.grid, launch.block)
         np.testing.assert_array_equal(out, wanted[name])
+
+
+def test_numbers_keep_their_bits_in_float64() -> None:
+    """Functions of some versions of Triton round numbers that are given as such to float32."""
+    x, place = t.input("x", SHAPE, "float64"), Operand(Type(SHAPE, "float64"), contiguous(SHAPE))
+    for root, number in ((t.floor(x * 0.1 + x), 0.1), (t.maximum(x, 0.3), 0.3)):
+        template = template_of(TritonEmitter(), root)
+        call = Call({"x": place}, place, {})
+        (launch,) = launches(template, replace(call, schedule=next(iter(template.space(call)))))
+        assert f"tl.full((), {number}, tl.float64)" in launch.source

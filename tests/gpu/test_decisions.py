@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or
 
 #: Functions of whole numbers x and y (64 x 256).
 DECIDED: dict[str, Callable[[Any, Any], Any]] = {
-    "quotient": lambda x, y: torch.floor(x / 49),
+    "quotient": lambda x, y: torch.floor(
+        x / torch.full_like(x, 49)
+    ),  # x / 49 multiplies by 1 / 49 in PyTorch's kernels
     "sum of products": lambda x, y: torch.floor(x * 0.1 + y * 0.3),
     "difference": lambda x, y: x * 0.1 - y * 0.1 == 0.1 * x - 0.1 * y,
     "root": lambda x, y: (x / torch.sqrt(y * y)).int(),

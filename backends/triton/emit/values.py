@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ...ir.expr import Expr, below_maximum, unknown
 from ...ir.index import index
 from ...ir.loop_fusion import is_softmax_sum
@@ -156,6 +158,8 @@ class TileValues(TritonPart):
                 f"a tile of {' x '.join(str(frame.block[d]) for d in dims)}, more than {MAX_TILE_ELEMENTS} elements"
             )
         *steps, text = text.split("; ")
+        if e.op in ("exact_mul", "maximum", "minimum") and frame.wide == "float64":
+            tiles = [_as_float64(t) for t in tiles]
         values = [frame.spread(t, dims) for t in tiles]
         if steps:
             values = [self.named(Tile(v, dims, t.dtype)).text for v, t in zip(values, tiles)]
@@ -185,6 +189,14 @@ class TileValues(TritonPart):
         dims = frame.union([low, top])
         safe = self.named(Tile(f"tl.where({top.text} == float('-inf'), 0.0, {top.text})", top.dims, top.dtype), "safe")
         return Tile(f"tl.{e.op}({frame.spread(low, dims)} - {frame.spread(safe, dims)})", dims, frame.wide)
+
+
+def _as_float64(tile: Tile) -> Tile:
+    """A number that float32 does not hold exactly as a float64 tensor: some versions of Triton round the numbers that
+    functions get to float32. Other tiles as they are."""
+    if tile.dtype != "const" or "float(" in tile.text or float(np.float32(tile.text)) == float(tile.text):
+        return tile
+    return Tile(f"tl.full((), {tile.text}, tl.float64)", (), "const")
 
 
 def _signs_differ(tiles: Sequence[Tile]) -> bool:
