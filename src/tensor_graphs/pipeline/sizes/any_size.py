@@ -23,6 +23,7 @@ from ...egraph.ops.ops import Type
 from ...egraph.saturate.lift import Lifted, Numbers, generic_sizes, lifted
 from ...egraph.simplify.masks import canonical_masks
 from ...egraph.simplify.simplify import simplify
+from ...egraph.simplify.wide_numbers import numbers_kept_wide
 from ...egraph.simplify.widen import widen
 from ...egraph.view.view import EGraphView
 from ...errors import NoPlanError
@@ -92,7 +93,11 @@ class Symbolic:
         work = work if exact else simplify(widen(work, in_place=not on_gpu(backends), rounds=on_gpu(backends)))
         generic = generic_sizes(work, searched, below=on_gpu(backends))
         bound = work.bind(generic)
-        work_there = bound.with_roots(expand_all(bound.roots)) if exact else canonical_masks(bound, steady=True)
+        work_there = (
+            bound.with_roots(numbers_kept_wide(expand_all(bound.roots)))
+            if exact
+            else canonical_masks(bound, steady=True)
+        )
         numbers, verifier = Numbers(work, generic), SizeVerifier(graph, searched, on_gpu(backends))
         probes = list(probe_sizes(graph, generic))
         return Symbolic(graph, searched, generic, work_there, numbers, probes, verifier, backends)

@@ -14,6 +14,7 @@ from ...egraph.saturate.worker import default_pool
 from ...egraph.simplify.empty import without_empty
 from ...egraph.simplify.masks import canonical_masks
 from ...egraph.simplify.simplify import simplify
+from ...egraph.simplify.wide_numbers import numbers_kept_wide
 from ...egraph.simplify.widen import widen
 from ...errors import ShapeError
 from ...extract.model.kernel import Backend
@@ -90,7 +91,7 @@ def prepare(
         exact = session.options.exact
         narrow = work = simplify(without_empty(original), exact=exact)
         work = (
-            work.with_roots(expand_all(work.roots))
+            work.with_roots(numbers_kept_wide(expand_all(work.roots)))
             if exact
             else simplify(widen(canonical_masks(work), in_place=in_place, rounds=rounds))
         )
