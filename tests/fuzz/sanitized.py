@@ -139,7 +139,8 @@ def program(found: Sequence[Found], seed: int) -> str:
         sizes = [(TYPES[b.dtype], elements(b), _kind(b.dtype)) for b in f.kernel.buffers.values()]
         lines = [f"void *a{i} = filled({n}, sizeof({t}), '{k}');" for i, (t, n, k) in enumerate(sizes)]
         lines.append(f"{f.name}({', '.join(f'a{i}' for i in range(len(sizes)))});")
-        lines += [f"free(a{i});" for i in range(len(sizes))]
+        for i in range(len(sizes)):  # without a reader, compilers leave out stores into memory that is freed
+            lines.append(f'__asm__ volatile("" : : "r"(a{i}) : "memory"); free(a{i});')
         calls.append(
             f'fprintf(stderr, "@{f.name}\\n");\nfor (int turn = 0; turn < 2; turn++) {{\n' + "\n".join(lines) + "\n}"
         )

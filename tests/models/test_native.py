@@ -93,7 +93,7 @@ def test_small_weights_outlive_their_file(tmp_path: Path) -> None:
     expected = before.copy()
     path.write_bytes(b"")
     assert np.array_equal(before.view(np.uint8), expected.view(np.uint8)) and not before.flags.writeable
-    with pytest.raises(BadWeightsError, match="holds 0 bytes"):
+    with pytest.raises(BadWeightsError, match="has 0 bytes"):
         data.load()
 
 

@@ -248,7 +248,7 @@ def test_a_saved_plan_that_is_another_programs_is_refused(tmp_path: Path) -> Non
     other.save(tmp_path / "other")
     for name in ("manifest.json", "program.py"):
         (folder / "plans" / "at_2" / name).write_bytes((tmp_path / "other" / name).read_bytes())
-    with pytest.raises(BadModelError, match="not one of this program"):
+    with pytest.raises(BadModelError, match="belongs to another program"):
         tg.load_program(folder)
 
 

@@ -3,9 +3,12 @@ tests.fuzz.sanitized`."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+
+from tensor_graphs.egraph.types.dims import concrete
 
 from ..fuzz.sanitized import kernels_of, reports, unavailable
 
@@ -17,8 +20,8 @@ def test_kernels_stay_within_their_memory_and_a_planted_fault_is_found() -> None
     assert len(found) > 4
     last = found[-1]
     result = next(iter(s.buffer for s in last.kernel.stores))
-    size = "(1 << 20)"
-    wrong = last.text.rstrip().removesuffix("}") + f"    {result}[{size}] = 0;\n}}"
+    past = math.prod(concrete(last.kernel.buffers[result].shape))
+    wrong = last.text.rstrip().removesuffix("}") + f"    {result}[{past}] = 0;\n}}"
     planted = replace(last, name="planted", text=wrong.replace(last.name, "planted"))
     message = reports([*found, planted, replace(last, name="after", text=last.text.replace(last.name, "after"))])
     assert list(message) == ["planted"], message
