@@ -328,7 +328,13 @@ def _gather(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Exp
     place = Index()
     for i, stride, size in zip(rest, strides, sizes, strict=True):
         place = place + i * stride if size > 1 else place
-    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
+    return r.b.load(r.of[table], place, buffer.dtype, _picked(where, buffer, a), guards)
+
+
+def _picked(where: Expr, buffer: Buffer, axis: int) -> tuple[tuple[Expr, int], ...]:
+    """What an index along an axis adds to a position: the index with the axis's stride; nothing along an axis of one
+    element, whose stride may be another axis's as well."""
+    return ((where, buffer.strides[axis]),) if buffer.shape[axis] != 1 else ()
 
 
 def _gather_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
@@ -346,7 +352,7 @@ def _gather_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: 
     for k, (i, stride, size) in enumerate(zip(at, buffer.strides, buffer.shape, strict=True)):
         place = place + i * stride if k != a and size > 1 else place
     where = from_the_start(r.b, r.value(picks, at, guards), buffer.shape[a])
-    return r.b.load(r.of[table], place, buffer.dtype, ((where, buffer.strides[a]),), guards)
+    return r.b.load(r.of[table], place, buffer.dtype, _picked(where, buffer, a), guards)
 
 
 def _scatter_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Expr, ...]) -> Expr:
