@@ -20,6 +20,7 @@ from tensor_graphs.egraph.types import dtypes
 Array = np.ndarray[Any, Any]
 #: Noise by the coarsest float dtype on the way, and what an error may be beside the noise's effect, of the largest
 #: value.
+ROUNDS_TO = {"to_float16": "float16", "to_bfloat16": "bfloat16"}
 NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 BASE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
 TIMES = 30.0  # of the largest movement seen under noise
@@ -60,8 +61,12 @@ APPROXIMATE = (
 
 
 def coarsest(nodes: Sequence[Tensor]) -> str:
-    """The float dtype of the nodes with the fewest significant bits."""
-    return max((n.dtype for n in nodes if dtypes.is_float(n.dtype)), key=NOISE.__getitem__, default="float64")
+    """The float dtype of the nodes with the fewest significant bits, those that values are rounded to included."""
+    return max(
+        (ROUNDS_TO.get(n.op, n.dtype) for n in nodes if dtypes.is_float(n.dtype)),
+        key=NOISE.__getitem__,
+        default="float64",
+    )
 
 
 class Oracle:
