@@ -18,9 +18,10 @@ from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.egraph.types import dtypes
 
 Array = np.ndarray[Any, Any]
+#: Op -> dtype that it rounds to.
+ROUNDS_TO = {"to_float16": "float16", "to_bfloat16": "bfloat16"}
 #: Noise by the coarsest float dtype on the way, and what an error may be beside the noise's effect, of the largest
 #: value.
-ROUNDS_TO = {"to_float16": "float16", "to_bfloat16": "bfloat16"}
 NOISE = {"float64": 4e-15, "float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
 BASE = {"float64": 1e-12, "float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}
 TIMES = 30.0  # of the largest movement seen under noise
