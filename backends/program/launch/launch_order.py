@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 WORKSPACE, WEIGHT, STATE, CALLER = "workspace", "weight", "state", "caller"
@@ -253,25 +253,55 @@ def _placed(call: ast.Call) -> ByteRange:
 
 def _kernels(tree: ast.Module) -> Iterator[tuple[str, KernelAccesses]]:
     """The generated kernels of a program by name."""
+    functions = {
+        n.name: n for n in tree.body
+        if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list)
+    }  # fmt: skip
     for n in tree.body:
-        if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list):
-            yield n.name, _triton(n)
+        if isinstance(n, ast.FunctionDef) and n.name in functions:
+            yield n.name, _triton(n, functions)
         elif isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) and isinstance(n.targets[0], ast.Name):
             options = {k.arg: k.value for k in n.value.keywords}
             if "text" in options and ast.unparse(n.value.func).endswith("CudaKernel"):
                 yield n.targets[0].id, _cuda(ast.literal_eval(options["text"]), "early" in options)
 
 
-def _triton(function: ast.FunctionDef) -> KernelAccesses:
-    """A Triton or Gluon kernel: it waits at its start, if at all."""
-    names = tuple(a.arg for a in function.args.args)
-    written = set[str]()
-    for call in (n for n in ast.walk(function) if isinstance(n, ast.Call)):
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _STORES and call.args:
-            written |= {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name) and n.id in names}
+def _triton(function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> KernelAccesses:
+    """A Triton or Gluon kernel: it waits at its start, if at all. `functions`: those of the program, by name."""
     body = [s for s in function.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
     waits = bool(body) and ast.unparse(body[0]) == "begin_early()"
-    return KernelAccesses(names, (), frozenset(written), frozenset() if waits else None)
+    names = tuple(a.arg for a in function.args.args)
+    return KernelAccesses(names, (), frozenset(_stored(function, functions)), frozenset() if waits else None)
+
+
+def _stored(function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> set[str]:
+    """The parameters of a Triton or Gluon function that it writes to, itself or in functions that it calls or gives to
+    warps of their own (`gl.warp_specialize([(f, (x, y)), ...])`)."""
+    names, found = {a.arg for a in function.args.args}, set[str]()
+    for n in ast.walk(function):
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in _STORES and n.args:
+            found |= _names(n.args[0])
+        callee, given = _called(n)
+        if callee in functions and callee != function.name:
+            inner = _stored(functions[callee], functions)
+            for parameter, argument in zip(functions[callee].args.args, given):
+                found |= _names(argument) if parameter.arg in inner else set()
+    return found & names
+
+
+def _called(node: ast.AST) -> tuple[str, Sequence[ast.expr]]:
+    """(name, arguments) of a call `f(x)` or of a pair `(f, (x,))`; no name for other nodes."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id, node.args
+    if isinstance(node, ast.Tuple) and len(node.elts) == 2:
+        first, second = node.elts
+        if isinstance(first, ast.Name) and isinstance(second, ast.Tuple):
+            return first.id, second.elts
+    return "", ()
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _cuda(text: str, early: bool) -> KernelAccesses:

@@ -138,3 +138,22 @@ def sums(i, x, out):
 """
     (found,) = [kernel for _, kernel in launch_order._kernels(ast.parse(text))]
     assert found.written == {"out"} and found.parameters == ("i", "x", "out")
+
+
+def test_warps_of_their_own_write_results() -> None:
+    """The function that stores is given to some warps, under other names of the parameters."""
+    text = """
+@gluon.jit
+def stores(result, tile):
+    gl.store(result + gl.arange(0, 8), tile)
+
+@gluon.jit
+def kernel(out, x_box, y):
+    gl.warp_specialize([(stores, (out, x_box)), (copies, (x_box, y))], [1], [24])
+
+@gluon.jit
+def copies(box, y):
+    tma.async_copy_global_to_shared(box, y)
+"""
+    kernels = dict(launch_order._kernels(ast.parse(text)))
+    assert {n: set(k.written) for n, k in kernels.items()} == {"stores": {"result"}, "kernel": {"out"}, "copies": set()}
