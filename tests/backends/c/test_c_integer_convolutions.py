@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tensor_graphs.backends.c.integer_convolutions import integer_convolution_rows
 from tensor_graphs.backends.c.integer_pools import integer_pool_rows
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.backends.tuning.single_kernel import compiled
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.composites.quantized_ops import integer_conv
 from tensor_graphs.egraph.evaluate.interpret import evaluate
@@ -27,16 +27,12 @@ from tensor_graphs.models.onnx.load import load_onnx
 from tensor_graphs.models.onnx.quantize import dynamic_quantize
 
 from ..reference import expected
+from .byte_calls import compare, drawn, result_dtype
 from .test_c_convolutions import last
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in (*integer_convolution_rows(), *integer_pool_rows())}
 ONE = (1, 1, 1, 1)
-SCALES, POINTS = "amspju", "zyoqv"  # operands: float factors and scales; zero points
-
-
-def result_dtype(name: str, kind: str) -> str:
-    return kind if "quantized" in name else "float32" if "scaled" in name else "int32"
 
 
 def call_of(
@@ -61,40 +57,13 @@ def call_of(
     return Call({o: operands[o] for o in ROWS[name].operands}, written, {**geometry, **more})
 
 
-def drawn(call: Call, seed: int = 0) -> dict[str, Any]:
-    """Random operands; results are spread over the range of bytes."""
-    rng, found = np.random.default_rng(seed), {}
-    spread = 75.0**2 * np.sqrt(np.prod(call.operands["w"].type.shape[1:])) if "w" in call.operands else 1.0
-    for name, o in call.operands.items():
-        dtype, shape = o.type.dtype, o.type.shape
-        if name in SCALES:
-            values = rng.uniform(0.5, 1.5, shape) * (40.0 / spread if name == "m" else 1.0)
-        elif dtype == "float32":
-            values = 9.0 * rng.standard_normal(shape)
-        elif dtype == "int32":
-            values = rng.integers(-9000, 9000, shape)
-        else:
-            limits = np.iinfo(dtype)
-            values = rng.integers(limits.min, limits.max + 1, shape)
-            values = values // 8 + (limits.max + limits.min) // 2 if name in POINTS else values
-        found[name] = in_layout(np.asarray(values).astype(dtype), o)
-    return found
+def terms(call: Call) -> int:
+    """Terms of each sum of a convolution; 0 for other calls."""
+    return int(np.prod(call.operands["w"].type.shape[1:])) if "w" in call.operands else 0
 
 
 def check(name: str, call: Call, seed: int = 0) -> None:
-    """Sums equal the reference; floats by rounding; bytes, but for few that are next to a half."""
-    row = ROWS[name]
-    assert row.applies is not None and row.applies(call), name
-    operands = drawn(call, seed)
-    got, want = compiled(row, call)(operands)()[0], expected(row, call, operands)
-    if got.dtype == np.float32:
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5)
-    elif got.dtype == np.int32:
-        np.testing.assert_array_equal(got, want)
-    else:
-        off = np.abs(got.astype(int) - want.astype(int))
-        assert off.max() <= 1 and (off > 0).mean() <= 2e-3, (name, off.max(), (off > 0).mean())
-        assert np.ptp(want.astype(int)) > 15, "a result that shows little"
+    compare(ROWS[name], call, terms(call), seed)
 
 
 def usual_call(name: str, **more: Any) -> Call:
@@ -158,7 +127,7 @@ def test_sums_are_exact(data: st.DataObject) -> None:
 def test_largest_sums_wrap_around_like_int32() -> None:
     """Products of extreme bytes over many channels, and a bias that overflows."""
     call = call_of("c.integer_conv_scaled_codes_integer_bias", (1, 64, 3, 3), 17)
-    operands = drawn(call)
+    operands = drawn(call, terms(call))
     operands["x"][...], operands["w"][...], operands["z"][...] = 255, -128, 0
     operands["b"][...] = -(2**31) + 5
     got = compiled(ROWS["c.integer_conv_scaled_codes_integer_bias"], call)(operands)()[0]
@@ -175,7 +144,7 @@ def test_max_pool_of_bytes(kind: str, scale: float) -> None:
     call = Call(
         {"x": image(x), "s": Operand(Type(ONE, "float32"), ONE), "o": Operand(Type(ONE, kind), ONE)}, image(out), attrs
     )
-    row, operands = ROWS["c.bytes_max_pool"], drawn(call)
+    row, operands = ROWS["c.bytes_max_pool"], drawn(call, terms(call))
     operands["s"][...] = scale
     assert row.applies is not None and row.applies(call)
     want = expected(row, call, operands)

@@ -12,7 +12,7 @@ import pytest
 from tensor_graphs.backends.c.byte_values import byte_value_rows
 from tensor_graphs.backends.c.integer_products import integer_product_rows
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.backends.tuning.single_kernel import compiled
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.simplify.simplify import simplify
@@ -21,8 +21,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.onnx.load import load_onnx
 
-from ..reference import expected
-from .test_c_integer_convolutions import POINTS, SCALES, result_dtype
+from .byte_calls import compare, drawn, result_dtype
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in integer_product_rows()}
@@ -61,40 +60,13 @@ def call_of(
     )
 
 
-def drawn(call: Call, seed: int = 0) -> dict[str, Any]:
-    """Random operands; results are spread over the range of bytes."""
-    rng, found = np.random.default_rng(seed), {}
-    spread = 75.0**2 * np.sqrt(call.operands["x"].type.shape[-1])
-    for name, o in call.operands.items():
-        dtype, shape = o.type.dtype, o.type.shape
-        if name in SCALES:
-            values = rng.uniform(0.5, 1.5, shape) * (40.0 / spread if name == "m" else 1.0)
-        elif dtype == "float32":
-            values = 9.0 * rng.standard_normal(shape)
-        elif dtype == "int32":
-            values = rng.integers(-9000, 9000, shape)
-        else:
-            limits = np.iinfo(dtype)
-            values = rng.integers(limits.min, limits.max + 1, shape)
-            values = values // 8 + (limits.max + limits.min) // 2 if name in POINTS else values
-        found[name] = in_layout(np.asarray(values).astype(dtype), o)
-    return found
+def terms(call: Call) -> int:
+    """Terms of each sum of a product."""
+    return int(call.operands["x"].type.shape[-1])
 
 
 def check(name: str, call: Call, seed: int = 0) -> None:
-    """Sums equal the reference; floats by rounding; bytes, but for few that are next to a half."""
-    row = ROWS[name]
-    assert row.applies is not None and row.applies(call), name
-    operands = drawn(call, seed)
-    got, want = compiled(row, call)(operands)()[0], expected(row, call, operands)
-    if got.dtype == np.float32:
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5)
-    elif got.dtype == np.int32:
-        np.testing.assert_array_equal(got, want)
-    else:
-        off = np.abs(got.astype(int) - want.astype(int))
-        assert off.max() <= 1 and (off > 0).mean() <= 2e-3, (name, off.max(), (off > 0).mean())
-        assert np.ptp(want.astype(int)) > 15, "a result that shows little"
+    compare(ROWS[name], call, terms(call), seed)
 
 
 def usual_call(name: str) -> Call:
@@ -135,7 +107,7 @@ def test_signs_and_layouts(name: str, x: tuple[int, ...]) -> None:
 def test_largest_sums() -> None:
     """255 times -128 in pairs: no 16-bit sum in between saturates."""
     call = call_of("c.integer_matmul", (3, 64), 32)
-    operands = drawn(call)
+    operands = drawn(call, terms(call))
     operands["x"][...], operands["w"][...], operands["z"][...] = 255, -128, 0
     got = compiled(ROWS["c.integer_matmul"], call)(operands)()[0]
     assert (got == 64 * 255 * -128).all()

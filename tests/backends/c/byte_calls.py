@@ -1,0 +1,54 @@
+"""Calls of C kernels on bytes: random operands, and comparison with the references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.extract.model.kernel import Call
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
+
+from ..reference import expected
+
+SCALES, POINTS = "amspju", "zyoqv"  # operands: float factors and scales; zero points
+
+
+def result_dtype(name: str, kind: str) -> str:
+    return kind if "quantized" in name else "float32" if "scaled" in name else "int32"
+
+
+def drawn(call: Call, terms: int, seed: int = 0) -> dict[str, Any]:
+    """Random operands; results are spread over the range of bytes. `terms`: of each sum, 0 without sums."""
+    rng, found = np.random.default_rng(seed), {}
+    spread = 75.0**2 * np.sqrt(terms) if terms else 1.0
+    for name, o in call.operands.items():
+        dtype, shape = o.type.dtype, o.type.shape
+        if name in SCALES:
+            values = rng.uniform(0.5, 1.5, shape) * (40.0 / spread if name == "m" else 1.0)
+        elif dtype == "float32":
+            values = 9.0 * rng.standard_normal(shape)
+        elif dtype == "int32":
+            values = rng.integers(-9000, 9000, shape)
+        else:
+            limits = np.iinfo(dtype)
+            values = rng.integers(limits.min, limits.max + 1, shape)
+            values = values // 8 + (limits.max + limits.min) // 2 if name in POINTS else values
+        found[name] = in_layout(np.asarray(values).astype(dtype), o)
+    return found
+
+
+def compare(row: LibraryKernel, call: Call, terms: int, seed: int = 0) -> None:
+    """Sums equal the reference; floats by rounding; bytes, but for few that are next to a half."""
+    assert row.applies is not None and row.applies(call), row.name
+    operands = drawn(call, terms, seed)
+    got, want = compiled(row, call)(operands)()[0], expected(row, call, operands)
+    if got.dtype == np.float32:
+        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5)
+    elif got.dtype == np.int32:
+        np.testing.assert_array_equal(got, want)
+    else:
+        off = np.abs(got.astype(int) - want.astype(int))
+        assert off.max() <= 1 and (off > 0).mean() <= 2e-3, (row.name, off.max(), (off > 0).mean())
+        assert np.ptp(want.astype(int)) > 15, "a result that shows little"
