@@ -6,7 +6,7 @@ multiply-adds. Twelve pixels are one tile here (with 32 registers), whose addres
 
 from __future__ import annotations
 
-from .tiled_products import MAX_TAPS, contracted
+from .tiled_products import MAX_TAPS, contracted, window_addresses
 
 GROUPED = (
     """#pragma push_macro("TILE_ROWS")
@@ -43,14 +43,7 @@ void grouped_conv(const float *x, const float *w, const float *b, const float *r
                 continue;
             }
             const float *const from = x + (int64_t)image * sn;
-            for (int t = 0; t < kh; t++) {
-                const int v = row * step_h - top + t * dil_h;
-                for (int u = 0; u < kw; u++) {
-                    const int s = column * step_w - left + u * dil_w;
-                    const int inside = v >= 0 && v < h && s >= 0 && s < wide;
-                    rows[(t * kw + u) * TILE_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : room;
-                }
-            }
+@WINDOW@
             if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
         }
         for (int group = 0; group < groups; group++) {
@@ -63,7 +56,7 @@ void grouped_conv(const float *x, const float *w, const float *b, const float *r
     }
 }
 #pragma pop_macro("TILE_ROWS")
-""".replace("@TAPS@", str(MAX_TAPS))
+""".replace("@TAPS@", str(MAX_TAPS)).replace("@WINDOW@\n", window_addresses("TILE_ROWS", "room", indent=12))
 )
 
 __all__ = ["GROUPED"]

@@ -8,7 +8,7 @@ zero point of x, and its product with the weights' sums is subtracted where sums
 
 from __future__ import annotations
 
-from .tiled_products import MAX_TAPS, contracted
+from .tiled_products import MAX_TAPS, contracted, window_addresses
 
 ROWS = 6  # pixels of a tile
 
@@ -435,14 +435,7 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
                             rows[t * QUAD_ROWS + i] = from + ((int64_t)(t / kw) * dil_h * pw + (int64_t)(t % kw) * dil_w) * own;
                 } else {
                     const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
-                    for (int t = 0; t < kh; t++) {
-                        const int v = row * step_h - top + t * dil_h;
-                        for (int u = 0; u < kw; u++) {
-                            const int s = column * step_w - left + u * dil_w;
-                            const int inside = v >= 0 && v < h && s >= 0 && s < wide;
-                            rows[(t * kw + u) * QUAD_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : more;
-                        }
-                    }
+@WINDOW@
                 }
                 if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
             }
@@ -456,7 +449,7 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
         }
     }
 }
-""".replace("@TAPS@", str(MAX_TAPS))
+""".replace("@TAPS@", str(MAX_TAPS)).replace("@WINDOW@\n", window_addresses("QUAD_ROWS", "more", indent=20))
 
 INTEGER_STACKS = """/* Pack the bytes w[k][n], which have the distances `down` and `across`, as quad_conv reads weights: the sum of each column
    (int32), then [panel of 16 columns][quad of rows][16][4]. flip: 128 for bytes without sign. */

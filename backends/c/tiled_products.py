@@ -8,6 +8,8 @@ as [group][panel][tap][input channel][PANEL].
 
 from __future__ import annotations
 
+import textwrap
+
 PANEL = 16  # output channels of a panel of packed weights
 MAX_TAPS = 64  # most taps of a window: their addresses are on the stack
 FEW_CHANNELS = 16  # below this number of channels of a group, whole rows of a window are one run of a padded copy
@@ -281,6 +283,22 @@ static inline tile_kernel *tile_kernel_of(int there, int panels)
 """
 )
 
+
+def window_addresses(tile: str, zeros: str, indent: int) -> str:
+    """C text of the loop that sets the addresses `rows` of a pixel's window, of which `zeros` is that of padding.
+    `tile`: the pixels of a tile."""
+    text = f"""for (int t = 0; t < kh; t++) {{
+    const int v = row * step_h - top + t * dil_h;
+    for (int u = 0; u < kw; u++) {{
+        const int s = column * step_w - left + u * dil_w;
+        const int inside = v >= 0 && v < h && s >= 0 && s < wide;
+        rows[(t * kw + u) * {tile} + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : {zeros};
+    }}
+}}
+"""
+    return textwrap.indent(text, " " * indent)
+
+
 DIRECT = """/* Convolution of x with packed weights; y and the residual r are channels-last. x has the strides sn, sc, sh, sw in elements.
    flags: 1 bias b, 2 residual r, 4 x is copied to `room` with its padding, in which the pixels of a line of a window are one
    run. Without a copy the channels of x are neighbours (sc is 1), and room has a line of zeros, which padding reads (of 1 x 1 with stride 1: unused). */
@@ -335,14 +353,7 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
                     for (int t = 0; t < kh; t++) rows[t * TILE_ROWS + i] = from + (int64_t)t * dil_h * pw * c;
                 } else {
                     const float *const from = x + (int64_t)image * sn + (int64_t)group * own;
-                    for (int t = 0; t < kh; t++) {
-                        const int v = row * step_h - top + t * dil_h;
-                        for (int u = 0; u < kw; u++) {
-                            const int s = column * step_w - left + u * dil_w;
-                            const int inside = v >= 0 && v < h && s >= 0 && s < wide;
-                            rows[(t * kw + u) * TILE_ROWS + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : room;
-                        }
-                    }
+@WINDOW@
                 }
                 if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
             }
@@ -357,4 +368,4 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
         }
     }
 }
-"""
+""".replace("@WINDOW@\n", window_addresses("TILE_ROWS", "room", indent=20))
