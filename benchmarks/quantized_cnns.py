@@ -40,15 +40,29 @@ def make(folder: Path, name: str) -> None:
     """Write a model and its two quantized forms to the folder."""
     from importlib import import_module
 
+    import torch
+
+    module, title = MODELS[name]
+    torch.manual_seed(0)
+    net, inputs = import_module(f"benchmarks.models.{module}").build(title)
+    shape = tuple(inputs[0].shape)
+    write_quantized(
+        folder, name, net.eval(), inputs, lambda rng: rng.standard_normal(shape).astype(np.float32), FORMATS
+    )
+
+
+def write_quantized(
+    folder: Path, name: str, net: Any, inputs: tuple[Any, ...], draw: Callable[[np.random.Generator], Any],
+    forms: dict[str, str],
+) -> Path:  # fmt: skip
+    """Write a PyTorch module as an ONNX file in float32, and quantized statically in each of `forms` (name -> ONNX
+    Runtime's QuantFormat), calibrated with four inputs that `draw` makes; returns the path of the former."""
     import onnx
     import torch
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    module, title = MODELS[name]
-    torch.manual_seed(0)
-    net, inputs = import_module(f"benchmarks.models.{module}").build(title)
-    exported = torch.onnx.export(net.eval(), inputs, dynamo=True, verbose=False)
+    exported = torch.onnx.export(net, inputs, dynamo=True, verbose=False)
     assert exported is not None
     plain = folder / f"{name}.float32.onnx"
     exported.save(folder / "exported.onnx")
@@ -59,16 +73,17 @@ def make(folder: Path, name: str) -> None:
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             rng = np.random.default_rng(0)
-            self.rest = [rng.standard_normal(tuple(inputs[0].shape)).astype(np.float32) for _ in range(4)]
+            self.rest = [draw(rng) for _ in range(4)]
 
         def get_next(self) -> Any:
             return {given: self.rest.pop()} if self.rest else None
 
-    for form, kind in FORMATS.items():
+    for form, kind in forms.items():
         quantize_static(
             plain, folder / f"{name}.{form}.onnx", Reader(), quant_format=QuantFormat[kind], per_channel=True,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
         )  # fmt: skip
+    return plain
 
 
 def session_of(path: Path, threads: int) -> tuple[Callable[[Any], Any], Any]:

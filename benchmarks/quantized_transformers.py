@@ -13,13 +13,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.quantized_cnns import run
+from benchmarks.quantized_cnns import run, write_quantized
 
 #: name -> (layers, width, heads, tokens)
 MODELS = {"encoder of 256": (2, 256, 4, 128), "encoder of 768": (2, 768, 12, 64)}
-FORMATS = {"QDQ": "QDQ", "QOperator": "QOperator", "dynamic": "dynamic"}
+STATIC = {"QDQ": "QDQ", "QOperator": "QOperator"}
+FORMATS = {**STATIC, "dynamic": "dynamic"}
 VOCABULARY = 1000
 
 
@@ -57,42 +56,15 @@ def encoder(layers: int, width: int, heads: int, tokens: int) -> Any:
 
 def make(folder: Path, name: str) -> None:
     """Write a model and its quantized forms to the folder."""
-    import onnx
     import torch
-    from onnxruntime.quantization import (
-        CalibrationDataReader,
-        QuantFormat,
-        QuantType,
-        quantize_dynamic,
-        quantize_static,
-    )
-    from onnxruntime.quantization.shape_inference import quant_pre_process
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     torch.manual_seed(0)
-    tokens = MODELS[name][-1]
-    exported = torch.onnx.export(
-        encoder(*MODELS[name]), (torch.zeros((1, tokens), dtype=torch.int64),), dynamo=True, verbose=False
-    )
-    assert exported is not None
-    plain = folder / f"{name}.float32.onnx"
-    exported.save(folder / "exported.onnx")
-    quant_pre_process(folder / "exported.onnx", plain, skip_symbolic_shape=True)
-    (folder / "exported.onnx").unlink()
-    given = onnx.load(plain).graph.input[0].name
-
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
-        def __init__(self) -> None:
-            rng = np.random.default_rng(0)
-            self.rest = [rng.integers(0, VOCABULARY, (1, tokens)) for _ in range(4)]
-
-        def get_next(self) -> Any:
-            return {given: self.rest.pop()} if self.rest else None
-
-    for form in ("QDQ", "QOperator"):
-        quantize_static(
-            plain, folder / f"{name}.{form}.onnx", Reader(), quant_format=QuantFormat[form], per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
-        )  # fmt: skip
+    shape = (1, MODELS[name][-1])
+    plain = write_quantized(
+        folder, name, encoder(*MODELS[name]), (torch.zeros(shape, dtype=torch.int64),),
+        lambda rng: rng.integers(0, VOCABULARY, shape), STATIC,
+    )  # fmt: skip
     quantize_dynamic(plain, folder / f"{name}.dynamic.onnx", weight_type=QuantType.QInt8)
 
 
