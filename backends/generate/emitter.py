@@ -85,8 +85,9 @@ class Emitter(Protocol):
 
     @property
     def contracts(self) -> bool:
-        """Whether compilers of the emitted text contract `x * y + z` to one rounding and approximate quotients: what
-        decides a whole number or a truth value then has operations of its own (`lowering/ieee_decisions.py`)."""
+        """Whether compilers of the emitted text contract `x * y + z` to a fused multiply-add and approximate quotients.
+        If so, arithmetic that decides whole numbers or truth values is emitted with operations that round once
+        (`lowering/ieee_decisions.py`)."""
         ...
 
     @property

@@ -332,8 +332,8 @@ def _gather(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards: tuple[Exp
 
 
 def _picked(where: Expr, buffer: Buffer, axis: int) -> tuple[tuple[Expr, int], ...]:
-    """What an index along an axis adds to a position: the index with the axis's stride; nothing along an axis of one
-    element, whose stride may be another axis's as well."""
+    """The data-dependent part of a load's position (`Builder.load`): an index along an axis, with the axis's stride.
+    Empty if the axis has one element: its stride may be that of another axis, whose size would bound the index."""
     return ((where, buffer.strides[axis]),) if buffer.shape[axis] != 1 else ()
 
 

@@ -56,8 +56,8 @@ def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: str) -> Tenso
 
 
 def _before_views(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """quantize(x, scale, zero), moved before reshapes and permutations with which x ends, where the operations that
-    compute its elements are; of dequantized bytes with the same scale and zero point the bytes themselves.
+    """quantize(x, scale, zero), applied before the reshapes and permutations at the end of x, so that it follows the
+    operations that compute the elements. If x is dequantized bytes of the same scale and zero point: these bytes.
 
     QDQ models hold such pairs around each view. Both changes are exact: quantize works on each element, and
     q * scale / scale differs from q by less than a half.

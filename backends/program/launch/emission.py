@@ -77,9 +77,8 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
         ) from error  # fmt: skip
     except (RuntimeError, OSError) as error:
         if "C_SOURCE" not in space:
-            if isinstance(
-                error, OSError
-            ):  # of a module whose shared libraries are missing, such as an incomplete PyTorch
+            # of a module whose shared libraries are missing, such as an incomplete PyTorch
+            if isinstance(error, OSError):
                 raise DeviceUnavailableError(
                     f"the program's kernels need a module that cannot be imported: {error}", where=name,
                     hint="repair it, or optimize with another backend",

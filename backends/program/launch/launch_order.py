@@ -257,10 +257,10 @@ def _kernels(tree: ast.Module) -> Iterator[tuple[str, KernelAccesses]]:
         n.name: n for n in tree.body
         if isinstance(n, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in n.decorator_list)
     }  # fmt: skip
+    for name, function in functions.items():
+        yield name, _triton(function, functions)
     for n in tree.body:
-        if isinstance(n, ast.FunctionDef) and n.name in functions:
-            yield n.name, _triton(n, functions)
-        elif isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) and isinstance(n.targets[0], ast.Name):
+        if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call) and isinstance(n.targets[0], ast.Name):
             options = {k.arg: k.value for k in n.value.keywords}
             if "text" in options and ast.unparse(n.value.func).endswith("CudaKernel"):
                 yield n.targets[0].id, _cuda(ast.literal_eval(options["text"]), "early" in options)

@@ -20,7 +20,8 @@ def result_dtype(name: str, kind: str) -> str:
 
 
 def drawn(call: Call, terms: int, seed: int = 0) -> dict[str, Any]:
-    """Random operands; results are spread over the range of bytes. `terms`: of each sum, 0 without sums."""
+    """Random operands by name, such that results are spread over the range of bytes. `terms`: number of terms of each
+    sum that the kernel computes; 0 if it computes none."""
     rng, found = np.random.default_rng(seed), {}
     spread = 75.0**2 * np.sqrt(terms) if terms else 1.0
     for name, o in call.operands.items():
@@ -40,7 +41,8 @@ def drawn(call: Call, terms: int, seed: int = 0) -> dict[str, Any]:
 
 
 def compare(row: LibraryKernel, call: Call, terms: int, seed: int = 0) -> None:
-    """Sums equal the reference; floats by rounding; bytes, but for few that are next to a half."""
+    """Assert that a kernel's results on random operands match the reference: integer sums exactly, floats within
+    rounding, bytes except for a few whose value before rounding lies next to a half."""
     assert row.applies is not None and row.applies(call), row.name
     operands = drawn(call, terms, seed)
     got, want = compiled(row, call)(operands)()[0], expected(row, call, operands)

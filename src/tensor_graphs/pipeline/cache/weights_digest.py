@@ -112,7 +112,7 @@ def settled_files(params: Mapping[str, Data]) -> dict[Path, Identity]:
 
 
 def hashed_bytes(wanted: Sequence[Data]) -> int:
-    """Bytes of data."""
+    """Total size of weight data in bytes."""
     return sum(prod(data.shape) * dtypes.itemsize(dtypes.name_of(data.dtype)) for data in wanted)
 
 
