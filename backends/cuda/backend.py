@@ -26,6 +26,8 @@ from .emit.kernel import emit, emit_joined, emit_staged
 from .emit.sizes import sized_launch, with_sizes
 from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
 from .few_row_attention import applies as few_rows_apply
+from .scans.kernel import ScanSchedule, emit_scans
+from .scans.schedules import scan_schedules, scans_fit
 from .schedules import (
     FEW,
     SimtSchedule,
@@ -113,6 +115,17 @@ WINDOWS = Strategy(
     emit=_emit_windows,
     alone=True,
 )
+SCANS = Strategy(
+    "running sums",
+    "Running sums: threads along the positions, which exchange their sums; what is computed before and after in the same pass.",
+    ScanSchedule,
+    applies=lambda kernel, shape: True,
+    ranked=lambda asked, count: scan_schedules(asked.kernel, count),
+    legal=lambda kernel, shape, s, splits: scans_fit(kernel, s),
+    emit=lambda found, s, name: [emit_scans(found.kernel, s, name)],
+    alone=True,
+    scans=True,
+)
 SKINNY = Strategy(
     "skinny GEMM",
     "GEMM with 2 to 32 rows on tensor cores: fragments are loaded straight into registers.",
@@ -198,7 +211,7 @@ class CudaEmitter(StrategyEmitter):
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
     strategies: tuple[Strategy[Any], ...] = field(
-        default=(WINDOWS, SIMT, SKINNY, CLUSTERS, ATTENTION, GEMM, TILED), kw_only=True
+        default=(WINDOWS, SCANS, SIMT, SKINNY, CLUSTERS, ATTENTION, GEMM, TILED), kw_only=True
     )
 
     def version_of(self, roots: Sequence[Tensor]) -> str:
