@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
-from tensor_graphs.models.files.arrays import MappedArray  # noqa: E402
+from tensor_graphs.egraph.ir.file_array import FileArray  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
 
@@ -138,7 +138,7 @@ def test_weights_stay_on_disk(tmp_path: Path) -> None:
     loaded = onnx.load(str(file))
     onnx.save_model(loaded, str(file), save_as_external_data=True, location="weights.bin", size_threshold=0)
     graph = agree(file, model, {"x": x})
-    assert all(isinstance(data, MappedArray) for data in graph.params.values())
+    assert all(isinstance(data, FileArray) for data in graph.params.values())
     assert len(graph.params) > 5
 
 
