@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnxscript")
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
-from tensor_graphs.models.files.arrays import MappedArray  # noqa: E402
+from tensor_graphs.egraph.ir.file_array import FileArray  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
 
@@ -141,7 +141,7 @@ def test_weights_stay_on_disk(cnn: tuple[Path, Any, Any], tmp_path: Path) -> Non
     loaded, moved = onnx.load(str(file)), tmp_path / "cnn.onnx"
     onnx.save_model(loaded, str(moved), save_as_external_data=True, location="weights.bin", size_threshold=0)
     graph = agree(moved, model, {"x": x})
-    assert all(isinstance(data, MappedArray) for data in graph.params.values())
+    assert all(isinstance(data, FileArray) for data in graph.params.values())
     assert len(graph.params) > 5
 
 
