@@ -3,6 +3,7 @@
 In: kernels of the IR.
 Out: CUDA source and launches.
 Imports: backends, backends.cuda.clustered_attention, backends.cuda.emit, backends.cuda.ranking,
-    backends.cuda.tiled_fp32, backends.cuda.warp_specialized, backends.cuda.windows, backends.generate, backends.ir,
-    backends.lowering, backends.program.helpers, egraph.ir, egraph.types.
+    backends.cuda.scans, backends.cuda.shared_adds, backends.cuda.tiled_fp32, backends.cuda.warp_specialized,
+    backends.cuda.windows, backends.generate, backends.ir, backends.lowering, backends.program.helpers, egraph.ir,
+    egraph.types.
 """

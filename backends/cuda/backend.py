@@ -26,6 +26,8 @@ from .emit.kernel import emit, emit_joined, emit_staged
 from .emit.sizes import sized_launch, with_sizes
 from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_schedules
 from .few_row_attention import applies as few_rows_apply
+from .scans.kernel import ScanSchedule, emit_scans
+from .scans.schedules import scan_schedules, scans_fit
 from .schedules import (
     FEW,
     SimtSchedule,
@@ -39,6 +41,8 @@ from .schedules import (
     skinny_legal,
     skinny_schedules,
 )
+from .shared_adds.kernel import SharedAddSchedule, emit_shared_adds
+from .shared_adds.schedules import shared_add_schedules, shared_adds_fit
 from .tiled_fp32.kernel import TiledSchedule, emit_tiles
 from .tiled_fp32.schedules import applies as tiles_apply
 from .tiled_fp32.schedules import tile_schedules, tiles_fit
@@ -112,6 +116,28 @@ WINDOWS = Strategy(
     legal=lambda kernel, shape, s, splits: shape.kind == "windows" and windows_fit(kernel, s),
     emit=_emit_windows,
     alone=True,
+)
+SCANS = Strategy(
+    "running sums",
+    "Running sums: threads along the positions, which exchange their sums; what is computed before and after in the same pass.",
+    ScanSchedule,
+    applies=lambda kernel, shape: True,
+    ranked=lambda asked, count: scan_schedules(asked.kernel, count),
+    legal=lambda kernel, shape, s, splits: scans_fit(kernel, s),
+    emit=lambda found, s, name: [emit_scans(found.kernel, s, name)],
+    alone=True,
+    scans=True,
+)
+SHARED_ADDS = Strategy(
+    "sums in shared memory",
+    "Many values added to few elements (counts, segments): blocks add up theirs in shared memory.",
+    SharedAddSchedule,
+    applies=lambda kernel, shape: kernel.adds,
+    ranked=lambda asked, count: shared_add_schedules(asked.kernel, count),
+    legal=lambda kernel, shape, s, splits: shared_adds_fit(kernel, s),
+    emit=lambda found, s, name: [emit_shared_adds(found.kernel, s, name)],
+    alone=True,
+    adds=True,
 )
 SKINNY = Strategy(
     "skinny GEMM",
@@ -198,7 +224,7 @@ class CudaEmitter(StrategyEmitter):
     needs: tuple[str, ...] = ("torch", "cuda.core")
     precisions: tuple[Precision, ...] = (THREE,)  # besides the dtype's own; for TF32 the library is faster
     strategies: tuple[Strategy[Any], ...] = field(
-        default=(WINDOWS, SIMT, SKINNY, CLUSTERS, ATTENTION, GEMM, TILED), kw_only=True
+        default=(WINDOWS, SCANS, SHARED_ADDS, SIMT, SKINNY, CLUSTERS, ATTENTION, GEMM, TILED), kw_only=True
     )
 
     def version_of(self, roots: Sequence[Tensor]) -> str:

@@ -92,7 +92,9 @@ class Strategy(Generic[S]):
     asked if this one has candidates. `masked`: whether the text for extents that a schedule's tiles do not divide is
     also right for extents below a tile. `sides`: whether results along a reduction axis (`Kernel.stored_sides`) can be
     stored. `updates`: whether kernels can be emitted that write a row into an operand which they read
-    (ir/row_update.py). `adds`: whether results that are added to memory (`Kernel.adds`) can be emitted. `tested`:
+    (ir/row_update.py). `adds`: whether results that are added to memory (`Kernel.adds`) can be emitted.
+    `scans`: whether kernels with running sums (`Kernel.scans`) can be emitted; others are not offered to such a
+    strategy. `tested`:
     whether `ranked` has emitted each of its schedules, or one that differs in numbers only, so that all of them can be
     emitted.
     """
@@ -112,6 +114,7 @@ class Strategy(Generic[S]):
     sides: bool = False
     updates: bool = False
     adds: bool = False
+    scans: bool = False
     tested: bool = False
 
 
@@ -135,7 +138,7 @@ class StrategyEmitter(EmitterBase):
                 continue
             if (request.kernel.stored_sides and not strategy.sides) or (updates and not strategy.updates):
                 continue
-            if request.kernel.adds and not strategy.adds:
+            if (request.kernel.adds and not strategy.adds) or bool(request.kernel.scans) != strategy.scans:
                 continue
             if strategy.applies(request.kernel, request.shape):
                 own = strategy.ranked(request, wanted)
@@ -184,6 +187,8 @@ class StrategyEmitter(EmitterBase):
         are in their domains, and that strategy accepts the kernel. `splits`: whether split reduction is legal."""
         found = self.find(schedule)
         if found is None or not found[1].valid or (kernel.adds and not found[0].adds):
+            return False
+        if bool(kernel.scans) != found[0].scans:
             return False
         return found[0].legal(kernel, shape, found[1], splits)
 

@@ -69,9 +69,9 @@ def _merged(kernel: Kernel) -> Kernel:
 def _split(kernel: Kernel) -> Kernel:
     """Split axes at their divisors.
 
-    In a kernel without reductions, only where the inner part is short or keeps vectors of memory accesses whole.
+    In a kernel without reductions or scans, only where the inner part is short or keeps vectors of accesses whole.
     """
-    position, whole = 0, not kernel.reductions
+    position, whole = 0, not kernel.reductions and not kernel.scans
     while position < len(kernel.axes):
         axis = kernel.axes[position]
         fits = (n for n in _divided(kernel, axis) if 1 < n < axis.size and axis.size % n == 0)

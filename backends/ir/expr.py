@@ -34,11 +34,13 @@ class Expr:
     - index: an Index
     - load: (operand, Index, strides of the data-dependent index terms, dtype)
     - reduce: (monoid, Axis)
+    - scan: (monoid, Axis)
     - cast: a dtype
 
     The args of a load are the data-dependent index terms, then guards: where a guard is false nothing is read and the
-    value is 0. `kind` is float, int or bool; `axes` are the free axes; `number` is the creation order within the
-    builder.
+    value is 0. Those of a scan are the value that it combines along its axis, and a position (an index): the result is
+    that of the elements up to the position, which is included (a running sum). `kind` is float, int or bool; `axes` are
+    the free axes; `number` is the creation order within the builder.
     """
 
     __slots__ = ("args", "axes", "kind", "number", "op", "value")
@@ -50,7 +52,7 @@ class Expr:
 
     @property
     def axis(self) -> Axis:
-        """The axis that this expression, a reduction, reduces over."""
+        """The axis that this expression, a reduction or a scan, combines along."""
         found: Axis = self.value[1]
         return found
 
@@ -105,6 +107,8 @@ class Builder:
                 free |= value[1].axes
             elif op == "reduce":
                 free -= {value[1]}
+            elif op == "scan":
+                free = args[0].axes - {value[1]} | args[1].axes
             found = self._known[key] = Expr(op, tuple(args), value, kind, free, len(self._known))
         return found
 

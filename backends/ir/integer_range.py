@@ -92,7 +92,7 @@ class IntegerRanges:
             whole = _of_dtype(e.value)
             given = self.of(e.args[0]) if e.args[0].kind != "float" else whole
             return given if _within(given, whole) else whole
-        if e.op == "reduce":
+        if e.op in ("reduce", "scan"):
             low, high = self.of(e.args[0])
             most = INT32[1]  # elements of an axis, at any size
             return {"max": (low, high), "min": (low, high), "sum": (most * min(low, 0), most * max(high, 0))}.get(
@@ -107,7 +107,8 @@ class IntegerRanges:
         if e.kind != "int" or dtypes.category(dtype) != "int":
             return e
         found = self.of(e)
-        if dtypes.itemsize(dtype) == 8 and not _within(found, INT32) and e.op not in ("index", "const", "load", "cast"):
+        alone = e.op in ("index", "const", "load", "cast", "scan")  # a scan of integers is computed in 64 bits
+        if dtypes.itemsize(dtype) == 8 and not _within(found, INT32) and not alone:
             e = self.b.make(e.op, [self._widened(a) for a in e.args], e.value, e.kind)
         if dtypes.itemsize(dtype) == 8 or _within(found, _of_dtype(dtype)):
             return e

@@ -81,6 +81,11 @@ class Kernel:
         return [e for e in self.exprs if e.op == "reduce"]
 
     @cached_property
+    def scans(self) -> list[Expr]:
+        """All scans (running sums), inner ones first."""
+        return [e for e in self.exprs if e.op == "scan"]
+
+    @cached_property
     def long(self) -> bool:
         """Whether expressions nest so deeply that emitters must not recurse into operands."""
         depth: dict[Expr, int] = {}
@@ -150,8 +155,9 @@ def _listing(e: Expr, names: Mapping[Expr, str]) -> str:
         parts = [f"{a} * {s}" for a, s in zip(args, steps)]
         guard = f" if {' and '.join(args[len(steps) :])}" if len(args) > len(steps) else ""
         return f"{operand}[{' + '.join([repr(at), *parts])}]{guard}"
-    if e.op == "reduce":
-        return f"{e.value[0]}({args[0]} for {e.value[1]}<{e.value[1].size})"
+    if e.op in ("reduce", "scan"):
+        until = f" up to {args[1]}" if e.op == "scan" else ""
+        return f"{e.value[0]}({args[0]} for {e.value[1]}<{e.value[1].size}{until})"
     if e.op in ("const", "index"):
         return repr(e.value)
     return f"{e.op}({', '.join(args)})"

@@ -22,6 +22,7 @@ from ..ir.kernel import Buffer
 from ..ir.simplify import as_index, conjuncts
 from ..ir.unfusable import Unfusable
 from .decisions import DECISIONS, decided_by_another_width, is_rounded_arithmetic
+from .running_sums import running_sum
 
 
 class TermLowering:
@@ -376,7 +377,7 @@ def _scatter_elements(r: TermLowering, t: Tensor, at: tuple[Index, ...], guards:
 _RULES: dict[str, Rule] = {
     "full": _full, "iota": _iota, "cast": _cast, "from_float8": _from_float8,
     "matmul": _matmul, "conv": _conv, "gather": _gather, "gather_elements": _gather_elements,
-    "scatter_elements": _scatter_elements,
+    "scatter_elements": _scatter_elements, "cumsum": running_sum,
 }  # fmt: skip
 
 

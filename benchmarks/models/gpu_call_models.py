@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .cpu_peer_models import NormedBlock, SwinBlock, WaveNet
 from .cpu_unseen_models import Block, Conformer, Decoder, Dlrm, PointNet
 from .peer_models import trained
-from .torch_architectures import Net, conv, excite, head, residual, shuffle
+from .torch_architectures import Net, conv, excite, graph_attention, head, residual, shuffle, unet
 
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 MODULES: dict[str, Callable[[], Made]] = {}
@@ -203,3 +203,107 @@ class Experts(nn.Module):
 def experts() -> Made:
     """Mixture of experts for 32 tokens."""
     return Experts(1024, 1024, 8), (torch.randn(32, 1024),)
+
+
+@module
+def segmentation() -> Made:
+    """U-Net of two levels, whose skip connections are concatenated, over an image."""
+    double = lambda a, b: nn.Sequential(conv(a, b), conv(b, b))
+    return Net(
+        unet, down1=double(3, 32), down2=double(32, 64), middle=double(64, 128), up2=nn.ConvTranspose2d(128, 64, 2, 2),
+        join2=double(128, 64), join1=double(96, 32), out=nn.Conv2d(32, 4, 1),
+    ), (torch.randn(1, 3, 256, 256),)  # fmt: skip
+
+
+class Detector(nn.Module):
+    """DETR's decoder: learned queries attend to each other and to an image's features; class and box of each."""
+
+    def __init__(self, width: int, queries: int, layers: int) -> None:
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(1, queries, width))
+        layer = nn.TransformerDecoderLayer(width, 8, 4 * width, batch_first=True)
+        self.layers = nn.TransformerDecoder(layer, layers, nn.LayerNorm(width))
+        self.kind = nn.Linear(width, 92)
+        self.box = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layers(self.queries.expand(features.shape[0], -1, -1), features)
+        return self.kind(y), self.box(y).sigmoid()
+
+
+@module
+def detector() -> Made:
+    """Decoder of three layers, 100 queries over 25 x 34 features of two images."""
+    return Detector(256, 100, 3), (torch.randn(2, 850, 256),)
+
+
+class StateSpace(nn.Module):
+    """Mamba-2's mixing (state space duality): within chunks by a matrix of decays, made of cumulative sums; between
+    chunks by their states. The width is split into heads of 64."""
+
+    def __init__(self, width: int, state: int, chunk: int) -> None:
+        super().__init__()
+        self.heads, self.state, self.chunk = width // 64, state, chunk
+        self.enter = nn.Linear(width, 2 * width + 2 * state + self.heads)
+        self.conv = nn.Conv1d(width + 2 * state, width + 2 * state, 4, padding=3, groups=width + 2 * state)
+        self.rates, self.leave = nn.Parameter(torch.zeros(self.heads)), nn.Linear(width, width)
+
+    def decays(self, steps: Tensor) -> Tensor:
+        """exp of the sums of `steps` (..., n) between any two positions: (..., n, n), lower triangular."""
+        n, total = steps.shape[-1], steps.cumsum(-1)
+        seen = torch.ones(n, n, dtype=torch.bool, device=steps.device).tril()
+        return torch.exp((total[..., :, None] - total[..., None, :]).masked_fill(~seen, -torch.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, t, width = x.shape
+        gate, mixed, step = self.enter(x).split([width, width + 2 * self.state, self.heads], -1)
+        mixed = F.silu(self.conv(mixed.transpose(1, 2))[..., :t].transpose(1, 2))
+        u, b, c = (z.view(n, -1, self.chunk, z.shape[-1]) for z in mixed.split([width, self.state, self.state], -1))
+        step = F.softplus(step.float()).view(n, -1, self.chunk, self.heads).permute(0, 3, 1, 2)
+        u = u.view(*u.shape[:3], self.heads, 64) * step.permute(0, 2, 3, 1)[..., None].to(u.dtype)
+        steps = -step * self.rates.float().exp()[:, None, None]
+        within = torch.einsum("bcln,bcsn->bcls", c, b)[:, None] * self.decays(steps).to(c.dtype)
+        y = torch.einsum("bhcls,bcshp->bclhp", within, u)
+        total = steps.cumsum(-1)
+        left = torch.exp(total[..., -1:] - total).to(c.dtype)
+        states = torch.einsum("bcln,bhcl,bclhp->bchpn", b, left, u)
+        between = self.decays(F.pad(total[..., -1], (1, 0))).to(c.dtype)[..., :-1, 1:]
+        states = torch.einsum("bhzc,bchpn->bzhpn", between, states)
+        y = y + torch.einsum("bcln,bchpn,bhcl->bclhp", c, states, torch.exp(total).to(c.dtype))
+        return self.leave(y.reshape(n, t, width) * F.silu(gate))
+
+
+@module
+def state_space() -> Made:
+    """Mamba-2's mixing of 2048 tokens in chunks of 128."""
+    return StateSpace(512, 64, 128), (torch.randn(1, 2048, 512),)
+
+
+class Radiance(nn.Module):
+    """Volume rendering: a perceptron of encoded points, densities summed along rays, colours weighted by visibility."""
+
+    def __init__(self, width: int, levels: int) -> None:
+        super().__init__()
+        self.register_buffer("bands", 2.0 ** torch.arange(levels))
+        self.trunk = nn.Sequential(nn.Linear(6 * levels, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.out = nn.Linear(width, 4)
+
+    def forward(self, points: Tensor, steps: Tensor) -> Tensor:
+        turned = (points[..., None] * self.bands).flatten(-2)
+        found = self.out(self.trunk(torch.cat([turned.sin(), turned.cos()], -1))).float()
+        depth = F.relu(found[..., 0]) * steps.float()
+        weight = torch.exp(depth - depth.cumsum(-1)) * (1 - torch.exp(-depth))
+        return (weight[..., None] * found[..., 1:].sigmoid()).sum(-2)
+
+
+@module
+def radiance() -> Made:
+    """Rendering of 1024 rays with 128 points each."""
+    return Radiance(128, 6), (torch.randn(1024, 128, 3), torch.rand(1024, 128))
+
+
+@module
+def graph_attention_fp32() -> Made:
+    """Attention of graph nodes to their neighbours: softmax over edges."""
+    net = Net(graph_attention, value=nn.Linear(64, 64), left=nn.Linear(64, 1), right=nn.Linear(64, 1))
+    return net, (torch.randn(10000, 64), torch.randint(10000, (2, 100000)))

@@ -291,7 +291,7 @@ register(Op("argmin", 1, "arg_reduce", "index", {"axis": "int"}, {}, "position o
             numpy=lambda a, x: np.expand_dims(np.argmin(x, axis=a["axis"]), a["axis"]), onnx=("ArgMin",),
             aten=("argmin",), text=TargetText(jax="jnp.argmin({0}, axis={axis}, keepdims=True)")))  # fmt: skip
 register(Op("cumsum", 1, "along", "reduction", {"axis": "int"}, {}, "running sums along an axis",
-            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), keeps_positive=True, linear=(0,), algebra="ring", onnx=("CumSum",),
+            numpy=lambda a, x: np.cumsum(x, axis=a["axis"], dtype=x.dtype), fused_as="scan", keeps_positive=True, linear=(0,), algebra="ring", onnx=("CumSum",),
             aten=("cumsum",), text=TargetText(jax="jnp.cumsum({0}, axis={axis}, dtype={wide})")))  # fmt: skip
 register(Op("argsort", 1, "along_index", "index", {"axis": "int", "descending": "bool"}, {"descending": False},
             "positions that sort an axis, stable", numpy=meaning.argsort, aten=("argsort",),

@@ -233,11 +233,11 @@ class Op:
 
     @property
     def fusion_role(self) -> str:
-        """Role in fused kernels: "cheap", "rows", "product", "written" or "opaque".
+        """Role in fused kernels: "cheap", "rows", "scan", "product", "written" or "opaque".
 
         cheap: reads few operand elements per result element and does little arithmetic on them. rows: a reduction.
-        product: a contraction. written: writes elements into a tensor in memory, so that it can only be the last op of
-        a kernel. opaque: is never fused.
+        scan: a running sum. product: a contraction. written: writes elements into a tensor in memory, so that it can
+        only be the last op of a kernel. opaque: is never fused.
         """
         reduces = self.monoid in FUSED_MONOIDS or (self.composite and self.law == "reduce")
         derived = "rows" if reduces else "cheap" if self.pointwise or self.moves else "opaque"

@@ -95,7 +95,7 @@ class FusionGroups:
     seen: set[Tensor] = field(default_factory=set)  # terms found for the current class
     _yielded: list[FusionGroup] = field(default_factory=list)
     _tensors: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-    _insides: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    _insides: dict[tuple[int, int, bool], set[int]] = field(default_factory=dict)
     _below: dict[int, set[int]] = field(default_factory=dict)
     # (colour, shared) -> results of classes
     _groups_by_colour: dict[tuple[int, bool], list[_ClassGroups]] = field(default_factory=dict)
@@ -166,10 +166,10 @@ class FusionGroups:
         """Consumers and dominators of e-classes, over the cheapest e-node of each."""
         return ChosenConsumers(self.view, self.choice)
 
-    def inside(self, node: int, products: int) -> set[int]:
+    def inside(self, node: int, products: int, scans: bool) -> set[int]:
         """E-classes that a fusion group starting at the e-node `node` may contain, with at most `products` matrix
-        products on a path."""
-        key = node, products
+        products on a path. `scans`: whether running sums are among them."""
+        key, never = (node, products, scans), ("opaque", "written") if scans else ("opaque", "written", "scan")
         if key not in self._insides:
             choice, found = self.choice, dict[int, int]()  # class -> fewest products on a path to it, itself included
             first = self.facts.kinds[node] == "product"
@@ -180,7 +180,7 @@ class FusionGroups:
                     continue
                 kind = self.facts.kinds[choice[cls]]
                 used += kind == "product"
-                if kind not in ("opaque", "written") and used <= min(products, found.get(cls, UNLIMITED_PRODUCTS) - 1):
+                if kind not in never and used <= min(products, found.get(cls, UNLIMITED_PRODUCTS) - 1):
                     found[cls] = used
                     todo += [(k, used) for k in self.facts.kids[choice[cls]]]
             self._insides[key] = set(found)
@@ -262,6 +262,8 @@ class FusionGroups:
             kinds.add("rows")
         if products < policy.products:
             kinds.add("product")
+        if policy.scans and not below:
+            kinds.add("scan")
         if policy.layers and concrete(self.view.types[cls].shape)[-1:] > (MAX_NARROW_COLUMNS,):
             kinds.discard("product")
         # attention as two products instead of one operation, since the scores may be needed as well
@@ -405,9 +407,9 @@ class FusionGroups:
     @cached_property
     def _applicable_policies(self) -> list[FusionPolicy]:
         """The fusion policies to try on this view: without products in the view, only policies without products."""
-        products = "product" in self.facts.kinds
+        products, scans = "product" in self.facts.kinds, "scan" in self.facts.kinds
         policies = with_packed(self.policies) if self.facts.packed else self.policies
-        return [r for r in policies if not r.products or products]
+        return [r for r in policies if (not r.products or products) and (not r.scans or scans)]
 
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
         """(growth, its group, None without one) under one policy, the largest groups first: with at most

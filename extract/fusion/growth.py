@@ -67,7 +67,9 @@ class FusionGrowth:
 
         None if it is too large, trivial, a duplicate or has fewer products than the policy asks for.
         """
-        self.inside = self.groups.inside(node, self.policy.products) | {self.cls}
+        if self.groups.facts.kinds[node] == "scan" and not self.policy.scans:
+            return None
+        self.inside = self.groups.inside(node, self.policy.products, self.policy.scans) | {self.cls}
         try:
             root = self.root = self._node(node, 0, 0, False, self.policy.spread_bare)
         except GroupTooLarge:
@@ -78,6 +80,8 @@ class FusionGrowth:
             return None
         if self.policy.packed and not any(self.groups.view.op[n] == "dequantize" for n in self.inlined):
             return None  # same group as without packed weights
+        if self.policy.scans and not any(self.groups.facts.kinds[n] == "scan" for n in self.inlined):
+            return None
         term = self._term(root)
         if term in self.groups.seen:
             return None

@@ -26,7 +26,7 @@ class FusionPolicy:
     GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows. `packed`: weights that are computed from
     fewer bytes (dequantized ones) are inlined, not read as they would be folded at load. `rows_beside`: reductions on
     paths without a product are inlined, too, with what they read up to products (a norm by which the product's result
-    is divided).
+    is divided). `scans`: running sums are inlined, and a group has at least one.
     """
 
     name: str
@@ -40,6 +40,7 @@ class FusionPolicy:
     layers: bool = False
     packed: bool = False
     rows_beside: bool = False
+    scans: bool = False
 
 
 #: From the smallest to the largest.
@@ -59,6 +60,7 @@ FUSION_POLICIES = (
     FusionPolicy(
         "product, row prologue on the left, statistics as they lie", 1, False, True, left_only=True, spread_bare=True
     ),
+    FusionPolicy("running sums", 0, False, False, scans=True),
 )
 
 

@@ -172,7 +172,7 @@ template <int N> void await_round() {
     }
     f.copies.count = left;
 }
-inline int atomicAdd(int* x, int n) { int before = *x; *x += n; return before; }
+template <class T> T atomicAdd(T* x, T n) { T before = *x; *x += n; return before; }
 
 template <class T> T across_lanes(T x, int step) {
     const int own = host::current, parity = host::fibers[own].points % 2;

@@ -26,7 +26,10 @@ def run(kernel: Kernel, memory: Mapping[str, Array]) -> None:
     Floats are computed in float64. For small sizes only: time and memory grow with the product of the sizes of all axes
     of a value.
     """
-    bound = [*(e.axis for e in kernel.reductions), *(a for s in kernel.stores for a in sorted(s.value.axes, key=repr))]
+    bound = [
+        *(e.axis for e in (*kernel.reductions, *kernel.scans)),
+        *(a for s in kernel.stores for a in sorted(s.value.axes, key=repr)),
+    ]
     axes = [*kernel.axes, *dict.fromkeys(a for a in bound if a not in kernel.axes)]
     with np.errstate(all="ignore"):
         values = _Values(axes, memory)
@@ -84,6 +87,13 @@ class _Values:
                 np.broadcast_to(args[0], full), axis=self.order[e.axis], keepdims=True
             )
             return found
+        if e.op == "scan":
+            along, full = self.order[e.axis], list(args[0].shape)
+            full[along] = e.axis.size
+            sums = _REDUCE[e.value[0]].accumulate(np.broadcast_to(args[0], full), axis=along)
+            shape = np.broadcast_shapes(args[1].shape, [1 if i == along else n for i, n in enumerate(sums.shape)])
+            over = [n if i != along else e.axis.size for i, n in enumerate(shape)]
+            return np.take_along_axis(np.broadcast_to(sums, over), np.broadcast_to(args[1], shape), along)
         if e.op == "cast":
             return args[0].astype(np.float64 if dtypes.is_float(e.value) else dtypes.numpy_dtype(e.value))
         if (shifted := below_maximum(e)) is not None:

@@ -179,6 +179,18 @@ def test_modules_with_state_are_compared_in_calls_of_a_copy():
         caller_reference.compare(module, (torch.from_numpy(X),), as_graph(module, (torch.from_numpy(X),)))
 
 
+def test_graphs_of_modules_on_a_gpu_run_there_and_not_on_the_host(monkeypatch):
+    """Torch's CPU stands for the GPU; NumPy takes minutes for large modules in half precision."""
+    monkeypatch.setattr(trace_check_torch.ExampleCall, "device", "cpu")
+    monkeypatch.setattr(trace_check_torch, "evaluate", None)
+    given, half = (torch.from_numpy(X),), (torch.from_numpy(X).half(),)
+    linear = torch.nn.Linear(4, 3).half()
+    for module, x in ((linear, half), (Counting(0), given)):
+        assert "module itself" in caller_reference.compare(module.eval(), x, as_graph(module.eval(), x))
+    with pytest.raises(TraceError, match="differs"):
+        caller_reference.compare(linear, half, as_graph(torch.nn.Sequential(linear, torch.nn.ReLU()).eval(), half))
+
+
 def test_large_modules_are_compared_if_time_suffices(monkeypatch):
     monkeypatch.setattr(trace_check_torch, "MODULE_FLOPS", 10)
 

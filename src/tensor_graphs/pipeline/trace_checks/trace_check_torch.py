@@ -1,10 +1,15 @@
-"""Compares a traced graph with the caller's own Torch module, or function of tensors (part of trace_check.py)."""
+"""Compares a traced graph with the caller's own Torch module, or function of tensors (part of trace_check.py).
+
+The graph runs where the module does: a module on a GPU is compared with runs of its graph on this GPU, which take
+milliseconds where those of the host take seconds.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -12,17 +17,19 @@ from typing import Any
 
 import numpy as np
 
+from ...backends.gpu import is_gpu
 from ...backends.runtime.marshalling import is_torch, tensor_of
+from ...backends.verification.torch_reference import evaluate_graph
 from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import load_data
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
-from ...errors import TensorGraphsError, TraceError
+from ...errors import TensorGraphsError, TraceError, UsageError
 from ...extract.model.work import graph_flops
 from ...models.functions.numpy_array import OwnFunction, on_arrays
-from ...verification.reference import call_seconds, expected_seconds, with_atomic_ops
+from ...verification.reference import call_seconds, expected_seconds, has_unsigned, with_atomic_ops
 from ..sources.arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, refuse_type, title_of
 from .trace_check_large import CallFails, compare_large, is_large, lacking_memory
@@ -53,14 +60,14 @@ def compare_torch(
         return f"{GRAPH_ONLY}the module's arguments are not the graph's inputs"
     graph = graph.bind(sizes) if sizes else graph
     states = bool(graph.updates or graph.leaves("state"))
-    if reason := _too_much_work(graph, states, time):
+    if reason := _too_much_work(graph, states, bool(call.device), time):
         return GRAPH_ONLY + reason
     if states:
         return _compare_states(call, graph)
     if is_large(graph):
         at = partial(_outputs_at, call, len(graph.outputs))
         return compare_large(module, at, graph, seed, "module", time)
-    if missing := lacking_memory(graph) or time.too_long(call_seconds(graph)):
+    if missing := lacking_memory(graph) or time.too_long(0.0 if call.device else call_seconds(graph)):
         return f"{GRAPH_ONLY}a call of the module is left out, {missing}"
     began = perf_counter()
     try:
@@ -95,6 +102,12 @@ class ExampleCall:
         """The tensors in the arguments, in order."""
         return [e for e in torch_leaves((self.examples, dict(self.kwargs))) if is_torch(e)]
 
+    @property
+    def device(self) -> str:
+        """The GPU on which all tensors in the arguments are; "" if there is none such."""
+        found = {str(e.device) if is_gpu(e.device) else "" for e in self.tensors}
+        return found.pop() if len(found) == 1 else ""
+
     def outputs(self, copied: Callable[[Any], Any] | None = None) -> list[Array]:
         """Results of a call with copies of the tensors, made by `copied` (None: clones). Raises what the module
         raises."""
@@ -117,8 +130,9 @@ class ExampleCall:
         return [to_numpy(v) for v in _run_torch(self.module, args, kwargs)]
 
 
-def _too_much_work(graph: Graph, states: bool, time: OptionalTime) -> str:
-    """Why running the module would take too long, "" if it does not; `states`: whether it has state."""
+def _too_much_work(graph: Graph, states: bool, on_gpu: bool, time: OptionalTime) -> str:
+    """Why running the module would take too long, "" if it does not; `states`: whether it has state; `on_gpu`: whether
+    it runs on a GPU."""
     flops, weights = graph_flops(list(graph.roots)), sum(n.type.nbytes for n in graph.leaves("param"))
     if flops <= MODULE_FLOPS and weights <= MODULE_BYTES:
         return ""
@@ -126,7 +140,7 @@ def _too_much_work(graph: Graph, states: bool, time: OptionalTime) -> str:
         return "the module is large and has state"
     return (
         ""
-        if time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu=False))
+        if time.suffices(WHOLE, expected_seconds(graph, flops, on_gpu))
         else f"the module is large{time.omission_text}"
     )
 
@@ -170,8 +184,7 @@ def _compare_values(call: ExampleCall, graph: Graph, outputs: Sequence[Array], t
 
     values = {str(n.attr("name")): to_numpy(e.detach().cpu()) for n, e in zip(graph.inputs, call.tensors)}
     graph = with_atomic_ops(graph)
-    with np.errstate(all="ignore"):
-        found, sharp = evaluate(graph, values), evaluate(graph, values, float64=True)
+    found, sharp = _graph_runs(graph, values, call.device)
     _refuse_difference(call.module, graph, outputs, found, sharp, values)
     if any(e.dim() > 1 and e.is_contiguous() and e.numel() for e in call.tensors) and time.suffices(LAYOUTS, took):
         try:
@@ -179,6 +192,21 @@ def _compare_values(call: ExampleCall, graph: Graph, outputs: Sequence[Array], t
         except Exception:  # `view` needs the memory layout of the examples, for one
             return
         _refuse_difference(call.module, graph, other, found, sharp, values)
+
+
+def _graph_runs(graph: Graph, values: Mapping[str, Array], device: str) -> tuple[list[Array], list[Array]]:
+    """Outputs of a graph on the inputs and states `values`, in its own dtypes and in float64; computed on the Torch
+    `device`, on the host if that is "", lacks memory or has no function for one of the graph's ops."""
+    if device and not has_unsigned(graph):
+        import torch
+
+        with suppress(torch.OutOfMemoryError, UsageError):
+            return evaluate_graph(graph, values, device=device), evaluate_graph(
+                graph, values, float64=True, device=device
+            )
+        torch.cuda.empty_cache()
+    with np.errstate(all="ignore"):
+        return evaluate(graph, values), evaluate(graph, values, float64=True)
 
 
 def _compare_states(call: ExampleCall, graph: Graph) -> str:
@@ -207,8 +235,7 @@ def _compare_states(call: ExampleCall, graph: Graph) -> str:
         if len(own) != len(graph.outputs):
             return f"{GRAPH_ONLY}the module's results are not the graph's outputs"
         given = {**values, **states}
-        with np.errstate(all="ignore"):
-            found, sharp = evaluate(graph, given), evaluate(graph, given, float64=True)
+        found, sharp = _graph_runs(graph, given, copied.device)
         _refuse_difference(call.module, graph, own, found, sharp, given)
         states |= dict(zip(graph.updates, found[len(graph.outputs) :]))
     return f"compared with the module itself, in {STEPS} calls on its examples"
