@@ -7,6 +7,7 @@ chunks by a `reshape`). `over_positions` finds the order of positions that all s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .op_rules import TermLowering
 
 RUNNING = "running"  # scan in a loop over positions: the value so far, of its first operand
+TOTAL = "total"  # sum over all positions of the loop, known after it
 ALONG = "along"  # name of the axis of positions
 
 
@@ -44,19 +46,22 @@ class PositionLoop:
     """Results of a kernel in terms of the order in which its scans add elements.
 
     `axis`: positions in this order. `others`: the kernel's other axes. `change`: the kernel's axes -> indices over
-    these. `roots`: expressions of all stores, in which `RUNNING` stands for each scan.
+    these. `roots`: expressions of all stores, in which `RUNNING` stands for each scan. `totals`: whether the results
+    are for all positions together, and `TOTAL` stands for sums over them; if not, they are for each position.
     """
 
     axis: Axis
     others: tuple[Axis, ...]
     change: dict[Axis, Index]
     roots: list[Expr]
+    totals: bool = False
 
 
 def over_positions(kernel: Kernel, b: Builder) -> PositionLoop:
     """The kernel's stores with their scans in one loop over positions, as expressions of the builder `b`.
 
-    Raises Unfusable if scans have different orders of positions, or one is needed at some positions only.
+    The positions are elements of the results, or those that a sum adds up. Raises Unfusable if scans have different
+    orders of positions, or one is needed at some positions only.
     """
     sizes: set[int] = set()
 
@@ -81,14 +86,35 @@ def over_positions(kernel: Kernel, b: Builder) -> PositionLoop:
     whole = [1, *(c * a.size for a, c in digits)]
     if (
         len(digits) != len(terms) or place.const not in (0, size - 1) or any(c * sign < 0 for _, c in terms)
-        or [c for _, c in digits] != whole[:-1] or whole[-1] != size or not {a for a, _ in digits} <= {*kernel.axes}
+        or [c for _, c in digits] != whole[:-1] or whole[-1] != size
     ):  # fmt: skip
         raise Unfusable("a running sum of which some positions are needed")
     ascending = index(axis) if sign > 0 else index(axis) * -1 + (size - 1)
     for a, c in digits:
         change[a] = (ascending // c) % a.size
-    others = tuple(a for a in kernel.axes if a not in change)
-    return PositionLoop(axis, others, change, roots)
+    if change.keys() <= {*kernel.axes}:
+        return PositionLoop(axis, tuple(a for a in kernel.axes if a not in change), change, roots)
+    ((reduced, _),) = digits if len(digits) == 1 else [(None, 0)]
+    return PositionLoop(axis, kernel.axes, change, _with_totals(b, roots, reduced), True)
 
 
-__all__ = ["RUNNING", "PositionLoop", "over_positions", "running_sum"]
+def _with_totals(b: Builder, roots: Sequence[Expr], axis: Axis | None) -> list[Expr]:
+    """The expressions `roots` with `TOTAL` in place of the sums along the reduction axis `axis`, to which the positions
+    of all scans belong. Raises Unfusable for other reductions along it, and for sums within sums."""
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr:
+        if e.op != "reduce" or e.axis != axis:
+            return b.make(e.op, args, e.value, e.kind)
+        if e.value[0] != "sum":
+            raise Unfusable("a reduction of running sums that is no sum")
+        return b.make(TOTAL, args, e.value[0], e.kind)
+
+    found = b.rebuilt(roots, one)
+    inside = walk(a for e in walk(found) if e.op in (TOTAL, RUNNING) for a in e.args)
+    outside = [e for e in walk(found, [e for e in walk(found) if e.op == TOTAL]) if e.op == RUNNING]
+    if any(e.op == TOTAL for e in inside) or outside:
+        raise Unfusable("a sum over positions within another one")
+    return found
+
+
+__all__ = ["RUNNING", "TOTAL", "PositionLoop", "over_positions", "running_sum"]

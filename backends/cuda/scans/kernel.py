@@ -9,18 +9,18 @@ expressions of a position are computed in the same iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from ...generate.schedule import Domain, Schedule, flag, number
 from ...ir.expr import Builder, Expr, below_maximum, walk
-from ...ir.index import WIDE, Axis, index
+from ...ir.index import WIDE, Axis, Index, index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import SHORT
-from ...ir.unfusable import Unfusable
-from ...lowering.running_sums import ALONG, RUNNING, PositionLoop, over_positions
+from ...ir.unfusable import Unfusable, if_fusable
+from ...lowering.running_sums import ALONG, RUNNING, TOTAL, PositionLoop, over_positions
 from ..emit.spelling import CudaLaunch
 from ..windows.thread_text import ThreadText
 from ..windows.unrolling import FOLD, moved, unrolled
@@ -55,13 +55,11 @@ def scanned(kernel: Kernel) -> PositionLoop | None:
     """The kernel's loop over positions, in a builder of its own, if it can be emitted: no position depends on data, and
     reductions are short; None if not."""
     plain = all(not e.value[2] for e in kernel.exprs if e.op == "load") and all(not s.parts for s in kernel.stores)
-    short = all(e.axis.size <= SHORT and e.value[0] in FOLD for e in kernel.reductions)
-    if not plain or not short or any(map(below_maximum, kernel.exprs)):
+    if not plain or not kernel.scans or not kernel.axes or any(map(below_maximum, kernel.exprs)):
         return None
-    try:
-        return over_positions(kernel, Builder())
-    except Unfusable:
-        return None
+    loop = if_fusable(over_positions, kernel, Builder())
+    others = [] if loop is None else [e for e in walk(loop.roots) if e.op == "reduce"]
+    return loop if all(e.axis.size <= SHORT and e.value[0] in FOLD for e in others) else None
 
 
 def emit_scans(kernel: Kernel, schedule: ScanSchedule, name: str) -> CudaLaunch:
@@ -89,32 +87,43 @@ class ScanEmitter(ThreadText):
         expressions per thread."""
         s, loop = self.schedule, self.loop
         roots, _ = unrolled(self.builder, loop.roots)
-        sums = [e for e in walk(roots) if e.op == RUNNING]
+        sums = [e for e in walk(roots) if e.op in (RUNNING, TOTAL)]
         stores, steps = self.steps(roots, sums)
-        order = walk([e for step in steps for e in step] + [e for store in stores for e in store.exprs])
-        if len(order) > MAX_THREAD_EXPRESSIONS:
-            raise Unfusable(f"{len(order)} expressions per thread, more than {MAX_THREAD_EXPRESSIONS}")
+        order = walk(e for step in steps for e in step)
+        every = walk([*order, *(e for store in stores for e in store.exprs)])
+        if len(every) > MAX_THREAD_EXPRESSIONS:
+            raise Unfusable(f"{len(every)} expressions per thread, more than {MAX_THREAD_EXPRESSIONS}")
         blocks = self.place()
-        self.prepare(order, {e for step in steps for e in step}, stores)
+        self.prepare(every, {e for step in steps for e in step}, stores)
         count = -(-loop.axis.size // (s.x * s.along))
         self.declare(sums)
         self.line(f"for (int turn = 0; turn < {count}; ++turn) {{")
         self.line(f"const int {ALONG}t = turn * {s.along} + threadIdx.x / {s.lanes} % {s.along};")
-        for e in order:
+        for e in order if loop.totals else every:
             if e.op == "load":  # all of them before threads wait for each other
                 self.text(e)
         for n, step in enumerate(steps):
             self.add(n, step)
-        self.line("if (there) {")
+        read = {key[0] for key in self.pointers}
+        if loop.totals:
+            self.line("}")
+            self.after_loop(sums)
+        self.line(f"if (there{f' && threadIdx.x / {s.lanes} % {s.along} == 0' if loop.totals else ''}) {{")
         self.write(stores)
-        self.lines += ["    }", "    }"]
-        used = [n for n in self.kernel.buffers if any(key[0] == n for key in self.pointers)]
+        self.lines += ["    }"] if loop.totals else ["    }", "    }"]
+        used = [n for n in self.kernel.buffers if n in read or any(key[0] == n for key in self.pointers)]
         return CudaLaunch(self.name, self.function(used), blocks, s.threads, tuple(used), bool(s.early),
                           beside={"CUDA_SCANS": SCAN_LIBRARY})  # fmt: skip
 
+    def after_loop(self, sums: Sequence[Expr]) -> None:
+        """Forget what was computed in the loop, but for those of the `sums` that are of all positions."""
+        self.known = {e: f"carried{n}" for n, e in enumerate(sums) if e.op == TOTAL}
+        self.read.clear()
+        self.pointers.clear()
+
     def steps(self, roots: Sequence[Expr], sums: Sequence[Expr]) -> tuple[list[OutputStore], list[list[Expr]]]:
-        """(stores of all results that a thread computes in an iteration, the values of each of the running `sums` at
-        its positions). `roots`: the expressions of the kernel's stores."""
+        """(stores of all results that a thread computes in an iteration, or after the last one; the values of each of
+        the running `sums` at its positions). `roots`: the expressions of the kernel's stores."""
         b, s, axis = self.builder, self.schedule, self.loop.axis
         threads = Axis(f"{ALONG}t", -(-axis.size // s.x))
         padded = Axis(threads.name, -(-threads.size // s.along) * s.along)  # what a thread's number really reaches
@@ -127,14 +136,31 @@ class ScanEmitter(ThreadText):
             else:
                 there = b.less(index(padded), index(threads.size))
             guards = (there,) if there.op != "const" else ()
-            new = iter(self.guarded(moved(b, [*roots, *sums], change), guards))
-            for store in self.kernel.stores:
-                value, *more = (next(new) for _ in store.exprs)
-                if all(g.op != "const" or g.value for g in more):
-                    kept = (*guards, *(g for g in more if g.op != "const"))
-                    stores.append(OutputStore(store.buffer, store.at.replaced(change), value, kept))
-            values.append(list(new))
+            values.append(self.guarded(moved(b, [self.kept(guards, e) for e in sums], change), guards))
+            if not self.loop.totals:
+                stores += self.stores_of(self.guarded(moved(b, roots, change), guards), change, guards)
+        if self.loop.totals:
+            stores = self.stores_of(roots, {}, ())
         return stores, [list(step) for step in zip(*values, strict=True)]
+
+    def kept(self, guards: tuple[Expr, ...], e: Expr) -> Expr:
+        """A sum `e` to which a thread adds nothing beyond the last position, where `guards` do not hold."""
+        b, (value, *_) = self.builder, e.args
+        if e.op != TOTAL or not guards:
+            return e  # what a running sum is beyond its last position is not stored
+        return b.make(TOTAL, (b.pointwise("where", (*guards, value, b.const(0, value.kind))),), e.value, e.kind)
+
+    def stores_of(
+        self, roots: Sequence[Expr], change: Mapping[Axis, Index], guards: tuple[Expr, ...]
+    ) -> list[OutputStore]:
+        """The kernel's stores with the expressions `roots` and axes replaced (`change`), where `guards` hold."""
+        new, found = iter(roots), list[OutputStore]()
+        for store in self.kernel.stores:
+            value, *more = (next(new) for _ in store.exprs)
+            if all(g.op != "const" or g.value for g in more):
+                kept = (*guards, *(g for g in more if g.op != "const"))
+                found.append(OutputStore(store.buffer, store.at.replaced(change), value, kept))
+        return found
 
     def guarded(self, roots: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
         """The expressions `roots`, whose loads are read where the conditions `guards` hold, too."""

@@ -8,6 +8,8 @@ from itertools import product
 from math import ceil, prod
 
 from ....egraph.types.dtypes import itemsize
+from ...ir.expr import walk
+from ...ir.index import Axis
 from ...ir.kernel import Kernel
 from ...machine import cached_per_machine, target
 from .kernel import LANES, MAX_THREAD_EXPRESSIONS, ScanSchedule, scanned
@@ -55,9 +57,9 @@ class ScanWork:
         loop = scanned(kernel)
         if loop is None:
             return None
-        last = kernel.axes[-1]
-        across = 1 if last in loop.change else last.size
-        unrolled = prod(e.axis.size for e in kernel.reductions)
+        last, along = kernel.axes[-1], next(iter(loop.change))
+        across = 1 if last in loop.change or (loop.totals and _contiguous(kernel, along)) else last.size
+        unrolled = prod(e.axis.size for e in walk(loop.roots) if e.op == "reduce")
         wide = max(itemsize(b.dtype) for b in kernel.buffers.values())
         rows = prod(a.size for a in loop.others) // across
         return ScanWork(loop.axis.size, rows, across, kernel.work * unrolled, len(kernel.scans) * unrolled, wide)
@@ -74,6 +76,11 @@ class ScanWork:
         each = s.x * self.each * apart + self.sums * EXCHANGE * exchanges + BEGIN
         busy = min(1.0, threads / (target().multiprocessors * RESIDENT))
         return float(turns * (threads / 32 * each / ISSUED / busy**0.5 + TURN))
+
+
+def _contiguous(kernel: Kernel, axis: Axis) -> bool:
+    """Whether some operand is read in the order of its memory along an axis."""
+    return any(abs(e.value[1].coefficient(axis)) == 1 for e in kernel.exprs if e.op == "load")
 
 
 def _fits(work: ScanWork, s: ScanSchedule) -> bool:

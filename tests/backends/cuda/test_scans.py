@@ -37,6 +37,8 @@ CASES: dict[str, Callable[[], Tensor]] = {
     "whole": lambda: t.reshape(t.cumsum(t.reshape(x("a", 6, 8), (48,)), 0), (6, 8)),
     "twice": lambda: t.cumsum(t.cumsum(x("a", 2, 33), 1) * x("b", 33), 1) + t.cumsum(x("c", 2, 33), 1),
     "states": lambda: t.sum(t.reshape(x("c", 24, 4), (24, 1, 4)) * t.cumsum(t.reshape(x("a", 24, 5), (24, 5, 1)) * t.reshape(x("b", 24, 4), (24, 1, 4)), 0), axis=2),
+    "rendered": lambda: t.sum(t.exp(x("a", 5, 27) - t.cumsum(x("a", 5, 27), 1)) * t.cos(x("b", 5, 27)), axis=1) + x("c", 5),
+    "weighted": lambda: t.sum(t.reshape(t.cumsum(x("a", 4, 65), 1), (4, 65, 1)) * x("b", 4, 65, 3), axis=1),
 }  # fmt: skip
 HALF = ("middle", "returns")
 SCHEDULES = [
