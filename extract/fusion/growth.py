@@ -39,8 +39,8 @@ class FusionGrowth:
     a visited e-class -> its `GroupNode`, or the e-class itself if it is a leaf; a key is (e-class, values with outside
     consumers on the path, products on the path, whether below a product, whether broadcast operands and reductions are
     leaves). `open`: keys visited or being visited. `made`: terms of inlined e-nodes. `root`: the e-node of the output.
-    `nodes`: number of inlined e-nodes. `inside`: e-classes that the group may contain. `met_packed`: whether growth came
-    to a weight that is computed from fewer bytes, inlined or not.
+    `nodes`: number of inlined e-nodes. `inside`: e-classes that the group may contain. `met_packed`: whether growth
+    came to a weight that is computed from fewer bytes, inlined or not.
     """
 
     groups: FusionGroups

@@ -74,8 +74,8 @@ def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
 
 
 def _read(facts: KernelFacts) -> KernelFacts:
-    """The facts without those that no ranking of a skinny GEMM reads, so that kernels with other prologues and epilogues
-    share it; the facts of other kernels as they are."""
+    """The facts without those that no ranking of a skinny GEMM reads, so that kernels with other prologues and
+    epilogues share it; the facts of other kernels as they are."""
     if facts.kind != "contraction" or facts.middle or not facts.walked or not facts.few:
         return facts
     loads = sorted((x for x in facts.loads if x.inner), key=astuple)
