@@ -1,8 +1,10 @@
 """What a whole call of `optimize` for a GPU does with its budget, without a GPU: `python -m benchmarks.call_rehearsal
-WORKLOAD [--budget 15] [--layers N] [--starting 4] [--slow 1] [--times STORE ...]`.
+WORKLOAD [--budget 15] [--layers N] [--starting 4] [--slow 1] [--workers N]
+[--times STORE ...]`.
 
 Loading, rewriting, matching, solving and the order of measurements are real; compilers and the device are replaced by
-waits (`search_rehearsal.py`), and the measuring processes are ready `--starting` seconds after the call. The program is
+waits (`search_rehearsal.py`), and the measuring processes are ready `--starting` seconds after the call. `--workers`:
+processes that lower kernels, which are real (by default as many as this machine's cores allow). The program is
 neither run nor verified, so that first run, finalists, verification and timing take no time here. Printed are the
 stages, the timeline and the plan's cost at made-up times. WORKLOAD: a name of `workloads.py` or `whole_models.py`.
 """
@@ -14,6 +16,7 @@ import os
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,11 +24,13 @@ from unittest import mock
 from benchmarks.search_rehearsal import GPU, Rehearsed, Times
 from benchmarks.timeline import made
 from tensor_graphs.backends.generate.generator import KernelGenerator
+from tensor_graphs.backends.generate.lowering_pool import LowerPool
 from tensor_graphs.backends.library.torch_cuda import TorchCudaBackend
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.tuning.gpu_process import GpuProcess
 from tensor_graphs.costdb.store.store import Store
 from tensor_graphs.options import Options
+from tensor_graphs.pipeline.context import session as session_module
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.optimize import optimize_graph
@@ -75,6 +80,7 @@ def rehearsed(options: argparse.Namespace, home: Path) -> tuple[Session, Program
         makers.append(measurer(store, options.times, options))
         return makers[-1]
 
+    pool = partial(LowerPool, options.workers)
     there, began = lambda self: "", time.monotonic()
     say = lambda stage, text: print(f"{(time.monotonic() - began) / options.slow:6.1f} s  {stage}: {text}", flush=True)
     with (
@@ -82,6 +88,7 @@ def rehearsed(options: argparse.Namespace, home: Path) -> tuple[Session, Program
         mock.patch.object(KernelGenerator, "unavailable", there),
         mock.patch.object(measuring, "is_planning_only", lambda name: False),
         mock.patch.object(measuring, "GpuMeasurer", maker),
+        mock.patch.object(session_module, "LowerPool", pool),
     ):
         session = Session(chosen, Progress(say), whole=False, timed=False)
         with session.running(), measuring.measurer_started(session):
@@ -97,6 +104,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=15.0)
     parser.add_argument("--starting", type=float, default=4.0, help="seconds until the measuring processes are ready")
     parser.add_argument("--times", type=Path, nargs="*", default=[], help="cost stores of a GPU")
+    parser.add_argument("--workers", type=int)
     parser.add_argument("--slow", type=float, default=1.0, help="times as long that a second lasts")
     options = parser.parse_args()
     os.environ.setdefault("TENSOR_GRAPHS_GPU", GPU)

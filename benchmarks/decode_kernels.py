@@ -3,10 +3,10 @@ FILE] [--keep STORE]`.
 
 Attention of few rows over a cache (Gemma-3-270M, Llama-3.2-1B and 8B shapes), products with quantized weights
 (`benchmarks.quantised`), and the kernels of a layer of Gemma-3-270M, of Llama-3.2-1B (`layer ...`) and of other
-decoders (`decoder ...`), with and without what can be fused into them, each as a generated kernel of Triton and of CUDA
-C++. Every kernel's schedule search tries up to `--schedules` schedules. Rows: the kernel, its best schedules (with
-`--all`, all of them) with µs in cold caches, µs of its bytes at the device's bandwidth, failed schedules with their
-first message.
+decoders (`decoder ...`; of several rows with quantized weights `rows ...`), with and without what can be fused into
+them, each as a generated kernel of Triton and of CUDA C++. Every kernel's schedule search tries up to `--schedules`
+schedules. Rows: the kernel, its best schedules (with `--all`, all of them) with µs in cold caches, µs of its bytes at
+the device's bandwidth, failed schedules with their first message.
 """
 
 from __future__ import annotations
@@ -277,7 +277,9 @@ def call_of(template: GeneratedKernel) -> Call:
 def kernels(*only: str) -> Iterator[tuple[str, str, GeneratedKernel, Call]]:
     """(case, backend, template, call) of every kernel that can be generated, of the cases that contain one of the
     texts."""
-    for name, make in CASES.items():
+    from .decode_row_kernels import CASES as OF_ROWS
+
+    for name, make in {**CASES, **OF_ROWS}.items():
         if not any(text in name for text in only):
             continue
         for backend, emitter in (("nvrtc", CUDA.emitter), ("triton", TRITON.emitter)):

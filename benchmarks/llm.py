@@ -4,7 +4,7 @@
 Each model has random weights, drawn in memory. Parts of a row, each in a process of its own:
 
 - `peers`: µs of the same layers in PyTorch with static caches (llm_peers.py): eager, captured in a CUDA graph, compiled
-  and captured, and `torch.compile(mode="reduce-overhead")`.
+  and captured, and `torch.compile(mode="reduce-overhead")`; with `--quantize int4` or `fp8` by PyTorch's own products.
 - `step`: µs of a decode step (wall clock, the caches half full; `full_us`: nearly full), the launch mode and µs of
   the others (`modes_us`), number of kernels, share of the device's memory bandwidth, a table of kernels (calls, µs,
   share of the step, share of the bandwidth, roofline limit), seconds of the search and its stages.
@@ -240,7 +240,7 @@ def one(name: str, part: str, budget: float, quantize: str) -> dict[str, Any]:
             tokens, begin = (1, "") if part == "peers" else (PREFILL, "prefill_")
             named = lambda row: {f"{begin}{k}": v for k, v in row.items()}
             show = lambda row: print(json.dumps(named(row)), flush=True)
-            return named(peers(CONFIGS[name], BATCH.get(name, 1), LENGTH, tokens, show))
+            return named(peers(CONFIGS[name], BATCH.get(name, 1), LENGTH, tokens, show, quantize))
         return {"step": step, "generate": generate, "prefill": prefill}[part](name, budget, quantize)
     except Exception as error:
         return {f"{part}_error": f"{type(error).__name__}: {str(error)[:400]}", "trace": traceback.format_exc()[-1500:]}

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from .llm_peer_weights import FORMS, Float8Weight, Int4Weight
 from .llm_time import timed
 
 Step = Callable[[], Any]
@@ -17,9 +18,10 @@ Step = Callable[[], Any]
 
 class Decoder:
     """Layers of a config with random weights on the device; `room`: positions of a cache, fewer in layers with
-    windows."""
+    windows. `quantize`: format of the weights of products, the last one included (llm_peer_weights.py); "" for the
+    config's dtype."""
 
-    def __init__(self, config: dict[str, Any], batch: int, length: int) -> None:
+    def __init__(self, config: dict[str, Any], batch: int, length: int, quantize: str = "") -> None:
         import torch
 
         self.torch, self.config, self.batch, self.length = torch, config, batch, length
@@ -33,7 +35,8 @@ class Decoder:
         names = {"qkv": (wide + 2 * narrow, self.hidden), "o": (self.hidden, wide), "up": (2 * inner, self.hidden),
                  "down": (self.hidden, inner)}  # fmt: skip
         count = config["num_hidden_layers"]
-        self.layers = [{n: self._weight(*s) for n, s in names.items()} for _ in range(count)]
+        matrix = (lambda *s: FORMS[quantize](torch, *s, self.device)) if quantize else self._weight
+        self.layers = [{n: matrix(*s) for n, s in names.items()} for _ in range(count)]
         kinds = config.get("layer_types", ["full_attention"] * count)
         rooms = [length if k == "full_attention" else min(length, config["sliding_window"]) for k in kinds]
         self.caches = [
@@ -42,14 +45,22 @@ class Decoder:
         self.gain = torch.ones(self.hidden, dtype=self.dtype, device=self.device)
         self.short = torch.ones(self.size, dtype=self.dtype, device=self.device)
         self.table = self._weight(config["vocab_size"], self.hidden)
+        self.last = matrix(config["vocab_size"], self.hidden) if quantize else self.table
         steps = torch.arange(0, self.size, 2, device=self.device).float() / self.size
         self.inverse = 1.0 / config.get("rope_theta", 1e6) ** steps
-        for kept in (*self.caches, self.table, self.gain, self.short, *(w for x in self.layers for w in x.values())):
+        weights = [self.last, *(w for x in self.layers for w in x.values())]
+        parts = [p for w in weights for p in (w.parts if isinstance(w, Int4Weight | Float8Weight) else (w,))]
+        for kept in (*self.caches, self.table, self.gain, self.short, *parts):
             torch._dynamo.mark_static_address(kept)
 
     def _weight(self, *shape: int) -> Any:
         made = self.torch.empty(*shape, dtype=self.dtype, device=self.device)
         return made.normal_(0, shape[-1] ** -0.5)
+
+    def _product(self, x: Any, weight: Any) -> Any:
+        if isinstance(weight, Int4Weight | Float8Weight):
+            return weight.product(self.torch, x)
+        return self.torch.nn.functional.linear(x, weight)
 
     def _norm(self, x: Any, by: Any) -> Any:
         return self.torch.nn.functional.rms_norm(x, x.shape[-1:], by, 1e-6)
@@ -62,16 +73,16 @@ class Decoder:
         functional, torch = self.torch.nn.functional, self.torch
         rows, tokens = x.shape[:2]
         wide, narrow = self.heads * self.size, self.kv * self.size
-        q, k, v = functional.linear(self._norm(x, self.gain), layer["qkv"]).split((wide, narrow, narrow), -1)
+        q, k, v = self._product(self._norm(x, self.gain), layer["qkv"]).split((wide, narrow, narrow), -1)
         q, k, v = (y.view(rows, tokens, -1, self.size).transpose(1, 2) for y in (q, k, v))
         if self.gemma:
             q, k = self._norm(q, self.short), self._norm(k, self.short)
         y = attend(self._turned(q, angle), self._turned(k, angle), v)
-        y = functional.linear(y.transpose(1, 2).reshape(rows, tokens, -1), layer["o"])
+        y = self._product(y.transpose(1, 2).reshape(rows, tokens, -1), layer["o"])
         x = x + (self._norm(y, self.gain) if self.gemma else y)
-        gate, up = functional.linear(self._norm(x, self.gain), layer["up"]).chunk(2, -1)
+        gate, up = self._product(self._norm(x, self.gain), layer["up"]).chunk(2, -1)
         inside = functional.gelu(gate, approximate="tanh") if self.gemma else functional.silu(gate)
-        y = functional.linear(inside * up, layer["down"])
+        y = self._product(inside * up, layer["down"])
         return x + (torch.nn.functional.rms_norm(y, y.shape[-1:], self.gain, 1e-6) if self.gemma else y)
 
     def step(self, token: Any, at: Any) -> Any:
@@ -92,7 +103,7 @@ class Decoder:
                 return found.reshape(self.batch, self.heads, 1, self.size)
 
             x = self._layer(x, layer, attend, angle)
-        return functional.linear(self._norm(x, self.gain), self.table).argmax(-1)
+        return self._product(self._norm(x, self.gain), self.last).argmax(-1)
 
     def prefill(self, tokens: Any) -> Any:
         """The next token after a prompt [batch, tokens], whose keys and values are written to the caches from position
@@ -110,7 +121,7 @@ class Decoder:
                 return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv < self.heads)
 
             x = self._layer(x, layer, attend, angle)
-        return functional.linear(self._norm(x[:, -1:], self.gain), self.table).argmax(-1)
+        return self._product(self._norm(x[:, -1:], self.gain), self.last).argmax(-1)
 
 
 def captured(torch: Any, call: Step) -> Step:
@@ -133,15 +144,17 @@ def peers(
     length: int,
     tokens: int,
     show: Callable[[dict[str, Any]], object] = lambda row: None,
+    quantize: str = "",
 ) -> dict[str, Any]:
     """µs per call of the four ways: a decode step with the caches half full for `tokens` = 1, else a prefill of
     `tokens` tokens.
 
-    A failure is an entry `..._error` in place of a time. `show` receives the entries so far after each way.
+    `quantize`: format of the weights, int4 or fp8. A failure is an entry `..._error` in place of a time. `show`
+    receives the entries so far after each way.
     """
     import torch
 
-    decoder = Decoder(config, batch, length)
+    decoder = Decoder(config, batch, length, quantize)
     gpu = decoder.device == "cuda"
     wait = torch.cuda.synchronize if gpu else lambda: None
     ids = torch.zeros(batch, tokens, dtype=torch.int64, device=decoder.device)

@@ -235,7 +235,7 @@ class CudaEmitter(StrategyEmitter):
         per group, to sums of products; those in which rounding decides the suffix `ROUNDED`.
         """
         bytes_ = any(t.op == "input" and t.dtype in ("uint8", "int8") for t in topological(roots))
-        return self.version + (GROUPED if bytes_ else "") + (ROUNDED if may_round_once(roots) else "")
+        return self.version + (GROUPED if bytes_ else "") + (ROUNDED if may_round_once(tuple(roots)) else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Change the launch `statement` and the kernel `definitions` (name -> source) of a kernel made for one choice

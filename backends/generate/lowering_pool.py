@@ -247,6 +247,11 @@ class LowerPool:
         """Whether at least `WIDE` workers have started."""
         return sum(p.answered for p in self._processes) >= WIDE
 
+    @property
+    def starting(self) -> bool:
+        """Whether workers have been started, but none of them has said yet that it is ready."""
+        return bool(self._processes) and not any(p.answered for p in self._processes)
+
     def waits_for(self, number: int) -> bool:
         """Whether a worker is working on the job (terms to lower to kernels) with this number.
 

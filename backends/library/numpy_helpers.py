@@ -6,7 +6,7 @@ here.
 
 from __future__ import annotations
 
-from ...egraph.ops import recurrence
+from ...egraph.ops import atomic_numpy, recurrence
 from ...egraph.ops import special_functions as special
 from ..ir.definitions import source_of, sources_of
 from . import numpy_index_helpers, numpy_norm_helpers, numpy_pointwise_helpers, numpy_window_helpers
@@ -27,4 +27,5 @@ HELPERS: dict[str, str] = {
 } | {
     "defined_erf": _error_function(),
     **{f: source_of(getattr(recurrence, f)) for f in ("scan", "recurrent")},
+    "integer_product": source_of(atomic_numpy.integer_product),
 }

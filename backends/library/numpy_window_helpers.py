@@ -99,15 +99,3 @@ def pool(
         np.multiply(work, 1 / int(np.prod(kernel)), out=work)
     if work is not out:
         np.copyto(out, work, casting="unsafe")
-
-
-def integer_product(x: Any, w: Any, out: Any) -> None:
-    """Write the product of matrices of integers to out. Sums that fit float64 exactly are computed in it, since NumPy
-    multiplies matrices of integers in plain loops; others wrap around."""
-    if x.dtype.kind in "iu" and x.size and w.size:
-        largest = [max(abs(int(v.min())), abs(int(v.max()))) for v in (x, w)]
-        if largest[0] * largest[1] * x.shape[-1] < 1 << 53:
-            found = np.matmul(x.astype(np.float64), w.astype(np.float64))
-            np.copyto(out, found.astype(np.int64), casting="unsafe")
-            return
-    np.matmul(x, w, out=out)

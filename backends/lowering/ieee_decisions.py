@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.simplify.jumps import COMPARISONS, JUMPS, REMAINDERS, STEPS, before_jumps
 from ..ir.expr import Expr
@@ -40,9 +41,10 @@ def rounded_once(kernel: Kernel) -> Kernel:
     return kernel.with_values(b.rebuilt([s.value for s in kernel.stores], change))
 
 
-def may_round_once(roots: Sequence[Tensor]) -> bool:
+@memo(4096)  # the forms of a kernel have equal terms, in several backends
+def may_round_once(roots: tuple[Tensor, ...]) -> bool:
     """Whether `rounded_once` may change kernels that compute the terms `roots`."""
-    if JUMPS.isdisjoint(n.op for n in topological(roots)) and all(n.op not in STARTS for n in topological(roots)):
+    if (JUMPS | STARTS).isdisjoint(n.op for n in topological(roots)):
         return False
     return any(
         n.op in INEXACT or n.entry.composite or (n.op in ("add", "sub") and any(a.op == "mul" for a in n.args))

@@ -42,8 +42,9 @@ from .manifest_summary import described, html_table, memory_of
 from .program_calls import ProgramCalls
 from .program_folder import refuse_occupied, stored_bytes, write_program
 from .self_check import write_check
+from .stored_weights import StoredWeights
 from .torch_modes import in_plain_modes, mode_to_leave
-from .weights import Array, EvaluatedWeights, HeldWeights, SharedWeights, StoredWeights, bytes_of
+from .weights import Array, EvaluatedWeights, SharedWeights, bytes_of
 
 
 class Program(ProgramCalls):
@@ -219,9 +220,7 @@ class Program(ProgramCalls):
         if self._pool is not None:
             weights = self._pool.of(self._weights, self._exchange, self.tensors)
         elif isinstance(self._weights, StoredWeights) and self.tensors.startswith(GPU_KIND):
-            weights = self._weights.mapped()
-        elif not self.tensors.startswith(GPU_KIND):
-            weights = HeldWeights(self._weights)
+            weights = self._weights.on_device(self.device)
         self._quick = None if self.manifest.sizes else self.quick(self.manifest.inputs)  # type: ignore[arg-type]
         with in_plain_modes(self.tensors):
             self._run = self._programs.bound(

@@ -12,7 +12,8 @@ from ...writing.folders import recover
 from .helpers.cuda_helpers import cuda_text
 from .launch.binaries import Binaries, write_binaries
 from .manifest import Manifest, manifest_json
-from .weights import Array, bytes_of, write_weights
+from .stored_weights import write_weights
+from .weights import Array, bytes_of
 
 
 def refuse_occupied(target: Path) -> None:

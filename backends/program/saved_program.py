@@ -16,7 +16,8 @@ from .launch.binaries import read_binaries
 from .launch.emission import programs_of
 from .manifest import Manifest, read_manifest
 from .program import Program
-from .weights import Array, BorrowedWeights, StoredWeights
+from .stored_weights import BorrowedWeights, StoredWeights
+from .weights import Array
 
 MAX_TEXT_BYTES = 1 << 28  # maximum bytes of program.py and of manifest.json
 TRIES = 50  # attempts to read a program that another process replaces

@@ -3,14 +3,11 @@ that file."""
 
 from __future__ import annotations
 
-import json
 import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +15,14 @@ import numpy as np
 from ...costdb.keys import rates
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.evaluate.interpret import evaluate
+from ...egraph.ir.file_array import FileArray
 from ...egraph.ir.tensor import Tensor, make, structural_digest, topological
-from ...egraph.ir.weight_data import Data, detached, load_data
+from ...egraph.ir.weight_data import Data, load_data
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import BadWeightsError
-from ...plain import file_identity
 from ..runtime.marshalling import Marshalling
-from ..runtime.upload import copied_bytes
+from ..runtime.upload import copied_bytes, uploaded_file
 from .manifest import STATE, Spec
 from .weights_on_device import computed_weight, is_computed_on
 
@@ -66,13 +63,19 @@ class EvaluatedWeights(KeyedWeights):
                 raise BadWeightsError(
                     f"param {term.attr('name')!r} is {array.dtype}{list(array.shape)}, not {term.type}"
                 )
-        else:  # For a widened view of a weight: a view of the mapped file, and a single copy.
+        else:  # For a widened view of a weight: a view of the stored weight, and a single copy.
             array = evaluate([_without_widening(term)], {}, params=self.params)[0]
         made = dtypes.numpy_dtype(term.dtype)
         turned = key not in self.plain and array.ndim == 2 and array.T.flags.c_contiguous
         if array.dtype != made:
             return array.astype(made, order="F" if turned else "C")
         return array if turned else np.ascontiguousarray(array).reshape(concrete(term.shape))
+
+    def stored(self, key: str) -> FileArray | None:
+        """The weight `key` as a region of a file, if it is a param that is one; else None."""
+        term = self.terms[key]
+        data = self.params.get(term.attr("name")) if term.op == "param" else None
+        return data if isinstance(data, FileArray) and (data.shape, data.dtype) == (term.shape, term.dtype) else None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.terms)
@@ -217,192 +220,18 @@ class _PooledWeights(Mapping[str, Any]):
             computed = computed_weight(self.own.terms[key], self.own.params, self.device)
             if computed is not None:
                 return computed
-        return self.exchange.near(self.own[key] if self.device.startswith(GPU_KIND) else detached(self.own[key]))
+            stored = self.own.stored(key)
+            if stored is not None and self.device.startswith(GPU_KIND):
+                return uploaded_file(stored, self.device)
+        return self.exchange.near(self.own[key])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.own)
 
     def __len__(self) -> int:
         return len(self.own)
-
-
-@dataclass(frozen=True)
-class HeldWeights(Mapping[str, Any]):
-    """The weights `own`, none of them over a mapped file: what happens to the file is nothing to the program."""
-
-    own: Mapping[str, Array]
-
-    def __getitem__(self, key: str) -> Any:
-        return detached(self.own[key])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.own)
-
-    def __len__(self) -> int:
-        return len(self.own)
-
-
-class StoredWeights(KeyedWeights):
-    """Weights in a safetensors file, read on demand; `specs`: (key, shape, dtype) of each.
-
-    Raises BadWeightsError if the file is missing or cannot be read.
-    """
-
-    def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
-        self.path, self.specs = path, {n: (shape, dtype) for n, shape, dtype in specs}
-        if specs and not path.is_file():
-            raise BadWeightsError("the weights are missing", where=str(path))
-        self._file = self._facts() if specs else ()
-
-    def _facts(self) -> tuple[int, ...]:
-        """Identity of the file, to detect its replacement."""
-        try:
-            return file_identity(self.path)
-        except OSError as error:
-            raise BadWeightsError(f"the weights cannot be read: {error.strerror}", where=str(self.path)) from None
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.specs
-
-    def __getitem__(self, key: str) -> Array:
-        from safetensors import safe_open
-
-        def read() -> Array:
-            with safe_open(self.path, framework="numpy") as file:
-                found: Array = file.get_tensor(key)
-            return found
-
-        array: Array = self.read(key, read, lambda found: dtypes.name_of(found.dtype))
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.specs)
-
-    def __len__(self) -> int:
-        return len(self.specs)
-
-    def read(self, key: str, read: Callable[[], Any], dtype_of: Callable[[Any], str]) -> Any:
-        """The weight `key`, which the function `read` reads from the file. Raises BadWeightsError if the file cannot be
-        read, was replaced, or holds another shape or dtype than the manifest says. `dtype_of`: function from what
-        `read` returns to the name of its dtype."""
-        from safetensors import SafetensorError
-
-        if key not in self.specs:
-            raise BadWeightsError(
-                f"the program reads the weight {key!r}, which its manifest does not list", where=str(self.path)
-            )
-        shape, dtype = self.specs[key]
-        dtypes.numpy_dtype(dtype)  # safetensors knows bfloat16 by name once it is registered with NumPy
-        try:
-            found = read()
-        except (OSError, SafetensorError) as error:
-            raise BadWeightsError(f"weight {key!r} cannot be read: {error}", where=str(self.path)) from None
-        if self._facts() != self._file:
-            raise BadWeightsError(
-                "the weights were replaced since the program was loaded", where=str(self.path), hint="load it again"
-            )
-        if tuple(found.shape) != shape or dtype_of(found) != dtype:
-            raise BadWeightsError(
-                f"weight {key!r} is {dtype_of(found)}{list(found.shape)}, not {dtype}{list(shape)}",
-                where=str(self.path),
-            )
-        return found
-
-    def mapped(self) -> Mapping[str, Any]:
-        """The weights as Torch tensors over the memory-mapped file, for a device that copies them from there: arrays
-        would be one copy more. Reading a weight raises BadWeightsError as reading an array does."""
-        return _MappedWeights(self)
-
-    def pool_key(self, key: str) -> Hashable:
-        """Key under which programs share the weight `key` in a pool: its place in the file."""
-        return self.path, key
-
-    def nbytes(self, key: str) -> int:
-        """Bytes of the weight `key`."""
-        return bytes_of((key, *self.specs[key]))
-
-
-class _MappedWeights(Mapping[str, Any]):
-    """The weights of `stored` as Torch tensors over its file, which is opened at the first read."""
-
-    def __init__(self, stored: StoredWeights) -> None:
-        self.stored = stored
-
-    @cached_property
-    def file(self) -> Any:
-        """The open file."""
-        from safetensors import safe_open
-
-        return safe_open(self.stored.path, framework="pt")
-
-    def __getitem__(self, key: str) -> Any:
-        return self.stored.read(
-            key, lambda: self.file.get_tensor(key), lambda found: str(found.dtype).removeprefix("torch.")
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-
-class BorrowedWeights(KeyedWeights):
-    """Weights of a saved plan for one bucket (range) of sizes: its own, and those that it shares with the program's
-    main plan.
-
-    `names`: key in this plan -> key in `around`, the main plan's weights. `specs`: (key, shape, dtype) of each weight
-    here. Raises BadWeightsError if a borrowed weight has another shape or dtype.
-    """
-
-    def __init__(
-        self, own: StoredWeights, names: Mapping[str, str], around: StoredWeights, specs: Sequence[Spec]
-    ) -> None:
-        self.own, self.names, self.around = own, names, around
-        for name, shape, dtype in specs:
-            if name in names and around.specs.get(names[name]) != (shape, dtype):
-                raise BadWeightsError(f"weight {name!r} is not among those of the whole program", where=str(own.path))
-
-    def __getitem__(self, key: str) -> Array:
-        return self.around[self.names[key]] if key in self.names else self.own[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter([*self.names, *self.own])
-
-    def __len__(self) -> int:
-        return len(self.names) + len(self.own)
-
-    def pool_key(self, key: str) -> Hashable:
-        """Key under which programs share the weight `key` in a pool: that of the plan whose weight it is."""
-        return self.around.pool_key(self.names[key]) if key in self.names else self.own.pool_key(key)
-
-    def nbytes(self, key: str) -> int:
-        """Bytes of the weight `key`."""
-        return self.around.nbytes(self.names[key]) if key in self.names else self.own.nbytes(key)
-
-
-_SAFETENSORS = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-}  # fmt: skip
 
 
 def bytes_of(spec: Spec) -> int:
     """Bytes of a weight or state, given as (name, shape, dtype)."""
     return math.prod(spec[1]) * dtypes.itemsize(spec[2])
-
-
-def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
-    """Write `weights` into the safetensors file `path`, in the order of `specs` (key, shape, dtype), with one weight in
-    memory at a time; the library's writer needs all at once."""
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape, dtype in specs:
-        start, end = end, end + bytes_of((name, shape, dtype))
-        header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, _, _ in specs:
-            file.write(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys.device import GPU_KIND
+from ...egraph.ir.file_array import FileArray
 from ...egraph.ir.weight_data import Data, DerivedData, load_data
 from ...egraph.types import dtypes
 from .cpu_tensors import array_of, tensor_of
 
 Array = np.ndarray[Any, Any]
+PIECE = 1 << 24  # bytes of each of two buffers from which a region of a file is copied to a device
 
 
 def uploaded(data: Data, device: str) -> Any:
@@ -25,8 +27,31 @@ def uploaded(data: Data, device: str) -> Any:
     if device.startswith(GPU_KIND):
         if isinstance(data, DerivedData) and (found := data.load_on(device)) is not None:
             return found
-        return tensor_of(load_data(data)).to(device)
+        return uploaded_file(data, device) if isinstance(data, FileArray) else tensor_of(load_data(data)).to(device)
     return tensor_of(np.array(load_data(data))).to(device)  # memory of its own
+
+
+def uploaded_file(data: FileArray, device: str) -> Any:
+    """A region of a file as a row-major tensor on a Torch device. A large one is read and copied in pieces, so that the
+    host's memory holds two of them at a time. Raises BadWeightsError as `FileArray.load` does."""
+    import torch
+
+    if data.nbytes <= PIECE:
+        return tensor_of(data.copy()).to(device)
+    on_gpu = device.startswith(GPU_KIND)
+    there = torch.empty(data.nbytes, dtype=torch.uint8, device=device)
+    stream = torch.cuda.current_stream(there.device) if on_gpu else None
+    buffers = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=on_gpu) for _ in range(2)]
+    copies: list[Any] = []  # an event for each piece: its copy has ended
+    for turn, (start, count) in enumerate(data.pieces([b.numpy() for b in buffers])):
+        there[start : start + count].copy_(buffers[turn % 2][:count], non_blocking=True)
+        if stream is not None:
+            copies = [*copies[-1:], stream.record_event()]
+            if turn:
+                copies[0].synchronize()  # the next piece goes into the buffer of the copy before this one
+    if copies:
+        copies[-1].synchronize()
+    return there.view(getattr(torch, data.dtype)).reshape(data.shape)
 
 
 def downloaded(data: Data, device: str) -> Array:

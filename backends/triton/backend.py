@@ -145,7 +145,7 @@ class TritonEmitter(StrategyEmitter):
     def version_of(self, roots: Sequence[Tensor]) -> str:
         """Version of the text that this emitter writes for the kernel that computes the terms `roots`; part of the key
         of stored measurements. Kernels in which rounding decides have the suffix `ROUNDED`."""
-        return self.version + (ROUNDED if may_round_once(roots) else "")
+        return self.version + (ROUNDED if may_round_once(tuple(roots)) else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
         """Add to the launch `statement` the placeholder `SIZES_<kernel name>` for the size arguments. Returns

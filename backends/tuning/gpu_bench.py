@@ -80,6 +80,7 @@ class Bench:
         self.tolerance = max([LOST * loss, *(TOLERANCE[d] for d in floats)])
         # relative error from which limits of elements and slices follow
         self.allowed = max([loss, *(compare.KERNEL[d] for d in floats)])
+        self.multiplied = next((d for d in ("bfloat16", "float16") if d in floats), "")  # on tensor cores
 
     @contextlib.contextmanager
     def _turn(self, step: str) -> Iterator[None]:
@@ -247,7 +248,8 @@ class Bench:
         widened = {
             n: self.sets[0].operands[n].to(torch_dtype(dtype)) for n, dtype in leaves.items()
         }  # from storage dtypes
-        disturbed = RoundingSensitivity(Graph.of(list(self.roots), params=widened), {}, self.device.name)
+        graph = Graph.of(list(self.roots), params=widened)
+        disturbed = RoundingSensitivity(graph, {}, self.device.name, multiplied=self.multiplied)
         checked = enumerate(zip(answers, self.want, kinds, strict=True))
         found = [self._compared(*one, k, disturbed) for k, one in checked]
         return {norm: max(f[norm] for f in found) for norm in NORMS}

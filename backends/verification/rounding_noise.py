@@ -39,6 +39,8 @@ class RoundingSensitivity:
     `kept`: params already on the device, by name; newly copied ones are added. `poll` is called between operations, and
     may raise to interrupt a run. `runs`: number of runs besides the first, whose outputs are `first`. `moved`, for each
     output: how far rounding may move each element; for integers and bools, whether it changes the element.
+    `multiplied`: the 16-bit dtype in which a kernel multiplies on tensor cores: it rounds the operands of products that
+    it computes (dequantized weights, a norm), also where the graph, widened to float32, does not.
     """
 
     graph: Graph
@@ -46,6 +48,7 @@ class RoundingSensitivity:
     device: str = ""
     kept: dict[str, Any] | None = None  # weights already on the device
     poll: Callable[[], object] = lambda: None
+    multiplied: str = ""
     runs: int = 0
     first: list[Any] = field(default_factory=list)
     moved: list[Any] = field(default_factory=list)
@@ -116,12 +119,12 @@ class RoundingSensitivity:
         if self.device:
             from .torch_reference import evaluate_tensors
 
-            around = _Around(of_tensors(number // 2, self.device), bool(number % 2), times)
+            around = _Around(of_tensors(number // 2, self.device), bool(number % 2), times, self.multiplied)
             return evaluate_tensors(
                 self.graph, self.values, self.device, float64=True, poll=self.poll, kept=self.kept, around=around
             )
         with np.errstate(all="ignore"):
-            around = _Around(of_arrays(number // 2), bool(number % 2), times)
+            around = _Around(of_arrays(number // 2), bool(number % 2), times, self.multiplied)
             return evaluate(self.graph, self.values, float64=True, poll=self.poll, around=around)
 
 
@@ -192,17 +195,18 @@ class _Around:
     """Evaluator of a node that adds rounding noise.
 
     `random`: function from a shape to uniform numbers in [0, 1). `mirrored`: whether the noise has opposite sign.
-    `times`: multiple of the noise.
+    `times`: multiple of the noise. `multiplied`: as in `RoundingSensitivity`.
     """
 
     random: Callable[[Any], Any]
     mirrored: bool = False
     times: float = 1.0
+    multiplied: str = ""
 
     def __call__(self, node: Tensor, operands: Sequence[Any], compute: Compute) -> Any:
         """The node's value as `compute` gives it, with random relative noise of the size of its rounding."""
         if _accumulates(node.entry):
-            operands = [self._noisy(x, a.dtype, _short(x, a.dtype)) for x, a in zip(operands, node.args)]
+            operands = [self._summed(node, x, a) for x, a in zip(operands, node.args)]
         if node.op in ("floordiv", "mod") and dtypes.is_float(node.dtype):  # x // x is next to a discontinuity
             operands = [self._noisy(x, a.dtype, None) for x, a in zip(operands, node.args)]
         value = compute(operands)
@@ -213,11 +217,20 @@ class _Around:
         exact = None if node.entry.rounding == "always" else _exact(node, value, operands)
         return self._noisy(value, ROUNDS_TO.get(node.op, node.dtype), exact)
 
-    def _noisy(self, x: Any, dtype: str, exact: Any | None) -> Any:
-        """Floats with relative noise except where they are `exact`; other dtypes unchanged."""
+    def _summed(self, node: Tensor, x: Any, a: Tensor) -> Any:
+        """The operand `x` of a sum or product, the value of `a`, with noise: that of its dtype, or that of one rounding
+        to `multiplied` if it is a computed operand of a product and this is more."""
+        exact, size = _short(x, a.dtype), NOISE.get(a.dtype, 0.0)
+        if self.multiplied and node.entry.kind == "contraction" and _is_computed(a):
+            size = max(size, compare.UNITS[self.multiplied])
+        return self._noisy(x, a.dtype, exact, size)
+
+    def _noisy(self, x: Any, dtype: str, exact: Any | None, size: float | None = None) -> Any:
+        """Floats with relative noise except where they are `exact`; other dtypes unchanged. `size`: largest noise, that
+        of the dtype by default."""
         if not dtypes.is_float(dtype):
             return x
-        size = self.times * (-NOISE[dtype] if self.mirrored else NOISE[dtype])
+        size = self.times * (NOISE[dtype] if size is None else size) * (-1 if self.mirrored else 1)
         factor = self.random(x.shape)  # in place: large weights are bound by memory
         factor *= 2 * size
         factor += 1.0 - size
@@ -235,6 +248,13 @@ class _Around:
         chance = 100 * (1.0 - self.random(value.shape) if self.mirrored else self.random(value.shape))
         other = chance.astype(value.dtype) if xp is np else chance.to(value.dtype)
         return xp.where(places, other, value)
+
+
+def _is_computed(value: Tensor) -> bool:
+    """Whether a value is more than elements of one in memory, moved or cast."""
+    while value.args and (value.entry.kind in MOVES or value.op == "cast"):
+        value = value.args[0]
+    return bool(value.args)
 
 
 def _short(x: Any, dtype: str) -> Any:

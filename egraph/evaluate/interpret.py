@@ -101,8 +101,8 @@ def apply(node: Tensor, arrays: Sequence[Array], *, float64: bool = False, whole
         wide = _widened_to(x, w, float64)
         if wide is not None:
             return _matmul_in_pieces(x, w, wide).astype(wide if float64 else x.dtype, copy=False)
-    if not float64 and node.op in ("mul", "div") and node.dtype in dtypes.HALVES:
-        return _scaled(node, arrays)
+    if not float64 and takes_wide_numbers(node):
+        return _with_wide_numbers(node, arrays)
     if not float64:
         return np.asarray(function(attrs, *arrays))
     if "dtype" in attrs and dtypes.is_float(attrs["dtype"]):
@@ -120,8 +120,14 @@ CHUNK = 1 << 24  # bytes of one widened chunk of a matrix; larger matrices are w
 PARTIAL = 1 << 26  # maximum bytes of partial results of such a product, and of a chunk beside them
 
 
-def _scaled(node: Tensor, arrays: Sequence[Array]) -> Array:
-    """A product or quotient of 16-bit floats, in which numbers are not rounded to 16 bits, as in PyTorch's kernels."""
+def takes_wide_numbers(node: Tensor) -> bool:
+    """Whether numbers among the node's operands are not rounded to its dtype: in products and quotients of 16-bit
+    floats, which are computed in float32, as in PyTorch's kernels. `numbers_kept_wide` writes that into a graph."""
+    return node.op in ("mul", "div") and node.dtype in dtypes.HALVES
+
+
+def _with_wide_numbers(node: Tensor, arrays: Sequence[Array]) -> Array:
+    """Value of a node for which `takes_wide_numbers` holds."""
     operands = [
         np.float32(a.attr("value")) if a.op == "full" else x.astype(np.float32) for a, x in zip(node.args, arrays)
     ]

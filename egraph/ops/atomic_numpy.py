@@ -50,17 +50,26 @@ def sum_(x: Array, axis: Any, keepdims: bool) -> Array:
 
 
 def matmul(x: Array, y: Array) -> Array:
-    """NumPy's matmul in the dtype of the operands; 16-bit floats accumulate in float32.
-
-    Sums of integers that fit float64 exactly are computed in it: NumPy multiplies matrices of integers in plain loops.
-    """
+    """NumPy's matmul in the dtype of the operands; 16-bit floats accumulate in float32."""
     if x.dtype.itemsize == 2 and x.dtype.kind not in "iu":  # accumulate 16-bit floats in float32, as every backend does
         return np.asarray(np.matmul(x.astype(np.float32), y.astype(np.float32))).astype(x.dtype)
-    if x.dtype.kind in "iu" and x.size and y.size:
-        largest = [max(abs(int(v.min())), abs(int(v.max()))) for v in (x, y)]
-        if largest[0] * largest[1] * x.shape[-1] < 1 << 53:
-            return np.asarray(np.matmul(x.astype(np.float64), y.astype(np.float64))).astype(np.int64).astype(x.dtype)
+    if x.dtype.kind in "iu":
+        out = np.empty((*np.broadcast_shapes(x.shape[:-2], y.shape[:-2]), x.shape[-2], y.shape[-1]), x.dtype)
+        integer_product(x, y, out)
+        return out
     return np.asarray(np.matmul(x, y))
+
+
+def integer_product(x: Any, w: Any, out: Any) -> None:
+    """Write the product of matrices of integers to out. Sums that fit float64 exactly are computed in it, since NumPy
+    multiplies matrices of integers in plain loops; others wrap around."""
+    if x.dtype.kind in "iu" and x.size and w.size:
+        largest = [max(abs(int(v.min())), abs(int(v.max()))) for v in (x, w)]
+        if largest[0] * largest[1] * x.shape[-1] < 1 << 53:
+            found = np.matmul(x.astype(np.float64), w.astype(np.float64))
+            np.copyto(out, found.astype(np.int64), casting="unsafe")
+            return
+    np.matmul(x, w, out=out)
 
 
 def sliding(x: Array, axis: int, size: int, stride: int, dilation: int) -> Array:

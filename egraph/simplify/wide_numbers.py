@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..builders.builders import cast
+from ..evaluate.interpret import takes_wide_numbers
 from ..ir.tensor import Tensor, make, rebuild
 from ..types import dtypes
 
@@ -18,7 +19,7 @@ def numbers_kept_wide(roots: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _in_float32(node: Tensor, args: tuple[Tensor, ...]) -> Tensor | None:
-    if node.op not in ("mul", "div") or node.dtype not in dtypes.HALVES or not any(map(_is_rounded, args)):
+    if not takes_wide_numbers(node) or not any(map(_is_rounded, args)):
         return None
     wide = [_number(a) if a.op == "full" else cast(a, "float32") for a in args]
     return cast(make(node.op, wide), node.dtype)

@@ -104,9 +104,11 @@ class ConsumerFusion:
             chosen = [first, *(e for e in others if e is not None)]
             if len({e.cls for e in chosen}) == len(parts) and any(e.term is not e.start for e in chosen):
                 group = self._group(whole, axis, parts, chosen)
-                if group is not None and count < MAX_GROUPS_PER_VALUE:
+                if group is not None:
                     count += 1
                     yield group
+                if count == MAX_GROUPS_PER_VALUE:
+                    return
 
     def _slice_itself(self, cls: int) -> LaterValue:
         kind = self.view.types[cls]

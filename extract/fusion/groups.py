@@ -393,8 +393,13 @@ class FusionGroups:
         found: dict[Tensor, FusionGroup] = {}
         self.seen = set[Tensor]()
         for node in self.starts(cls):
+            packed = set[FusionPolicy]()  # policies whose groups come to a packed weight: others have no packed form
             for policy in self._applicable_policies:
+                if policy.packed and self._unpacked_form[policy] not in packed:
+                    continue
                 for growth, group in self._grown(cls, node, policy):
+                    if growth.met_packed:
+                        packed.add(policy)
                     if group is not None and group.term not in found:
                         self.seen.add(group.term)
                         found[group.term] = group
@@ -411,6 +416,12 @@ class FusionGroups:
         policies = with_packed(self.policies) if self.facts.packed else self.policies
         return [r for r in policies if (not r.products or products) and (not r.scans or scans)]
 
+    @cached_property
+    def _unpacked_form(self) -> dict[FusionPolicy, FusionPolicy]:
+        """Policy that inlines packed weights -> the policy of which it is a copy."""
+        every = with_packed(self.policies)
+        return dict(zip(every[len(self.policies) :], self.policies, strict=True))
+
     def _grown(self, cls: int, node: int, policy: FusionPolicy) -> Iterator[tuple[FusionGrowth, FusionGroup | None]]:
         """(growth, its group, None without one) under one policy, the largest groups first: with at most
         MAX_SHARED_ON_PATH values with other consumers on a path, then with fewer."""
@@ -418,8 +429,7 @@ class FusionGroups:
         most = UNLIMITED_PRODUCTS if policy.spread_bare else MAX_SHARED_ON_PATH
         whole = FusionGrowth(self, cls, policy, most_met=most)
         found = whole.grown(node)
-        if whole.met <= MAX_SHARED_ON_PATH:
-            yield whole, found
+        yield whole, found if whole.met <= MAX_SHARED_ON_PATH else None
         for room in reversed(range(min(whole.met, MAX_SHARED_ON_PATH + 1))):
             less = FusionGrowth(self, cls, policy, room)
             yield less, less.grown(node)

@@ -39,7 +39,8 @@ class FusionGrowth:
     a visited e-class -> its `GroupNode`, or the e-class itself if it is a leaf; a key is (e-class, values with outside
     consumers on the path, products on the path, whether below a product, whether broadcast operands and reductions are
     leaves). `open`: keys visited or being visited. `made`: terms of inlined e-nodes. `root`: the e-node of the output.
-    `nodes`: number of inlined e-nodes. `inside`: e-classes that the group may contain.
+    `nodes`: number of inlined e-nodes. `inside`: e-classes that the group may contain. `met_packed`: whether growth
+    came to a weight that is computed from fewer bytes, inlined or not.
     """
 
     groups: FusionGroups
@@ -58,6 +59,7 @@ class FusionGrowth:
     # keys of the classes in progress or finished
     open: set[tuple[int, int, int, bool, bool]] = field(default_factory=set)
     inside: set[int] = field(default_factory=set)
+    met_packed: bool = False
 
     def __post_init__(self) -> None:
         self.admitted = self.groups.admitted(self.policy)
@@ -189,7 +191,10 @@ class FusionGrowth:
 
     def _packed(self, cls: int) -> bool:
         """Whether a weight-only class is computed inside the group from fewer bytes."""
-        return self.policy.packed and cls in self.groups.facts.packed
+        if cls not in self.groups.facts.packed:
+            return False
+        self.met_packed = True
+        return self.policy.packed
 
     def _needed_beside(self, cls: int) -> bool:
         """Whether a class has a consumer that the group cannot compute."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -40,6 +41,31 @@ class CandidateIndex:
                 self.by_vertex.setdefault(vertex, []).append(i)
 
 
+class MeasuredCosts:
+    """Costs in µs of producing values by measured kernels only. `measured_us`: of each candidate; inf for an unmeasured
+    one."""
+
+    def __init__(self, hypergraph: Hypergraph, measured_us: list[float], index: CandidateIndex) -> None:
+        self.hypergraph, self.measured_us, self.index = hypergraph, measured_us, index
+
+    @cached_property
+    def tree(self) -> list[float]:
+        """Least tree cost of each vertex and bundle (outputs of one kernel)."""
+        return tree_costs(self.hypergraph, self.measured_us)
+
+    def without(self, candidate: int) -> float:
+        """Cost of the cheapest measured way to produce the outputs of one candidate without its call, given its own
+        inputs; inf if there is none."""
+        numbered, own = self.hypergraph.numbered, call_token(self.hypergraph.candidates[candidate])
+        made, reads, tree = numbered.made[candidate], set(numbered.needs[candidate]), self.tree
+        outputs = numbered.bundles[made - len(numbered.vertices)] if made >= len(numbered.vertices) else (made,)
+        rivals = [
+            self.measured_us[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.index.by_output[made]
+            if self.measured_us[i] < math.inf and call_token(self.hypergraph.candidates[i]) != own
+        ]  # fmt: skip
+        return min([sum(tree[v] for v in outputs), *rivals])
+
+
 class CostCutoff:
     """Cost cutoffs of candidates in µs (a slower kernel is in no best plan), which fall while others are measured.
 
@@ -52,11 +78,9 @@ class CostCutoff:
         self, hypergraph: Hypergraph, pricer: Pricer, prices: Sequence[Priced],
         ended: Callable[[], bool] = lambda: False, limited: bool = False, index: CandidateIndex | None = None,
     ) -> None:  # fmt: skip
-        self.hypergraph, self.pricer, self.ended, self.limited = hypergraph, pricer, ended, limited
-        self.measured_us = [p.us if p.origin == "measured" else math.inf for p in prices]
-        self.index = index or CandidateIndex(hypergraph)
+        self.pricer, self.ended, self.limited = pricer, ended, limited
+        self.costs = measured_costs(hypergraph, prices, index or CandidateIndex(hypergraph))
         self._in_flight: list[Candidate] = []
-        self._tree_costs: list[float] | None = None
 
     def register(self, candidate: Candidate) -> None:
         """Register that a candidate is being measured, so that its result lowers the cutoffs of others."""
@@ -69,30 +93,23 @@ class CostCutoff:
         if self.limited:
             return math.inf
         self._refresh()
-        return max([self._of_candidate(i) for i in self.index.by_call.get(call_token(candidate), ())], default=0.0)
+        alike = self.costs.index.by_call.get(call_token(candidate), ())
+        return max([self.costs.without(i) for i in alike], default=0.0)
 
     def _refresh(self) -> None:
         prices = self.pricer.price(self._in_flight) if self._in_flight else []
+        known = self.costs
         for candidate, price in zip(list(self._in_flight), prices):
             if price.origin == "measured" or price.us == math.inf:
                 self._in_flight.remove(candidate)
-                for i in self.index.by_call[call_token(candidate)]:
-                    self.measured_us[i] = price.us
-                self._tree_costs = None
-        if self._tree_costs is None:
-            self._tree_costs = tree_costs(self.hypergraph, self.measured_us)
+                for i in known.index.by_call[call_token(candidate)]:
+                    known.measured_us[i] = price.us
+                self.costs = MeasuredCosts(known.hypergraph, known.measured_us, known.index)
 
-    def _of_candidate(self, candidate: int) -> float:
-        """Cutoff in µs of one candidate: the cheapest measured way to produce its outputs, given its own inputs."""
-        numbered, own = self.hypergraph.numbered, call_token(self.hypergraph.candidates[candidate])
-        made, reads, tree = numbered.made[candidate], set(numbered.needs[candidate]), self._tree_costs
-        assert tree is not None
-        outputs = numbered.bundles[made - len(numbered.vertices)] if made >= len(numbered.vertices) else (made,)
-        rivals = [
-            self.measured_us[i] + sum(tree[v] for v in numbered.needs[i] if v not in reads) for i in self.index.by_output[made]
-            if self.measured_us[i] < math.inf and call_token(self.hypergraph.candidates[i]) != own
-        ]  # fmt: skip
-        return min([sum(tree[v] for v in outputs), *rivals])
+
+def measured_costs(hypergraph: Hypergraph, prices: Sequence[Priced], index: CandidateIndex) -> MeasuredCosts:
+    """Costs by the kernels whose `prices` are times measured on this machine."""
+    return MeasuredCosts(hypergraph, [p.us if p.origin == "measured" else math.inf for p in prices], index)
 
 
 def tree_costs(hypergraph: Hypergraph, cost: Sequence[float]) -> list[float]:

@@ -3,8 +3,9 @@
 Each round has two plans. The *optimistic* plan is the cheapest with unmeasured kernels at the lower ends of their price
 intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper
 ends; it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may
-change a plan's time: the predicted time of an unmeasured kernel, or the possible gain of an alternative or of more
-tuning; in the short form of a deep model as often as the model has its layer (`Hypergraph.repeats`).
+change a plan's time: what an unmeasured kernel may save of the cheapest measured way to its results (its predicted time
+if there is none), or the possible gain of an alternative or of more tuning; in the short form of a deep model as often
+as the model has its layer (`Hypergraph.repeats`).
 
 A *first look* is the first measurement of a kernel, in a few schedules (tuning parameters) only. The next request, in
 this order:
@@ -34,7 +35,7 @@ from ..candidates.hypergraph import Hypergraph
 from ..model.kernel import Candidate
 from ..model.pricing import Priced
 from ..solve.extraction import Extraction
-from .cutoff import CallToken, call_token, tree_costs
+from .cutoff import CallToken, call_token, measured_costs, tree_costs
 from .measurement_state import (
     SCHEDULES,
     SHARE_AFTER_MORE_TUNING,
@@ -206,23 +207,30 @@ class AcquisitionPolicy:
         """Candidates for first looks (a few schedules) with their stakes (µs of a plan that a measurement may change):
         unmeasured ones of a plan, and unmeasured alternatives that may be faster.
 
-        Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is its predicted
-        time, that of an alternative the possible saving divided by its rank: only one alternative is used.
+        Equal calls once; alternatives must fit into the plan. The stake of a candidate of the plan is the difference
+        between the cheapest measured way to its results and the low end of its interval, or its predicted time if there
+        is no such way. So a cheap kernel in place of a slow measured one comes before another form of a large kernel
+        that is measured already. The stake of an alternative is the possible saving divided by its rank: only one
+        alternative is used.
         """
         candidates, times = self.hypergraph.candidates, self.hypergraph.weights
         open_, fits = per_call(self.hypergraph, prices, self.state.is_open), self.fits_into(plan)
         makers, outputs = self.state.index.by_vertex, self.hypergraph.numbered.outputs
         wanted = [i for i in plan if open_[i]]
-        stakes = _summed(candidates, ((i, times[i] * prices[i].us) for i in wanted))
+        costs = measured_costs(self.hypergraph, prices, self.state.index)
+        now = {i: costs.without(i) for i in wanted}
+        gains = {i: prices[i].us if us == math.inf else max(0.0, us - prices[i].low) for i, us in now.items()}
+        stakes = _summed(candidates, ((i, times[i] * gains[i]) for i in wanted))
         known = {call_token(candidates[i]) for i in stakes}
         savings: dict[int, float] = {}
         for i in wanted:
             for v in outputs(i):
-                faster = [j for j in makers[v] if open_[j] and prices[j].low <= prices[i].us and fits(j)]
+                most = min(prices[i].us, now[i])
+                faster = [j for j in makers[v] if open_[j] and prices[j].low <= most and fits(j)]
                 nearest = nsmallest(MAX_ALTERNATIVES, faster, key=lambda j: prices[j].low)
                 for rank, j in enumerate(nearest, 1):
                     if call_token(candidates[j]) not in known:
-                        saving = times[i] * (prices[i].us - prices[j].low) / rank
+                        saving = times[i] * (most - prices[j].low) / rank
                         savings[j] = max(savings.get(j, 0.0), saving)
         return _largest_first({**stakes, **_largest_per_call(candidates, savings)})
 

@@ -8,7 +8,6 @@ anything is allocated. Nothing in a file is executed.
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ...egraph.ir.file_array import FileArray
 from ...egraph.types import dtypes
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
-from ...plain import file_identity
-from .arrays import MappedArray, opened_without_waiting
+from ...plain import Malformed, file_identity, opened
 
 MAGIC = b"GGUF"
 MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
@@ -71,7 +70,7 @@ class StoredTensor:
 
     shape: tuple[int, ...]
     encoding: GgufEncoding
-    data: MappedArray
+    data: FileArray
 
 
 @dataclass(frozen=True)
@@ -180,14 +179,16 @@ def read_gguf(path: Path | str, kept: Collection[str] = ()) -> GgufFile:
     """
     path = Path(path)
     try:
-        with open(path, "rb", opener=opened_without_waiting) as file:
+        with opened(path, 1 << 62) as file:
             header = _Header(path, file, kept)
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or header.size < 24:
+            if header.size < 24:
                 raise BadModelError(f"{path.name} has {header.size} bytes, too few for a header", where=str(path))
             found = _read(header)
             if file_identity(file.fileno()) != header.identity:
                 raise BadModelError(f"{path.name} was written while it was read", where=str(path))
             return found
+    except Malformed as error:
+        raise BadModelError(str(error), where=str(path)) from None
     except OSError as error:
         raise BadModelError(f"{path.name} cannot be read: {error}", where=str(path)) from None
 
@@ -289,7 +290,7 @@ def _stored(
     kind = encoding.dtype or "uint8"
     own = shape if encoding.dtype else (*shape[:-1], row // encoding.numbers * encoding.nbytes)
     assert prod(own) * dtypes.itemsize(kind) == nbytes
-    return StoredTensor(shape, encoding, MappedArray(path, start + offset, own, kind, header.identity))
+    return StoredTensor(shape, encoding, FileArray(path, start + offset, own, kind, header.identity))
 
 
 __all__ = ["ENCODINGS", "GgufEncoding", "GgufFile", "SkippedArray", "StoredTensor", "read_gguf"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...egraph.composites import composite_ops, quantized_ops, training_ops
+from ...egraph.ir.file_array import FileArray
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.structure import pack, unpack
 from ...egraph.ir.tensor import Tensor, constant, make
@@ -26,7 +27,6 @@ from ...egraph.types.dims import Atom, Dim, DimExpr
 from ...errors import BadModelError, ShapeError, TensorGraphsError, UsageError
 from ...plain import strict_json
 from ...wording import with_article
-from .arrays import MappedArray
 from .limits import check_size
 from .safetensors import read_header, write_arrays
 
@@ -216,7 +216,7 @@ def _structure_in(value: Any, n_outputs: int) -> Any:
 class _Decoder:
     """Decoder of one file's node list. Nodes are built in file order."""
 
-    def __init__(self, listed: list[Any], tensors: Mapping[str, MappedArray | Tensor], where: str) -> None:
+    def __init__(self, listed: list[Any], tensors: Mapping[str, FileArray | Tensor], where: str) -> None:
         self.tensors, self.where, self.built = tensors, where, list[Tensor]()
         unknown: dict[str, int] = {}
         for i, item in enumerate(listed):
@@ -258,7 +258,7 @@ class _Decoder:
         return found
 
 
-def graph_from_json(value: Any, tensors: Mapping[str, MappedArray | Tensor], where: str = "") -> Graph:
+def graph_from_json(value: Any, tensors: Mapping[str, FileArray | Tensor], where: str = "") -> Graph:
     """The graph that the result of `graph_to_json` describes.
 
     `tensors`: the data of its constants, or constant leaves, by name. `where`: path for messages. Raises BadModelError
@@ -273,7 +273,7 @@ def graph_from_json(value: Any, tensors: Mapping[str, MappedArray | Tensor], whe
         raise
 
 
-def _graph_in(value: Mapping[str, Any], tensors: Mapping[str, MappedArray | Tensor], where: str) -> Graph:
+def _graph_in(value: Mapping[str, Any], tensors: Mapping[str, FileArray | Tensor], where: str) -> Graph:
     if value.get("version") != VERSION:
         raise BadModelError(
             f"the graph has format version {str(value.get('version'))[:40]}, not {VERSION}",

@@ -19,12 +19,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ...egraph.ir.file_array import FileArray
 from ...egraph.ir.weight_data import Data, load_data
 from ...egraph.types import dtypes
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, UsageError
 from ...plain import file_identity, is_file, read_bytes, strict_json
 from ...writing.files import replacing
-from .arrays import MappedArray
 from .inside import inside
 from .limits import MAX_RANK
 
@@ -50,7 +50,7 @@ class SafeFile:
 
     path: Path
     metadata: Mapping[str, str]
-    tensors: Mapping[str, MappedArray]
+    tensors: Mapping[str, FileArray]
     identity: tuple[int, ...]
 
 
@@ -97,7 +97,7 @@ def read_header(path: Path | str) -> SafeFile:
         raise UnsupportedError("dtypes that are not supported", missing=foreign, where=str(path))
     _check_cover({name: (begin, end) for name, (_, _, begin, end) in regions.items()}, size - start, path)
     tensors = {
-        name: MappedArray(path, start + begin, shape, _DTYPES[dtype], identity)
+        name: FileArray(path, start + begin, shape, _DTYPES[dtype], identity)
         for name, (dtype, shape, begin, _) in regions.items()
     }
     return SafeFile(path, metadata, tensors, identity)
@@ -174,7 +174,7 @@ def _check_cover(spans: Mapping[str, tuple[int, int]], data: int, path: Path) ->
         raise BadWeightsError(f"{data - position} trailing bytes after the last tensor", where=str(path))
 
 
-def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, MappedArray]:
+def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, FileArray]:
     """Return all tensors of a folder: those of one `model.safetensors`, or of the shards in its index file.
 
     Raises BadWeightsError if a file or tensor is missing, BadModelError if a link leads out of the folder (unless
@@ -201,13 +201,13 @@ def read_folder(folder: Path | str, *, trust: bool = False) -> dict[str, MappedA
     )
 
 
-def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, MappedArray]:
+def _read_shards(folder: Path, index: Path, trust: bool) -> dict[str, FileArray]:
     """The tensors of the shards of an index. Raises BadWeightsError if a file changes before all are read."""
     seen = {index: _identity_now(index)}
     places = read_json_file(index, BadWeightsError).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(v, str) for v in places.values()):
         raise BadWeightsError("weight_map is not an object of file names", where=str(index))
-    found: dict[str, MappedArray] = {}
+    found: dict[str, FileArray] = {}
     for shard in sorted(set(places.values())):
         plain = Path(shard).name == shard and "\0" not in shard and "\\" not in shard
         if not plain or not shard.endswith(".safetensors") or len(shard.encode(*_BYTES)) > 255:

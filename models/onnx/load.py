@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...egraph.builders import builders as t
+from ...egraph.ir.file_array import FileArray
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import Data, load_data
@@ -29,7 +30,6 @@ from ...egraph.types.dims import Dim
 from ...errors import BadModelError, TooLargeError, UnsupportedError, UsageError
 from ...processes.memory_limits import machine_memory
 from ..common.module_paths import ModulePaths, path_of_onnx
-from ..files.arrays import MappedArray
 from ..files.limits import check_count
 from .context import Context
 from .input_sizes import named_sizes, unique
@@ -195,7 +195,7 @@ class _Loader:
         if tensor.data_location == tensor.EXTERNAL:
             where = f"{self.file}: tensor {short(name)}"
             place, offset, identity = external_data(tensor, leaf.type.nbytes, self.file, where)
-            data = MappedArray(place, offset, shape, kind, identity)
+            data = FileArray(place, offset, shape, kind, identity)
         else:
             data = stored_data(tensor, shape, f"{self.file}: tensor {short(name)}")
         limit = CONSTANT_ELEMENTS if dtypes.is_float(kind) else CONSTANT_INTEGERS
@@ -214,7 +214,7 @@ class _Loader:
         data: Data
         if tensor.data_location == tensor.EXTERNAL:
             place, offset, identity = external_data(tensor, size, self.file, where)
-            data = MappedArray(place, offset, (size,), "uint8", identity)
+            data = FileArray(place, offset, (size,), "uint8", identity)
         else:
             data = stored_bytes(tensor, size, where)
         return FourBits(name, shape, FOUR_BITS[tensor.data_type], data)

@@ -22,7 +22,7 @@ from tensor_graphs.models.huggingface.step import Caches, Folder, build_step, po
 from .decoder_cases import CASES, LENGTH, PLACES, VOCAB, recorded, tokens, transformers_logits, write
 
 Array = np.ndarray[Any, Any]
-CHUNK, STEPS = 8, 36  # tokens of a prefill step; decode steps that are compared
+CHUNK, STEPS = 8, 24  # tokens of a prefill step; decode steps that are compared: rings of 16 wrap around twice
 LONG_STEPS = 64  # of Phi-3: beyond the length from which its rotary embeddings have other frequencies
 PROMPTS = np.array([13, 3])  # tokens of the two prompts: several chunks, and less than one
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import struct
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ RNG = np.random.default_rng(0)
 
 # ---------------------------------------------------------------- encodings
 def half(block: bytes, at: int) -> float:
-    return float(np.frombuffer(block[at : at + 2], np.float16)[0])
+    return float(struct.unpack_from("<e", block, at)[0])
 
 
 def signed(block: bytes, at: int) -> int:
@@ -128,6 +129,7 @@ SHAPES = {"attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "att
 KINDS = (Q8_0, Q4_K, Q6_K, F16, Q5_0, Q4_0, Q3_K)
 
 
+@cache
 def model() -> tuple[dict[str, tuple[tuple[int, ...], int, bytes]], dict[str, Array]]:
     """Tensors of a file with a matrix of each encoding, and its numbers under Hugging Face names."""
     stored: dict[str, tuple[tuple[int, ...], int, bytes]] = {}

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ir.file_array import FileArray
 from tensor_graphs.egraph.ir.weight_data import Data
 from tensor_graphs.errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError
 from tensor_graphs.models import random_checkpoints
-from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.checkpoint import Config, UnusedWeightsWarning
 from tensor_graphs.models.huggingface.families import layer_windows
@@ -59,7 +59,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- what is taken
 def test_nothing_is_read_and_everything_is_bound(folder: Path) -> None:
     graph = load_folder(folder)
-    assert all(isinstance(data, MappedArray) for data in graph.params.values())
+    assert all(isinstance(data, FileArray) for data in graph.params.values())
     assert {n.attr("name") for n in graph.leaves("param")} == set(graph.params) == set(read_folder(folder))
     assert set(graph.names) <= {"logits", "last_hidden_state", "pooler_output"}
     assert all(n.dtype == "int64" and [str(d) for d in n.shape] == ["batch", "sequence"] for n in graph.inputs)

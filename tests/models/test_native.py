@@ -20,11 +20,11 @@ from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.composites import quantized_ops as q
 from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ir.file_array import FileArray
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, make
 from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UsageError
-from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.native import KEY, graph_from_json, graph_to_json, load_graph, save_graph
 from tensor_graphs.models.files.safetensors import write_arrays
 
@@ -80,7 +80,7 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, graph: Graph) -> N
     assert list(found.updates) == list(graph.updates) and set(found.params) == set(graph.params)
     assert found.digest() == graph.digest() and repr(found) == repr(graph)
     for name, data in found.params.items():
-        assert isinstance(data, MappedArray) and data.load().tobytes() == np.asarray(graph.params[name]).tobytes()
+        assert isinstance(data, FileArray) and data.load().tobytes() == np.asarray(graph.params[name]).tobytes()
     assert graph_to_json(found)[0] == graph_to_json(graph)[0]
 
 
@@ -88,7 +88,7 @@ def test_small_weights_outlive_their_file(tmp_path: Path) -> None:
     """A file that is cut short does not end the process that has loaded a small weight; loading again is an error."""
     path = tmp_path / "w"
     path.write_bytes(bytes(range(256)) * 64)
-    data = MappedArray(path, 256, (64, 60), "float32")
+    data = FileArray(path, 256, (64, 60), "float32")
     before = data.load()
     expected = before.copy()
     path.write_bytes(b"")

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensor_graphs.egraph.ir.file_array import FileArray
 from tensor_graphs.egraph.types import dtypes
 from tensor_graphs.errors import BadWeightsError, TooLargeError, UnsupportedError, UnwritableError, UsageError
-from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.safetensors import MAX_HEADER, read_folder, read_header, write_arrays
 
 
@@ -211,7 +211,7 @@ def shards(tmp_path: Path) -> Callable[..., Path]:
 
 def test_shards_are_joined(shards: Callable[..., Path]) -> None:
     found = read_folder(shards())
-    assert all(isinstance(a, MappedArray) for a in found.values())
+    assert all(isinstance(a, FileArray) for a in found.values())
     assert {n: a.load().sum() for n, a in found.items()} == {"a": 3.0, "b": 0, "c": 8.0}
 
 

@@ -198,6 +198,21 @@ def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkey
     assert begun == [measuring.STORE_MODULES, "cuda", measuring.STORE_MODULES]
 
 
+@pytest.mark.parametrize(("budget", "begun"), [(5.0, 1), (60.0, 0)])
+def test_processes_that_lower_for_a_gpu_start_before_loading_in_small_budgets(
+    budget: float, begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(measuring, "backends_of", lambda options: [SimpleNamespace(generates=True)])
+    monkeypatch.setattr(measuring, "on_gpu", lambda backends: True)
+    monkeypatch.setattr(measuring, "start_measurer", lambda *given: None)
+    monkeypatch.setattr(measuring, "default_pool", lambda: SimpleNamespace(begin=lambda: None))
+    session = Session(Options(budget=budget))
+    session.lowerings.pool = SimpleNamespace(begin=lambda: counted.append(1))  # type: ignore[assignment]
+    with measuring.measurer_started(session):
+        assert len(counted) == begun
+
+
 def test_ctrl_c_uses_up_the_time() -> None:
     """Whatever is left of the budget, and also where no clock decides."""
     for deterministic in (False, True):
@@ -594,6 +609,22 @@ def test_kernels_are_generated_until_the_measuring_processes_have_started() -> N
     assert enough(False) and enough(True)
     ready[0], moment[0] = False, 9.0
     assert enough(False)
+
+
+def test_the_least_time_of_generation_counts_from_the_start_of_the_processes_that_lower() -> None:
+    """Else a small budget, in which they start late, had plans of library kernels only."""
+    moment, pool = [0.0], SimpleNamespace(starting=True)
+    session = Session(Options(budget=5.0), now=lambda: moment[0])
+    session.lowerings.pool = pool  # type: ignore[assignment]
+    enough = generation_limit(session, [backend("torch_cuda")])
+    moment[0] = 2.75
+    assert not enough(False)
+    pool.starting, moment[0] = False, 3.0
+    assert not enough(False)
+    moment[0] = 3.25
+    assert enough(False) and enough(True)
+    pool.starting = True
+    assert enough(False), "they may never start"
 
 
 def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:

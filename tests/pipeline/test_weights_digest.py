@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tensor_graphs import settings
+from tensor_graphs.egraph.ir.file_array import FileArray
 from tensor_graphs.egraph.ir.weight_data import Data
 from tensor_graphs.models.common.quantized_graph import packed_weight
-from tensor_graphs.models.files.arrays import MappedArray
 from tensor_graphs.models.files.safetensors import read_header, write_arrays
 from tensor_graphs.models.huggingface.checkpoint import StackedArray
 from tensor_graphs.pipeline import recall
@@ -67,7 +67,7 @@ def test_weights_are_told_apart_by_every_byte_name_and_shape(monkeypatch: pytest
 @pytest.mark.usefixtures("old")
 def test_an_unchanged_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor where codes of quantized weights are computed from it, or weights in memory are among the others."""
-    monkeypatch.setattr(MappedArray, "load", lambda self: pytest.fail("read"))
+    monkeypatch.setattr(FileArray, "load", lambda self: pytest.fail("read"))
     for found in (weights(tmp_path / "w.safetensors"), dict(read_header(tmp_path / "w.safetensors").tensors)):
         codes = packed_weight(replace(found["a"], shape=(400, 1000)), "int8", "float32", True)  # type: ignore[type-var]
         first = digest({**found, **codes.params("w"), "stack": StackedArray((found["a"], found["a"])), "own": A[:5]})

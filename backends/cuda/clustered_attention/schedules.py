@@ -131,8 +131,11 @@ def clustered_schedules(kernel: Kernel, shape: Shape, count: int) -> list[Cluste
     """At most `count` schedules of clustered attention for a kernel, best guess first; empty if none can be emitted."""
     sizes = sizes_of(kernel, shape)
     found = () if sizes is None else _ranked(sizes, count)
-    written = {seen: s for seen in (False, True) if (s := next((s for s in found if s.seen == seen), None)) is not None}
-    written = {seen: s for seen, s in written.items() if _emitted(kernel, shape, s)}  # others differ in numbers only
+    first = {seen: s for seen in (True, False) if (s := next((s for s in found if s.seen == seen), None)) is not None}
+    written = set[bool]()
+    for seen, s in first.items():  # others differ in numbers only, and the text that ends the positions has all others
+        if True in written or _emitted(kernel, shape, s):
+            written.add(seen)
     return [s for s in found if s.seen in written]
 
 

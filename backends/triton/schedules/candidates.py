@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
 from itertools import groupby, product
 from math import log2, prod
 from operator import itemgetter
@@ -38,7 +39,7 @@ def schedules(kernel: Kernel, shape: Shape, count: int = COUNT, *, splits: bool 
     `splits`: whether the reduction may be split (split-K).
     """
     facts = facts_of(kernel, shape, splits)
-    found = _begun(_ranked(facts, count), count)
+    found = _begun(_ranked(_read(facts), count), count)
     together = [s.but(beside=True) for s in found if facts.beside > 1]
     fitting = [s for s in together if legal(facts, s)]
     return [*fitting[:1], *found[:1], *fitting[1:], *found[1:]][:count] if fitting else found
@@ -70,6 +71,17 @@ def _begun(ranked: Sequence[TileSchedule], count: int) -> list[TileSchedule]:
     """
     early = [s.but(early=True) for s in ranked][: count - count // 4]
     return [*ranked[:1], *early, *ranked[1:]][:count]
+
+
+def _read(facts: KernelFacts) -> KernelFacts:
+    """The facts without those that no ranking of a skinny GEMM reads, so that kernels with other prologues and
+    epilogues share it; the facts of other kernels as they are."""
+    if facts.kind != "contraction" or facts.middle or not facts.walked or not facts.few:
+        return facts
+    loads = sorted((x for x in facts.loads if x.inner), key=astuple)
+    return replace(
+        facts, loads=tuple(loads), boxed=False, dots=(), periods=frozenset(), transposed=False, beside=1, held=0, heavy=False
+    )  # fmt: skip
 
 
 @cached_per_machine(4096)
@@ -277,34 +289,40 @@ def _streamed(facts: KernelFacts) -> Ranked:
     m = padded(max(facts.m, 16)) if facts.rows else 1
     columns = (16, 32, 64, 128, 256) if facts.rows else (4, 8, 16, 32, 64, 128, 256)
     depths = _blocks(facts.size, (16, 32, 64, 128, 256, 512, 1024), 16 if facts.rows else 1)
+    stages, least = ((2, 3, 4, 5, 6, 8), 4) if facts.rows else ((3,), 8)
     for n, k in product(_blocks(facts.n, columns), depths):
-        tile, base = n * k * facts.sums, TileSchedule(m, n, 8, 2, facts.depths(k))
-        for warps, stages in product((2, 4, 8), (2, 3, 4, 5, 6, 8) if facts.rows else (3,)):
-            if tile < 512 or each(tile, warps) < (4 if facts.rows else 8):
-                continue
-            schedule = base.but(warps=warps, stages=stages)
-            if not tiles_fit(facts, schedule):
-                continue
-            for split in facts.parts(schedule):
-                yield schedule.cut(split), _streaming(facts, schedule, tile, k, split) + 0.3 * (n * facts.width < 64)
+        tile, base = n * k * facts.sums, TileSchedule(m, n, 8, stages[0], facts.depths(k))
+        large = [w for w in (2, 4, 8) if tile >= 512 and each(tile, w) >= least]
+        warps = [w for w in large if tiles_fit(facts, base.but(warps=w))]
+        if not warps:
+            continue
+        # legal numbers of stages do not depend on the warps: one limits shared memory, the other one registers
+        own = base.but(warps=warps[-1])
+        deep = [stages[0], *(s for s in stages[1:] if tiles_fit(facts, own.but(stages=s)))]
+        parts, narrow = [*facts.parts(base)], 0.3 * (n * facts.width < 64)
+        for wide, count in product(warps, deep):
+            schedule = base.but(warps=wide, stages=count)
+            for split, us in zip(parts, _streaming(facts, schedule, tile, k, parts)):
+                yield schedule.cut(split), us + narrow
 
 
-def _streaming(facts: KernelFacts, s: TileSchedule, tile: int, k: int, split: int) -> float:
-    """Estimated µs in which a skinny GEMM reads its right-hand matrices, in tiles of `tile` elements; `k`: K tile;
-    `split`: split-K factor."""
-    size, width = facts.size, facts.width
+def _streaming(facts: KernelFacts, s: TileSchedule, tile: int, k: int, parts: Sequence[int]) -> Iterator[float]:
+    """Estimated µs in which a skinny GEMM reads its right-hand matrices, in tiles of `tile` elements, for each split-K
+    factor of `parts`; `k`: K tile."""
+    size, width, units = facts.size, facts.width, target().multiprocessors
     tiles = -(-facts.n // s.n) * facts.batch
     shared = s.stages * (s.m * k + tile) * width if facts.rows else 0
     resident = max(1, min(target().shared_per_block // shared if shared else 16, 64 // s.warps))
-    share = tiles * split / target().multiprocessors  # programs per SM
-    ahead = max(1, min(s.stages - 1, size // split // k)) if facts.rows else 1
-    waiting = min(share, resident) * tile * width * ahead
-    busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
     dense = width * size * facts.n * facts.sums * facts.batch
-    reread = tiles * s.m * size * width
-    joining = (0.3 + 0.2 * split if facts.rows else 1.0 + 0.03 * split) * (split > 1)
-    read = dense / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7
-    return float(read + reread / CACHE + joining + 0.1 * abs(s.warps - 4))
+    reread = tiles * s.m * size * width / CACHE
+    for split in parts:
+        share = tiles * split / units  # programs per SM
+        ahead = max(1, min(s.stages - 1, size // split // k)) if facts.rows else 1
+        waiting = min(share, resident) * tile * width * ahead
+        busy = -(-share // resident) * resident / share if share > resident else -(-share // 1) / share
+        joining = (0.3 + 0.2 * split if facts.rows else 1.0 + 0.03 * split) * (split > 1)
+        read = dense / BANDWIDTH * busy / min(1.0, waiting / IN_FLIGHT) ** 0.7
+        yield float(read + reread + joining + 0.1 * abs(s.warps - 4))
 
 
 RATE, FROM_CACHE, LATENCY = (

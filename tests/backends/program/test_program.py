@@ -16,11 +16,13 @@ import pytest
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.program import program as program_module
+from tensor_graphs.backends.program import stored_weights
 from tensor_graphs.backends.program import weights as program_weights
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.program.saved_program import load_program
-from tensor_graphs.backends.program.weights import EvaluatedWeights, SharedWeights, StoredWeights
+from tensor_graphs.backends.program.stored_weights import StoredWeights
+from tensor_graphs.backends.program.weights import EvaluatedWeights, SharedWeights
 from tensor_graphs.backends.registry import backend, select
 from tensor_graphs.backends.runtime.heap import trim
 from tensor_graphs.backends.tuning.unfused import direct_plan
@@ -602,8 +604,8 @@ def test_the_source_of_a_saved_program_needs_numpy_alone(name: str, tmp_path: Pa
     assert not done.returncode, done.stderr
 
 
-def test_a_gpu_reads_stored_weights_from_the_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an array in between, and as carefully."""
+def test_a_gpu_copies_stored_weights_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As carefully as arrays are read from it."""
     torch, save = pytest.importorskip("torch"), pytest.importorskip("safetensors.torch").save_file
     whole = {"a": torch.randn(3, 5).bfloat16(), "b": torch.arange(4)}
     save(whole, tmp_path / "weights.safetensors")
@@ -611,18 +613,20 @@ def test_a_gpu_reads_stored_weights_from_the_mapped_file(tmp_path: Path, monkeyp
     manifest = Manifest("stored", (), (), None, tuple(specs[:2]), (), 0, 0, 1, 0.0, 0.0, device="cuda")
     program = Program.from_saved(manifest, "", StoredWeights(tmp_path / "weights.safetensors", specs[:3]), None, "cuda")
     monkeypatch.setattr(Program, "check_room", lambda self: None)
+    copied = stored_weights.uploaded_file
+    monkeypatch.setattr(stored_weights, "uploaded_file", lambda data, device: copied(data, "cpu"))
     monkeypatch.setattr(program, "source", "def bind(weights, states=None, device='cpu'): return {**weights}.get")
     with pytest.raises(BadWeightsError, match="'c' cannot be read"):
         program.bind()
     program._weights = stored = StoredWeights(tmp_path / "weights.safetensors", specs[:2])
     run = program.bind()._run
     assert run is not None and all(torch.equal(run(name), x) for name, x in whole.items())
-    mapped = stored.mapped()
+    there = stored.on_device("cpu")
     with pytest.raises(BadWeightsError, match="does not list"):
-        mapped["c"]
+        there["c"]
     with pytest.raises(BadWeightsError, match=r"'b' is int64\[4\], not int64\[5\]"):
-        StoredWeights(tmp_path / "weights.safetensors", specs[3:]).mapped()["b"]
+        StoredWeights(tmp_path / "weights.safetensors", specs[3:]).on_device("cpu")["b"]
     save(whole, tmp_path / "other")
     (tmp_path / "other").replace(tmp_path / "weights.safetensors")
-    with pytest.raises(BadWeightsError, match="were replaced"):
-        mapped["a"]
+    with pytest.raises(BadWeightsError, match="was replaced"):
+        there["a"]

@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from ...costdb.keys.device import cores
+from ...egraph.ir.file_array import FileArray
 from ...egraph.ir.weight_data import ComputedData, Data, load_data
 from ...egraph.types import dtypes
-from ...models.files.arrays import MappedArray
 from ...plain import file_identity
 
 PIECE, AHEAD = 1 << 25, 16  # bytes hashed per piece, maximum number of queued pieces
@@ -97,7 +97,7 @@ def weights_digest(params: Mapping[str, Data], hashes: WeightHashes | None = Non
 def settled_files(params: Mapping[str, Data]) -> dict[Path, Identity]:
     """Identity of each file that weights are regions of, without files that were changed since their header was read or
     less than `SETTLED_NS` ago; empty for few bytes."""
-    regions = [leaf for data in params.values() for leaf in _leaves(data) if isinstance(leaf, MappedArray)]
+    regions = [leaf for data in params.values() for leaf in _leaves(data) if isinstance(leaf, FileArray)]
     if sum(region.nbytes for region in regions) < LARGE:
         return {}
     files: dict[Path, Identity] = {}
@@ -127,7 +127,7 @@ def _leaves(data: Data) -> Iterator[Data]:
 
 def _region(data: Data, files: Mapping[Path, Identity]) -> Identity | None:
     """The place of data in an unchanged file; None if it is something else, or its file was changed."""
-    if not isinstance(data, MappedArray) or data.path not in files or data.identity != files[data.path][1:-1]:
+    if not isinstance(data, FileArray) or data.path not in files or data.identity != files[data.path][1:-1]:
         return None
     return files[data.path], data.offset, data.shape, data.dtype
 

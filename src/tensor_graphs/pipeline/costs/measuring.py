@@ -77,9 +77,9 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
 def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
     """Context manager that starts worker processes before the model is loaded, and ends them.
 
-    Started are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's and the saturation workers, because
-    starting takes seconds, as loading does. Without `early`, for models that are loaded already, `start_measurer`
-    starts them.
+    Started are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's, the saturation workers, and those
+    that lower kernels for a GPU, because starting takes seconds, as loading does. Without `early`, for models that are
+    loaded already, `start_measurer` starts the first two kinds.
     """
     options = session.options
     with session.stage_clock.running("start workers"):
@@ -89,6 +89,8 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
             default_pool().begin()
         if early:
             start_measurer(session, backends)
+        if early and small and on_gpu(backends) and any(b.generates for b in backends):
+            session.lowerings.pool.begin()  # in a small budget kernels are formed before workers started later are ready
     try:
         yield
     finally:

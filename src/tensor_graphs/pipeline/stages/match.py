@@ -127,14 +127,18 @@ def begins_in_time(session: Session) -> bool:
 def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[[bool], bool]:
     """Predicate that ends kernel generation on a GPU: the argument `enough` of `candidate_hypergraph`.
 
-    Always false without library kernels, since there may then be no plan without generated ones.
+    Always false without library kernels, since there may then be no plan without generated ones. The least time of
+    generation counts from when worker processes that lower kernels have started, as long as layouts have time.
     """
     began, budget = session.now(), session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
 
     def enough(bound: bool) -> bool:
+        nonlocal began
         if not timed:
             return False
+        if session.lowerings.pool.starting and session.left > GENERATING[True] * budget:
+            began = session.now()
         spent = session.now() - began
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
         return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
