@@ -5,7 +5,7 @@ Modules of models/gpu_call_models.py, each in a process of its own, in which a s
 ours is searched (from an empty store); measurements of all of them take turns on the GPU. Calls are a caller's: inputs
 at other addresses each time, calls issued back to back. µs are medians of alternating rounds (`gpu_overhead.in_turn`);
 those of kernels alone are of CUDA graphs of twenty calls. Errors are relative to the module in float64. Records go to
-results/raw/gpu_modules.json, those with the kernels that ran and the timeline of the search to `--work`;
+results/raw/gpu_modules.json, those with the kernels that ran, report and timeline of the search to `--work`;
 results/gpu_modules.md is made of the former.
 """
 
@@ -91,6 +91,7 @@ def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence
         "omitted": list(program.report.omitted),
         "seconds": dict(program.report.seconds),
         "timeline": program.report.timeline,
+        "text": str(program.report),
     }
     record["plan"] = [] if program.plan is None else [
         [s.template.name, round(s.cost.us, 2), s.cost.source, dict(s.call.schedule), s.template.pattern[:160]]
@@ -142,7 +143,7 @@ def shortened(record: Record) -> Record:
         n: {k: v if k != "profile" else {w: v[w] for w in ("kernels", "busy_us")} for k, v in f.items()}
         for n, f in record["forms"].items()
     }
-    return {**{k: v for k, v in record.items() if k != "timeline"}, "forms": forms}
+    return {**{k: v for k, v in record.items() if k not in ("timeline", "text")}, "forms": forms}
 
 
 # ---------------------------------------------------------------- the table
