@@ -123,11 +123,12 @@ PARTIAL = 1 << 26  # maximum bytes of partial results of such a product, and of 
 def _scaled(node: Tensor, arrays: Sequence[Array]) -> Array:
     """A product or quotient of 16-bit floats, in which numbers are not rounded to 16 bits, as in PyTorch's kernels."""
     operands = [
-        np.float32(a.attr("value")) if a.op == "full" else x.astype(np.float32) for a, x in zip(node.args, arrays)
+        np.full(x.shape, a.attr("value"), np.float32) if a.op == "full" else x.astype(np.float32)
+        for a, x in zip(node.args, arrays)
     ]
     assert node.entry.numpy is not None
     with np.errstate(all="ignore"):
-        return np.asarray(node.entry.numpy({}, *map(np.asarray, operands))).astype(arrays[0].dtype)
+        return np.asarray(node.entry.numpy({}, *operands)).astype(arrays[0].dtype)
 
 
 def _wide(x: Array) -> Array:
