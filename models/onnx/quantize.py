@@ -50,7 +50,7 @@ BYTES = ("uint8", "int8")
 def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: str) -> Tensor:
     """x / scale rounded to whole numbers, plus the zero point (None: 0), as integers of `kind`; scale and zero point
     have x's rank."""
-    if kind in BYTES:
+    if kind in BYTES and sum(d != 1 for d in scale.shape) <= 1:  # not for blocks
         return _before_views(x, scale, t.full((1,) * x.rank, 0, kind) if zero is None else zero)
     scaled = t.round(x / scale)
     return saturate(scaled if zero is None else scaled + t.cast(zero, x.dtype), kind)

@@ -75,3 +75,10 @@ def test_since_opset_23_the_scale_gives_the_precision_of_the_quotient(dtype: Any
     for opset, want, attrs in ((21, sharp, {}), (23, narrow, {}), (23, sharp, {"precision": 1})):
         found = result("QuantizeLinear", operands, "x", tmp_path / "m.onnx", opset, **attrs)
         np.testing.assert_array_equal(found, want, strict=True)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
+def test_a_scale_for_each_block_of_an_axis(dtype: Any, tmp_path: Path) -> None:
+    operands = {"x": np.float32([[8, 8, 8, 8, 8]]), "s": np.float32([[1, 2, 4]]), "z": np.array([[1, 2, 3]], dtype)}
+    found = result("QuantizeLinear", operands, "x", tmp_path / "m.onnx", axis=1, block_size=2)
+    np.testing.assert_array_equal(found, np.array([[9, 9, 6, 6, 5]], dtype), strict=True)
