@@ -132,7 +132,7 @@ def _quantize(n: Node) -> Result:
     zero = None if zero is None else per_axis(n, x, zero, axis)
     x, scale = t.cast(x, precise), per_axis(n, x, t.cast(scale, precise), axis)
     if precise in dtypes.HALVES:  # the quotient is rounded to 16 bits before it is rounded to a whole number
-        x, scale = t.cast(t.div(x, scale), "float32"), t.full((1,) * x.rank, 1.0, "float32")
+        x, scale = t.cast(t.div(x, scale), "float32"), t.full(scale.shape, 1.0, "float32")
     return quantized(x, scale, zero, kind)
 
 

@@ -68,12 +68,21 @@ def test_a_scale_for_each_element_of_a_vector(axis: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_since_opset_23_the_scale_gives_the_precision_of_the_quotient(dtype: Any, tmp_path: Path) -> None:
-    operands = {"x": (3 * RNG.standard_normal(2000)).astype(dtype), "s": np.asarray(0.06, dtype), "z": np.int8(3)}
+    scale, zero = np.asarray([0.06, 0.06], dtype), np.int8([3, 3])
+    operands = {"x": (3 * RNG.standard_normal((2, 999))).astype(dtype), "s": scale[:1], "z": zero[:1]}
     sharp, narrow = operands["x"].astype("f4") / operands["s"].astype("f4"), operands["x"] / operands["s"]
     sharp, narrow = (np.clip(np.rint(q.astype("f4")) + 3, -128, 127).astype(np.int8) for q in (sharp, narrow))
     assert (sharp != narrow).any()
-    for opset, want, attrs in ((21, sharp, {}), (23, narrow, {}), (23, sharp, {"precision": 1})):
-        found = result("QuantizeLinear", operands, "x", tmp_path / "m.onnx", opset, **attrs)
+    each = operands | {"s": scale, "z": zero}
+    for opset, want, attrs in (
+        (21, sharp, {}),
+        (23, narrow, {}),
+        (23, narrow, {"axis": 0}),
+        (23, sharp, {"precision": 1}),
+    ):
+        found = result(
+            "QuantizeLinear", each if "axis" in attrs else operands, "x", tmp_path / "m.onnx", opset, **attrs
+        )
         np.testing.assert_array_equal(found, want, strict=True)
 
 

@@ -68,9 +68,10 @@ def result(operands: dict[str, Any], inputs: str, file: Path, op: str, **attrs: 
     """The result of one node of opset 20; operands whose names are not in `inputs` are initializers."""
     kind = onnx.helper.np_dtype_to_tensor_dtype
     infos = [onnx.helper.make_tensor_value_info(n, kind(operands[n].dtype), operands[n].shape) for n in inputs]
+    result_kind = kind(operands["x"].dtype)
     initial = [onnx.numpy_helper.from_array(x, n) for n, x in operands.items() if n and n not in inputs]
     graph = onnx.helper.make_graph([onnx.helper.make_node(op, list(operands), ["y"], **attrs)], "g", infos,
-                                   [onnx.helper.make_tensor_value_info("y", 1, None)], initial)  # fmt: skip
+                                   [onnx.helper.make_tensor_value_info("y", result_kind, None)], initial)  # fmt: skip
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
     file.write_bytes(model.SerializeToString())
     return evaluate(load_onnx(file), {n: operands[n] for n in inputs})[0]
@@ -96,3 +97,11 @@ def test_coordinates_that_are_whole_numbers(tmp_path: Path) -> None:
         coordinate_transformation_mode="half_pixel_symmetric",
     )
     np.testing.assert_array_equal(found, np.arange(1, 15, 2))
+
+
+def test_exponents_keep_their_bits(tmp_path: Path) -> None:
+    """In float16 2501.5 is 2502, a whole number, and 2 ** 32 in int32 is 0."""
+    x, y = np.float16([-1, -1]), np.float32([2501.5, 2501])
+    np.testing.assert_array_equal(result({"x": x, "e": y}, "xe", tmp_path / "m.onnx", "Pow"), np.float16([np.nan, -1]))
+    x, y = np.int32([2, 1]), np.int64([1 << 32, 1 << 33])
+    np.testing.assert_array_equal(result({"x": x, "e": y}, "xe", tmp_path / "m.onnx", "Pow"), np.int32([0, 1]))
