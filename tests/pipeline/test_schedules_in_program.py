@@ -216,7 +216,7 @@ def test_time_is_kept_for_models_with_few_weights_only() -> None:
     session = Session(Options(budget=40.0))
     session.expected.repeats = True
     assert reserves.schedules_s(session) == reserves.trying_s(session) > reserves.holding_s(session) > 0
-    session.expected.binding_s = 2 * reserves.SHORT_BINDING_S
+    session.expected.weight_bytes = 2 * int(reserves.FEW_WEIGHTS)
     assert reserves.schedules_s(session) == reserves.holding_s(session) == 0
 
 

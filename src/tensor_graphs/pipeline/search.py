@@ -188,6 +188,7 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
     else:
         session.expected.ending_s = ending_s(session)
         session.expected.binding_s = weight_bytes(graph, derived) / rates.GPU.weight_bytes_per_s
+        session.expected.weight_bytes = sum(leaf.type.nbytes for leaf in graph.leaves("param"))
 
 
 def _finished(
