@@ -84,4 +84,19 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pri
     return last.only(marked)
 
 
-__all__ = ["CostFilter", "kept"]
+def cheapest_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
+    """The e-graph with the original graph's e-nodes and the cheapest ones of each e-class, as far as the roots reach
+    them: a fraction of the e-nodes, which contains the original graph and the plan of the least tree cost."""
+    marked = CostFilter(beam=1, slack=0.0).keeps(view, pricing)
+    of: dict[int, list[int]] = {}
+    for i in np.flatnonzero(marked).tolist():
+        of.setdefault(int(view.cls[i]), []).append(i)
+    reached, todo = {*view.roots}, [*view.roots]
+    while todo:
+        for k in {k for i in of.get(todo.pop(), ()) for k in view.kids(i).tolist()} - reached:
+            reached.add(k)
+            todo.append(k)
+    return view.only(marked & np.isin(view.cls, [*reached]))
+
+
+__all__ = ["CostFilter", "cheapest_terms", "kept"]
