@@ -84,10 +84,15 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pri
     return last.only(marked)
 
 
-def cheapest_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
-    """The e-graph with the original graph's e-nodes and the cheapest ones of each e-class, as far as the roots reach
-    them: a fraction of the e-nodes, which contains the original graph and the plan of the least tree cost."""
-    marked = CostFilter(beam=1, slack=0.0).keeps(view, pricing)
+CHEAP_LAUNCHES = 1.0
+"""Slack of `cheap_terms`: without any, plans of a speech encoder were 7 % dearer than those of all terms, with it
+equal."""
+
+
+def cheap_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
+    """The e-graph with the original graph's e-nodes and those of each e-class that are at most CHEAP_LAUNCHES dearer
+    than its cheapest one, as far as the roots reach them: the terms from which most plans are made."""
+    marked = CostFilter(slack=CHEAP_LAUNCHES).keeps(view, pricing)
     of: dict[int, list[int]] = {}
     for i in np.flatnonzero(marked).tolist():
         of.setdefault(int(view.cls[i]), []).append(i)
@@ -99,4 +104,4 @@ def cheapest_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
     return view.only(marked & np.isin(view.cls, [*reached]))
 
 
-__all__ = ["CostFilter", "cheapest_terms", "kept"]
+__all__ = ["CostFilter", "cheap_terms", "kept"]

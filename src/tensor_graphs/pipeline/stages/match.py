@@ -11,7 +11,7 @@ import numpy as np
 from ...backends.registry import backends_storing_narrow, on_gpu
 from ...backends.runtime.views import view_strides
 from ...backends.user.templates import USER_PREFIX
-from ...egraph.saturate.pruned_views import cheapest_terms
+from ...egraph.saturate.pruned_views import cheap_terms
 from ...egraph.saturate.term_cost import Roofline
 from ...egraph.simplify.jumps import JUMPS, SORTS
 from ...egraph.view.view import EGraphView, view_of
@@ -37,8 +37,8 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
-# e-nodes from which only the cheapest terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of
-# CPU time, and of the cheapest terms half as much in all (networks of 75 to 173 operations; plans 0 to 1 % dearer)
+# e-nodes from which only cheap terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of CPU
+# time, and of the cheap terms half as much in all (networks of 75 to 195 operations; plans 0 to 1 % dearer if predicted)
 LARGE_VIEW = 150
 
 
@@ -85,14 +85,14 @@ def match_all(
     the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
     none, the hypergraph of the unrewritten graph (`unrewritten`, if already made).
 
-    Within a small budget only the cheapest terms of a large rewritten graph are matched. They are matched to the end if
+    Within a small budget only the cheap terms of a large rewritten graph are matched. They are matched to the end if
     rewriting has found any: they contain the unrewritten graph, and generation ends in time."""
     graphs: list[Hypergraph] = []
     backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough, views, halted = generation_limit(session, backends), [*rewritten.smaller, rewritten.view], stop
     if _is_short_of_time(session, task, rewritten.view):
-        views = [cheapest_terms(rewritten.view, Roofline())]
-        session.omitted.append(Omission(OmittedWork.MATCHING, "all terms but the cheapest ones"))
+        views = [cheap_terms(rewritten.view, Roofline())]
+        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
         if unrewritten is None or not np.all(views[0].original_nodes):
             halted = session.interrupted()
         if not task.on_gpu:
