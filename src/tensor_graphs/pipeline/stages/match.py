@@ -38,7 +38,7 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
 # e-nodes from which only cheap terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of CPU
-# time, and of the cheap terms half as much in all (networks of 75 to 195 operations; plans 0 to 1 % dearer if predicted)
+# time, and of the cheap terms half as much in all (networks of 75 to 195 operations; predicted plans 0 to 1 % dearer)
 LARGE_VIEW = 150
 
 
