@@ -65,7 +65,7 @@ def truth(pairs: Pairs, maker: Maker, arrays: np.random.Generator) -> str:
         for name in names:
             shape = shapes[name] if name in shapes else sorted_shape(name, rng, pool)
             array = arrays.standard_normal(shape)
-            if i % 3 == 2:  # of one sign: a maximum over a large window is hardly ever negative else
+            if i % 3 == 2:  # all of one sign: otherwise the maximum of a large window is hardly ever negative
                 array = np.abs(array) * rng.choice((-1, 1))
             env[name] = Value(array, [rng.randint(1, d - 1) if d > 1 else None for d in shape])
         found = {compared(a, b, env, rng) for a, b in pairs}

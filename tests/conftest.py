@@ -166,3 +166,24 @@ def same_threads() -> Iterator[None]:
     assert torch is None or torch.get_num_threads() == before, (
         "the test changed the number of threads of the main thread"
     )
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Any]:
+    """Starts worker processes as forks (forked_workers.py)."""
+    from .forked_workers import Forks
+
+    made = Forks()
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def forked_workers(forks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that measure are forks of one that has imported their modules; folders of tests about how such
+    processes start and end replace this fixture."""
+    from tensor_graphs.processes import spawn
+
+    from .only_in import only_in
+
+    only_in(monkeypatch, spawn, "subprocess", Popen=forks.popen)

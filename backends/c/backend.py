@@ -7,6 +7,7 @@ Convolutions and pooling are library kernels (convolutions.py). Kernels work on 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -32,6 +33,7 @@ from ..generate.weight_layouts import channels_innermost, channels_last, even
 from ..ir.expr import walk
 from ..ir.kernel import Kernel
 from ..ir.precision import IEEE, Precision
+from ..runtime.compile_clock import compilers_within
 from .any_size import sized
 from .attentions import attention_rows
 from .batch_norms import batch_norm_rows
@@ -55,6 +57,8 @@ from .stand_ins import stand_ins
 
 if TYPE_CHECKING:
     from ...egraph.saturate.lift import Numbers
+
+AGAIN_S = 60.0  # seconds after which a compiler that did not answer is asked again
 
 
 def _narrow(t: Tensor) -> bool:
@@ -213,17 +217,26 @@ class C(KernelGenerator):
         return stand_ins(graph)
 
     def unavailable(self) -> str:
-        """Why the backend cannot be used (no working C compiler), as a message; "" if it can."""
-        return _unavailable()
+        """Why the backend cannot be used (no working C compiler), as a message; "" if it can. A compiler that does not
+        answer is asked again after `AGAIN_S`."""
+        reason, asked = _unavailable()
+        if "timed out" in reason and time.monotonic() - asked > AGAIN_S:
+            _unavailable.cache_clear()
+            reason, _ = _unavailable()
+        return reason
 
 
 @cache
-def _unavailable() -> str:
+def _unavailable() -> tuple[str, float]:
+    """(why the compiler cannot be used or "", time at which it was asked)."""
+    now, work = time.monotonic(), ""
     try:
-        probe = c_library("int probe(void) { return 42; }\n")
+        with compilers_within(lambda: 0.0):
+            probe = c_library("int probe(void) { return 42; }\n")
+        work = "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
     except (RuntimeError, OSError) as error:
-        return str(error).splitlines()[0]
-    return "" if probe.probe() == 42 else "the C compiler makes programs that do not work"
+        work = str(error).splitlines()[0]
+    return work, now
 
 
 BACKEND = C(

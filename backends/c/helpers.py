@@ -20,7 +20,12 @@ from typing import Any
 
 from ... import private
 from ...private import code_folder, read_sealed, sealed, temporary_place
+from ...processes import commands
+from ...processes.commands import command_output
 from ..ir.definitions import sources_of
+from ..runtime.compile_clock import compiler_seconds
+
+C_SECONDS = compiler_seconds  # of emitted programs: in their namespace (`emission.executed`)
 
 
 def c_flags() -> list[str]:
@@ -47,17 +52,19 @@ def c_compiler() -> list[str]:
 
 def c_output(command: list[str], seconds: float = 120.0, temporary: str = "") -> str:
     """Output of a compiler command, which keeps its temporary files in the folder `temporary` (default: the system's).
-    RuntimeError if the compiler is missing, fails or hangs."""
-    known = {**os.environ, "TMPDIR": temporary} if temporary else None
+    RuntimeError if the compiler is missing, fails or takes longer than `seconds`."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL, env=known
-        )
+        return command_output(command, seconds, {**os.environ, "TMPDIR": temporary} if temporary else None)
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"the C compiler failed: {error.stderr[:2000]}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"the C compiler cannot be used (set CC to another one): {error}") from None
-    if done.returncode:
-        raise RuntimeError(f"the C compiler failed: {done.stderr[:2000]}")
-    return done.stdout
+
+
+def c_seconds(source: str) -> float:
+    """Seconds that the compiler may take for a source: the function C_SECONDS of its length says so, where a search
+    sets one."""
+    return float(globals().get("C_SECONDS", lambda characters: 120.0)(len(source)))
 
 
 def c_machine(command: tuple[str, ...]) -> str:
@@ -65,7 +72,7 @@ def c_machine(command: tuple[str, ...]) -> str:
     asked once for all programs of a process, which share the dict C_MACHINES. RuntimeError as of `c_output`."""
     known, key = globals().setdefault("C_MACHINES", {}), (command, os.environ.get("PATH"))
     if key not in known:
-        known[key] = c_output([*command, "-dM", "-E", "-x", "c", os.devnull])
+        known[key] = c_output([*command, "-dM", "-E", "-x", "c", os.devnull], c_seconds(""))
     return str(known[key])
 
 
@@ -121,7 +128,9 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
             text.write_text(source, encoding="utf-8")
             # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
             c_output(
-                [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"], temporary=part
+                [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"],
+                c_seconds(source),
+                temporary=part,
             )
             whole = Path(part) / "sealed.so"
             with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -232,6 +241,7 @@ def address(x: Any) -> Any:
 #: helper name -> source
 HELPERS: dict[str, str] = {
     **sources_of(private.__name__),
+    **sources_of(commands.__name__),
     **sources_of(__name__),
 }
 

@@ -10,7 +10,7 @@ from ...egraph.ops.ops import Type
 from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.groups import FusionGroups
-from ...extract.fusion.multi_output import MultiOutputGroup
+from ...extract.fusion.multi_output_group import MultiOutputGroup
 from ...extract.fusion.policy import FusionGroup
 from ...extract.fusion.sequence_slices import sequence_slice_classes
 from ...extract.model.kernel import Call, Operand, contiguous, output_names

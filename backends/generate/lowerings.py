@@ -23,7 +23,8 @@ from ...extract.candidates.image_layouts import image_classes
 from ...extract.fusion.consumer import ConsumerFusion
 from ...extract.fusion.groups import FusionGroups
 from ...extract.fusion.maximal import MaximalFusion
-from ...extract.fusion.multi_output import MultiOutputFusion, MultiOutputGroup
+from ...extract.fusion.multi_output import MultiOutputFusion
+from ...extract.fusion.multi_output_group import MultiOutputGroup
 from ...extract.fusion.policy import FusionGroup
 from ...extract.fusion.repeated_blocks import RepeatedBlocks
 from ...extract.model.kernel import Backend, Call, Template

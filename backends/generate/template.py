@@ -315,8 +315,8 @@ def _scheduled_key(call: Call) -> Hashable:
 
 
 def all_float32(dtypes: Iterable[str]) -> bool:
-    """Whether the floating-point ones of the operands' and results' `dtypes` are all float32, and there is one:
-    otherwise no product is rounded to a reduced input precision."""
+    """Whether a kernel whose operands and results have these `dtypes` has floats, and all of them are float32: only in
+    such kernels may tensor cores round the operands of products (to TF32)."""
     return {d for d in dtypes if d in ("float16", "bfloat16", "float32", "float64")} == {"float32"}
 
 

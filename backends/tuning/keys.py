@@ -76,6 +76,7 @@ def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
     return "\n".join(key_text(name, sources[name]) for name in names)
 
 
+@cache  # kernels with different helpers share most of what these call, and a syntax tree takes milliseconds
 def key_text(name: str, source: str) -> str:
     """Text of the helper function `name` as it enters keys: normalised source, without comments, docstrings and
     spacing.

@@ -2,5 +2,5 @@
 
 In: a kernel call.
 Out: a digest.
-Imports: egraph.ir, egraph.types, errors, settings, wording.
+Imports: egraph.ir, egraph.types, errors, processes, settings, wording.
 """

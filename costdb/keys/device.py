@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ... import settings
+from ...processes.commands import command_output
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")  # version file of NVIDIA's kernel module
 _ISA_LEVELS = (
@@ -71,10 +72,9 @@ def c_compiler() -> str:
     """The first line of `cc --version` (or $CC); empty without a C compiler."""
     try:
         command = [*shlex.split(os.environ.get("CC") or "cc"), "--version"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return command_output(command, 10.0).partition("\n")[0]
+    except (OSError, ValueError, subprocess.SubprocessError):
         return ""
-    return "" if done.returncode else done.stdout.partition("\n")[0]
 
 
 class MachineKey(NamedTuple):

@@ -129,11 +129,12 @@ def takes_wide_numbers(node: Tensor) -> bool:
 def _with_wide_numbers(node: Tensor, arrays: Sequence[Array]) -> Array:
     """Value of a node for which `takes_wide_numbers` holds."""
     operands = [
-        np.float32(a.attr("value")) if a.op == "full" else x.astype(np.float32) for a, x in zip(node.args, arrays)
+        np.full(x.shape, a.attr("value"), np.float32) if a.op == "full" else x.astype(np.float32)
+        for a, x in zip(node.args, arrays)
     ]
     assert node.entry.numpy is not None
     with np.errstate(all="ignore"):
-        return np.asarray(node.entry.numpy({}, *map(np.asarray, operands))).astype(arrays[0].dtype)
+        return np.asarray(node.entry.numpy({}, *operands)).astype(arrays[0].dtype)
 
 
 def _wide(x: Array) -> Array:

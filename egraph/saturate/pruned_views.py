@@ -84,4 +84,24 @@ def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pri
     return last.only(marked)
 
 
-__all__ = ["CostFilter", "kept"]
+CHEAP_LAUNCHES = 1.0
+"""Slack of `cheap_terms`: without any, plans of a speech encoder were 7 % dearer than those of all terms, with it
+equal."""
+
+
+def cheap_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
+    """The e-graph with the original graph's e-nodes and those of each e-class that are at most CHEAP_LAUNCHES dearer
+    than its cheapest one, as far as the roots reach them: the terms from which most plans are made."""
+    marked = CostFilter(slack=CHEAP_LAUNCHES).keeps(view, pricing)
+    of: dict[int, list[int]] = {}
+    for i in np.flatnonzero(marked).tolist():
+        of.setdefault(int(view.cls[i]), []).append(i)
+    reached, todo = {*view.roots}, [*view.roots]
+    while todo:
+        for k in {k for i in of.get(todo.pop(), ()) for k in view.kids(i).tolist()} - reached:
+            reached.add(k)
+            todo.append(k)
+    return view.only(marked & np.isin(view.cls, [*reached]))
+
+
+__all__ = ["CostFilter", "cheap_terms", "kept"]

@@ -12,6 +12,7 @@ from ..ops.atomic_numpy import Array
 from ..types import dtypes
 from ..types.dims import Shape, volume
 from .fills import fill
+from .jumps import jumps
 from .positions import counter
 from .simplifier import Simplifier
 
@@ -53,16 +54,17 @@ def fold(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]
     if not args or any(a.op not in ("full", "constant", "iota") for a in args):
         return None
     node = make(op, args, attrs)
+    rounded = s.exact or s.at_sharp or jumps(node)  # as the model rounds: the last bit decides
     if node.entry.pointwise and all(a.op == "full" for a in args):
         single = [fill((), a.attr("value"), a.dtype) for a in args]
-        wide = not s.exact and dtypes.is_float(node.dtype) and all(dtypes.is_float(a.dtype) for a in args)
+        wide = not rounded and dtypes.is_float(node.dtype) and all(dtypes.is_float(a.dtype) for a in args)
         value = evaluate([make(op, single, attrs)], {}, float64=wide)[0]
         return fill(node.shape, value.item(), node.dtype)
     if any(not isinstance(d, int) for a in (node, *args) for d in a.shape) or not 0 < node.type.nbytes <= s.fold_bytes:
         return None
     if any(a.type.nbytes > 16 * s.fold_bytes or volume(a.shape) == 0 for a in args):
         return None
-    value = evaluate([node], {}, float64=not s.exact)[0].astype(dtypes.numpy_dtype(node.dtype))  # rounded once
+    value = evaluate([node], {}, float64=not rounded)[0].astype(dtypes.numpy_dtype(node.dtype))  # rounded once
     return _known(np.ascontiguousarray(value), node.dtype, node.shape)
 
 

@@ -34,8 +34,8 @@ def before_jumps(roots: Sequence[Tensor]) -> frozenset[Tensor]:
     nodes = topological(list(roots))
     continuous = _of_activations(nodes)
     for node in reversed(nodes):
-        jumps = node.op in SORTS or (_jumps(node) and node not in continuous)
-        if jumps or (node in found and (_moves(node) or _is_elementwise(node))):
+        decides = node.op in SORTS or (jumps(node) and node not in continuous)
+        if decides or (node in found and (_moves(node) or _is_elementwise(node))):
             found.update(a for a in node.args if dtypes.is_float(a.dtype))
     return frozenset(found | before_products(nodes, continuous))
 
@@ -58,7 +58,7 @@ def before_products(nodes: Sequence[Tensor], continuous: Container[Tensor]) -> s
         floats = [a for a in node.args if dtypes.is_float(a.dtype) and a in varying]
         passes = _moves(node) or node.op in PASSING | ARITHMETIC | ORDERING
         if node.op in REMAINDERS | STEPS or (
-            _jumps(node) and node.op in COMPARISONS | {"cast"} and node not in continuous
+            jumps(node) and node.op in COMPARISONS | {"cast"} and node not in continuous
         ):
             reached.update(floats)
         elif node in reached and (passes or node.op in PRODUCTS):
@@ -111,7 +111,7 @@ def deciding(graph: Graph) -> frozenset[Tensor]:
         elif node.op in STEPS or (node.op == "cast" and dtypes.category(node.dtype) == "int"):
             all_of.update(floats)
             rounded.update(floats)
-        elif node.op in COMPARISONS and _jumps(node) and node not in continuous:
+        elif node.op in COMPARISONS and jumps(node) and node not in continuous:
             all_of.update(a for a in floats if a in plain)
             rounded.update(floats)
         elif node.op in SORTS:
@@ -168,7 +168,8 @@ def _compared_with_zero(comparison: Tensor) -> Tensor | None:
     return y if zero[0] else x if zero[1] else None
 
 
-def _jumps(node: Tensor) -> bool:
+def jumps(node: Tensor) -> bool:
+    """Whether the result of an op jumps from one whole number or truth value to the next."""
     if node.op == "cast":
         return not dtypes.is_float(node.dtype)
     return node.op in JUMPS and not any(_is_infinite(a) for a in node.args)
@@ -186,4 +187,4 @@ def _is_infinite(x: Tensor) -> bool:
     return x.op == "full" and math.isinf(x.attr("value"))
 
 
-__all__ = ["before_jumps", "before_products", "behind_views", "deciding", "rounded_before_jumps"]
+__all__ = ["before_jumps", "before_products", "behind_views", "deciding", "jumps", "rounded_before_jumps"]

@@ -14,9 +14,10 @@ from .simplifier import Simplifier
 
 
 def simplify_reduction(s: Simplifier, op: str, args: tuple[Tensor, ...], attrs: dict[str, Any]) -> Tensor | None:
-    """The reduction without axes of size 1 (a sum over one -0.0 may give 0.0), or of nested max or min in one.
+    """A reduction over fewer axes, or a constant in its place: axes of size 1 are left out, a max of a max (or a min of
+    a min) is one reduction, and a max or min of equal elements is that element.
 
-    None if nothing changes.
+    In exact graphs sums stay: NumPy's sum of one element -0.0 is 0.0. None if nothing changes.
     """
     (x,), axes = args, attrs["axes"]
     if s.exact and OPS[op].linear:

@@ -24,7 +24,8 @@ from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, make, rebuild, topological
 from ...egraph.types.dims import concrete
 from ...egraph.view.view import EGraphView
-from .multi_output import MAX_OUTPUTS, DerivedClass, MultiOutputFusion, MultiOutputGroup
+from .multi_output import DerivedClass, MultiOutputFusion
+from .multi_output_group import MAX_OUTPUTS, MultiOutputGroup
 from .policy import FusionGroup
 
 MAX_LATER_VALUES, MAX_GROUPS_PER_VALUE = 4, 2

@@ -28,7 +28,7 @@ from ...egraph.view.view import EGraphView
 from .groups import GROUPS_CACHE_ATTRIBUTE, FusionGroups
 from .growth import MAX_GROUP_NODES
 from .maximal_partition import MaximalPart, MaximalPartition
-from .multi_output import MultiOutputGroup
+from .multi_output_group import MultiOutputGroup
 from .values import MaximalFusionValues, is_view
 
 MIN_PART_WEIGHT = 16  # least weight of a useful part: smaller ones are ordinary fusion groups

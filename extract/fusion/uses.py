@@ -6,7 +6,7 @@ plan and so the consumers are not known yet; they are estimated by taking the ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from ...egraph.ops.ops import OPS
@@ -95,3 +95,20 @@ class ChosenConsumers:
         while cls not in (-1, other):
             cls = self.above[cls]
         return cls != other
+
+    def dominating(self, cls: int, passed: Collection[str] = ()) -> int:
+        """The nearest dominator of an e-class that is neither a view nor one of the ops `passed`; -1: the e-class is
+        needed for several results."""
+        above = self.above[cls]
+        while above != -1 and (OPS[op := self.view.op[self.choice[above]]].kind == "view" or op in passed):
+            above = self.above[above]
+        return above
+
+    def descendants(self, cls: int) -> set[int]:
+        """Descendants of an e-class over the chosen e-nodes, the e-class included."""
+        todo, found = [cls], {cls}
+        while todo:
+            fresh = set(self.kids(todo.pop())) - found
+            found |= fresh
+            todo += fresh
+        return found

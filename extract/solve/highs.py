@@ -200,7 +200,8 @@ class Relaxation:
         return [c for c in (bottom_up(self.rows, price), one_pass(self.rows, price)) if c is not None]
 
     def integral(self) -> None:
-        """Require integer values of the variables of rows; those of classes are then integers, too."""
+        """Require integer values of the variables that choose rows (ways to compute a class); those that say whether a
+        class is computed are then integers, too."""
         for v in set(self.x):
             self.vars[v].integer = True
 

@@ -30,7 +30,7 @@ class LazyPart:
     def load(self) -> Array:
         """The part as an array, computed from the stored arrays, which are read now."""
         found = self.compute(*map(load_data, self.stored))
-        return np.ascontiguousarray(found.astype(dtypes.numpy_dtype(self.dtype), copy=False).reshape(self.shape))
+        return np.ascontiguousarray(found.astype(dtypes.numpy_dtype(self.dtype), copy=False)).reshape(self.shape)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ shares the memory in a way that is not tracked, they raise TraceError.
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from itertools import pairwise
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -26,38 +24,14 @@ from ...errors import TraceAttributeError, TraceError
 from ...wording import with_article
 from ..common.shown_texts import is_shown
 from . import trace_bounds
+from .array_memory import Memory
 from .float_errors import refuse_changed
 from .free_size import free, free_shape, known
 from .numpy_indices import assigned, picked, static
+from .refused_protocols import REFUSED, no_value
 
 #: Ops whose result NumPy may return as a view of the operand.
 VIEWS = ("reshape", "permute", "broadcast_to", "slice", "flip", "windows")
-
-
-class Memory:
-    """Record of the arrays that share memory: an array and its views.
-
-    `fixed` names the owner of memory that the function must not write to; empty if writing is allowed.
-    """
-
-    def __init__(self, fixed: str = "") -> None:
-        self.fixed = fixed
-        self._holders: dict[int, weakref.ref[TracedArray]] = {}  # by identity: traced arrays have no hash
-
-    def hold(self, array: TracedArray) -> None:
-        """Register an array as an alias of this memory, while it is alive."""
-        holders, place = self._holders, id(array)
-        holders[place] = weakref.ref(array, lambda gone: _drop(holders, place, gone))
-
-    def alive(self) -> list[TracedArray]:
-        """Return the registered arrays that are still alive."""
-        return [a for r in list(self._holders.values()) if (a := r()) is not None]
-
-
-def _drop(holders: dict[int, weakref.ref[TracedArray]], place: int, gone: weakref.ref[TracedArray]) -> None:
-    """Remove the record of an array that is gone, unless another array has its identity by now."""
-    if holders.get(place) is gone:
-        del holders[place]
 
 
 class TracedArray:
@@ -163,7 +137,7 @@ class TracedArray:
 
     def __format__(self, spec: str) -> str:
         if spec:
-            _no_value("a text")
+            no_value("a text")
         return _text(self, sys._getframe(1))
 
     # ------------------------------------------------------------ methods without a NumPy function
@@ -222,7 +196,7 @@ class TracedArray:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__array"):
-            _no_value("an array")
+            no_value("an array")
         if name in _NDARRAY:
             refuse_value(
                 TraceError(
@@ -329,21 +303,6 @@ def traced(
     return made
 
 
-class OwnFunction(Exception):
-    """Raised when the caller's function, which is run on plain arrays, calls a function of this package."""
-
-
-# whether a caller's function is running on plain arrays
-on_arrays: ContextVar[bool] = ContextVar("on_arrays", default=False)
-
-
-def refuse_arrays(name: str) -> None:
-    """Raise OwnFunction while the caller's function is run on plain arrays; `name`: the function of this package that
-    it calls, which works on expressions only."""
-    if on_arrays.get():
-        raise OwnFunction(name)
-
-
 def is_traced(value: Any) -> bool:
     """Return whether a value is a traced array."""
     return type(value) is TracedArray
@@ -385,67 +344,8 @@ def _unpacked(sizes: tuple[Any, ...]) -> Any:
     return sizes[0] if len(sizes) == 1 else sizes
 
 
-# ---------------------------------------------------------------- Python and torch protocols
-#: What Python or NumPy may ask a traced array for -> what to write instead.
-_INSTEAD = {
-    "a truth value": "np.where(condition, a, b) chooses elementwise; np.any, np.all, np.sort, np.max and np.min replace"
-    " any, all, sorted, max and min; compute what Python decides by outside the function",
-    "a number": "an array of one element stays one: x.astype(np.float64) or x.astype(np.int64) in place of float(x) or"
-    " int(x), and functions of np in place of those of math; compute numbers that Python needs outside the function",
-    "an array": "np.stack and np.concatenate join traced arrays and elements: np.stack([np.stack([a, b]), np.stack([c,"
-    " d])]) in place of np.array([[a, b], [c, d]]); a traced array needs no np.asarray",
-    "a text": "make texts outside of the function",
-}
-
-
-def _no_value(asked: str) -> NoReturn:
-    refuse_value(TraceError(f"a traced array has no values yet, and {asked} of them is needed", hint=_INSTEAD[asked]))
-
-
-def _without_value(asked: str) -> Callable[..., NoReturn]:
-    def refuse(x: Any, *_: Any, **__: Any) -> NoReturn:
-        _no_value(asked)
-
-    return refuse
-
-
-def _no_meaning(name: str) -> Callable[..., NoReturn]:
-    def refuse(x: Any, *_: Any, **__: Any) -> NoReturn:
-        raise TraceError(f"{name} of a traced array is not supported", hint="write it with functions of NumPy")
-
-    return refuse
-
-
-for _names, _asked in (
-    (("bool", "contains"), "a truth value"),
-    (("int", "float", "index", "complex", "floor", "ceil", "trunc", "round"), "a number"),
-    (("array", "dlpack", "dlpack_device"), "an array"), (("bytes",), "a text"),
-):  # fmt: skip
-    for _name in _names:
-        setattr(TracedArray, f"__{_name}__", _without_value(_asked))
-for _name in (
-    "reduce",
-    "reduce_ex",
-    "setstate",
-    "getstate",
-    "array_wrap",
-    "array_finalize",
-    "enter",
-    "exit",
-    "call",
-    "array_namespace",
-):
-    setattr(TracedArray, f"__{_name}__", _no_meaning(f"__{_name}__"))
-
-
-def _torch(cls: Any, function: Any, types: Any, args: Any = (), named: Any = None) -> NoReturn:
-    raise TraceError(
-        f"torch's {getattr(function, '__name__', function)} of a traced array of NumPy",
-        hint="give Torch tensors as examples, or put Torch code into an nn.Module",
-    )
-
-
-TracedArray.__torch_function__ = classmethod(_torch)  # type: ignore[attr-defined]
+for _name, _refuse in REFUSED.items():
+    setattr(TracedArray, _name, _refuse)
 
 
 def _keys(key: Any) -> list[Any]:
@@ -490,5 +390,15 @@ def coerced(value: Any, dtype: str) -> Tensor:
     return t.as_tensor(found) if found.ndim else t.full((), found.item(), dtype)
 
 
-__all__ = ["VIEWS", "Memory", "OwnFunction", "TracedArray", "arrays_in", "coerced", "deep", "expression", "is_traced", "native_name", "on_arrays", "refuse_arrays", "shared",
-           "traced"]  # fmt: skip
+__all__ = [
+    "VIEWS",
+    "TracedArray",
+    "arrays_in",
+    "coerced",
+    "deep",
+    "expression",
+    "is_traced",
+    "native_name",
+    "shared",
+    "traced",
+]

@@ -18,7 +18,8 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...errors import TraceError, UsageError
 from . import numpy_functions, numpy_ufunc_methods, numpy_ufuncs
-from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, traced
+from .array_memory import Memory
+from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, traced
 from .numpy_functions import FUNCTIONS
 from .numpy_ufuncs import REDUCTIONS, UFUNCS
 

@@ -21,7 +21,8 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import TensorGraphsError, TraceError
-from .numpy_array import Memory, TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
+from .array_memory import Memory
+from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
 from .numpy_builders import Build
 from .numpy_layout import LAYOUT
 from .numpy_products import PRODUCTS

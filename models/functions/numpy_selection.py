@@ -168,7 +168,8 @@ def _sinc(x: Any) -> Any:
 def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
     dtype = np.dtype(common_dtype(b, 1.0)) if np.ndim(b) or is_traced(b) else None
     b = as_dtype(b, dtype) if dtype is not None else float(b) if type(b) in (bool, int) else b
-    near = abs(a - b) <= atol + rtol * abs(b)  # of Python numbers a Python number, which takes the array's dtype
+    # the limit of a Python number is one, too, and takes the dtype of the array that it is compared with
+    near = abs(a - b) <= atol + rtol * abs(b)
     found = (near & np.isfinite(b)) | (a == b)
     return found | (np.isnan(a) & np.isnan(b)) if equal_nan else found
 

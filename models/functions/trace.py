@@ -22,8 +22,9 @@ from ...errors import ShapeError, TensorGraphsError, TooLargeError, TraceError, 
 from ...wording import with_article
 from ..files.limits import seconds_of
 from . import numpy_calls
+from .array_memory import Memory
 from .float_errors import as_before
-from .numpy_array import Memory, expression, is_traced, traced
+from .numpy_array import expression, is_traced, traced
 from .trace_bounds import bounded
 
 assert numpy_calls  # importing installs the operators and NumPy dispatch of traced arrays

@@ -32,6 +32,20 @@ def wrap(n: Node, index: Tensor, size: Dim) -> Tensor:
     return t.where(t.lt(index, 0), t.add(index, end), index)
 
 
+def _taken(n: Node, x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """The elements of x at the indices of an axis. Where the axis is free and the indices are known, they are taken
+    from the slice that they need, so that sizes without them are refused."""
+    size, found = x.shape[axis], n.context.known(index)
+    if isinstance(size, DimExpr) and found is not None and found.dtype != object and found.size:
+        low, high = int(found.min()), int(found.max())
+        if low >= 0:
+            return t.gather(t.slice_axis(x, axis, 0, high + 1), index, axis)
+        if high < 0:
+            line = n.context.constant((found - low).astype(found.dtype))
+            return t.gather(t.slice_axis(x, axis, size + low, size), line, axis)
+    return t.gather(x, wrap(n, index, size), axis)
+
+
 @operator("Gather")
 def _gather(n: Node) -> Result:
     x, index = n.x(0), n.x(1)
@@ -45,7 +59,7 @@ def _gather(n: Node) -> Result:
         start = at + size if at < 0 else at
         picked = t.slice_axis(x, axis, start, start + 1)
         return t.reshape(picked, (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :]))
-    return t.gather(x, wrap(n, index, x.shape[axis]), axis)
+    return _taken(n, x, index, axis)
 
 
 @operator("GatherElements")
@@ -151,7 +165,7 @@ def _compress(n: Node) -> Result:
     else:
         x = t.reshape(x, (volume(x.shape),))
     keep = n.context.constant(np.flatnonzero(n.array(1)))
-    return t.gather(x, wrap(n, keep, x.shape[axis]), axis)
+    return _taken(n, x, keep, axis)
 
 
 @operator(

@@ -145,7 +145,8 @@ def _likelihood(n: Node, logs: Tensor) -> Tensor:
     picked = t.squeeze(t.gather_elements(logs, t.expand_dims(index, 1), 1), 1)
     share = t.ones((1,) * target.rank, logs.dtype) if weights is None else t.gather(weights, index, 0)
     if dead is not None:
-        share = t.where(dead, t.zeros((1,) * target.rank, logs.dtype), share)
+        nothing = t.zeros((1,) * target.rank, logs.dtype)
+        share, picked = t.where(dead, nothing, share), t.where(dead, nothing, picked)
     loss = t.mul(t.neg(picked), share)
     mode = n.choice("reduction", "mean", "sum", "none")
     if mode == "none":

@@ -141,6 +141,23 @@ def leaves(
     return n.context.packed[key]
 
 
+def as_bytes(n: Node, value: FourBits) -> Tensor:
+    """An initializer of 4-bit integers as a param of bytes, for shapes and scales that no `BlockLayout` describes."""
+    signed, key = value.kind == "int4", ("bytes", value.name)
+    if key not in n.context.packed:
+        part = LazyPart(
+            value.shape, "int8" if signed else "uint8", (value.data,), partial(_numbers, signed, prod(value.shape))
+        )
+        n.context.packed[key] = {"bytes": _param(n, f"{value.name}.bytes", part)}
+    return n.context.packed[key]["bytes"]
+
+
+def _numbers(signed: bool, count: int, stored: Array) -> Array:
+    """The first `count` numbers of 4 bits, with their signs."""
+    found = unpacked(stored.reshape(-1).view(np.uint8), 4)[:count]
+    return (found ^ 8).view(np.int8) - np.int8(8) if signed else found
+
+
 def _param(n: Node, name: str, part: LazyPart) -> Tensor:
     name = unique(name, n.context.params)
     n.context.params[name] = part
@@ -205,4 +222,4 @@ def dequantized(w: BlockLayout, found: Leaves) -> Tensor:
     return whole if w.width == w.inputs else t.slice_axis(whole, whole.rank - 1, 0, w.inputs)
 
 
-__all__ = ["BlockLayout", "dequantized", "leaves", "unpacked"]
+__all__ = ["BlockLayout", "as_bytes", "dequantized", "leaves", "unpacked"]

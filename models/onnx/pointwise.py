@@ -87,7 +87,17 @@ def _pow(n: Node) -> Result:
     if dtypes.is_float(y.dtype) and not dtypes.is_float(x.dtype):
         wide = "float64" if dtypes.itemsize(x.dtype) > 2 else "float32"
         return t.cast(t.pow(t.cast(x, wide), t.cast(y, wide)), x.dtype)
-    return t.pow(x, t.cast(y, x.dtype))
+    wide = _wider(x.dtype, y.dtype)  # a rounded exponent may be whole, or another number if it wraps
+    return t.cast(t.pow(t.cast(x, wide), t.cast(y, wide)), x.dtype)
+
+
+def _wider(base: str, exponent: str) -> str:
+    """The dtype in which a power is computed: that of the base, unless one of its kind with more bits has to hold the
+    exponent."""
+    if base != exponent and {base, exponent} <= {*dtypes.HALVES}:
+        return "float32"
+    alike = dtypes.is_float(base) == dtypes.is_float(exponent)
+    return exponent if alike and dtypes.itemsize(exponent) > dtypes.itemsize(base) else base
 
 
 @operator("BitShift")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -13,7 +14,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import ShapeError
 from .node import Node, Result, operator, resolve
-from .packed import BlockLayout, dequantized, leaves
+from .packed import BlockLayout, as_bytes, dequantized, leaves
 from .values import FourBits
 
 
@@ -28,7 +29,7 @@ def per_axis(n: Node, x: Tensor, value: Tensor, axis: int) -> Tensor:
         raise ShapeError(f"scales or zero points {value.type} for blocks of {x.type}")
     if value.rank == 0 or (value.rank == 1 and value.shape[0] == 1):
         return t.reshape(value, (1,) * x.rank)
-    if value.rank == 1:
+    if not block and value.rank == 1:
         if value.shape[0] != x.shape[axis]:
             raise ShapeError(f"{value.shape[0]} scales or zero points for axis {axis} of {x.type}")
         return t.reshape(value, [value.shape[0] if i == axis else 1 for i in range(x.rank)])
@@ -49,7 +50,7 @@ BYTES = ("uint8", "int8")
 def quantized(x: Tensor, scale: Tensor, zero: Tensor | None, kind: str) -> Tensor:
     """x / scale rounded to whole numbers, plus the zero point (None: 0), as integers of `kind`; scale and zero point
     have x's rank."""
-    if kind in BYTES:
+    if kind in BYTES and sum(d != 1 for d in scale.shape) <= 1:  # not for blocks
         return _before_views(x, scale, t.full((1,) * x.rank, 0, kind) if zero is None else zero)
     scaled = t.round(x / scale)
     return saturate(scaled if zero is None else scaled + t.cast(zero, x.dtype), kind)
@@ -110,10 +111,16 @@ def _points(n: Node, scale: Tensor) -> Tensor:
     return n.shaped(2, scale.shape)
 
 
+def _axis(n: Node, rank: int) -> int:
+    """The axis of several scales. Its default, 1, lies outside of vectors, which have one scale then."""
+    axis = n.attr("axis", 1)
+    return resolve(axis, max(rank, 1 if axis < 0 else 2))
+
+
 @operator("QuantizeLinear", limits="8- and 4-bit floats, 4- and 2-bit ints")
 def _quantize(n: Node) -> Result:
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
-    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    axis = _axis(n, x.rank)
     zero = None if zero is None else _points(n, scale)
     asked = n.dtype("output_dtype") if n.attr("output_dtype", 0) else ""
     kind = asked or ("uint8" if zero is None else zero.dtype)
@@ -121,9 +128,12 @@ def _quantize(n: Node) -> Result:
         raise ShapeError(f"output_dtype is {kind}, but the zero point is {zero.dtype}")
     if dtypes.category(kind) != "int":
         raise n.unsupported(f"to {kind}")
-    precise = "float32"
+    precise = n.dtype("precision") if n.attr("precision", 0) else scale.dtype if n.opset >= 23 else "float32"
     zero = None if zero is None else per_axis(n, x, zero, axis)
-    return quantized(t.cast(x, precise), per_axis(n, x, t.cast(scale, precise), axis), zero, kind)
+    x, scale = t.cast(x, precise), per_axis(n, x, t.cast(scale, precise), axis)
+    if precise in dtypes.HALVES:  # the quotient is rounded to 16 bits before it is rounded to a whole number
+        x, scale = t.cast(t.div(x, scale), "float32"), t.full(scale.shape, 1.0, "float32")
+    return quantized(x, scale, zero, kind)
 
 
 @operator("DequantizeLinear", limits="8- and 4-bit floats, 2-bit ints; 4-bit ints that are no initializers")
@@ -131,15 +141,15 @@ def _dequantize(n: Node) -> Result:
     stored = n.value(0)
     if isinstance(stored, FourBits):
         whole = _packed_weight(n, stored.shape, stored.kind)
-        if whole is None:
-            raise n.unsupported(f"{stored.kind}{list(stored.shape)} with these scales and zero points")
-        return whole
-    if n.x(0).op == "param" and n.x(0).rank == 2 and n.x(0).dtype in PACKED:
+        if whole is not None:
+            return whole
+        n = replace(n, inputs=[as_bytes(n, v) if isinstance(v, FourBits) else v for v in n.inputs])
+    elif n.x(0).op == "param" and n.x(0).rank == 2 and n.x(0).dtype in PACKED:
         whole = _packed_weight(n, concrete(n.x(0).shape), n.x(0).dtype)
         if whole is not None:
             return whole
     x, scale, zero = n.x(0), n.x(1), n.opt(2)
-    axis = resolve(n.attr("axis", 1), max(x.rank, 2))
+    axis = _axis(n, x.rank)
     zero = None if zero is None else _points(n, scale)
     kind = n.dtype("output_dtype") if n.attr("output_dtype", 0) else scale.dtype
     if x.dtype in BYTES:
@@ -161,12 +171,14 @@ def _layout(n: Node, shape: tuple[int, ...], kind: str) -> BlockLayout | None:
     None for tensors of other ranks than 2 with several scales, and for numbers that do not fill bytes.
     """
     rank, scale, (bits, zero) = len(shape), n.x(1), PACKED[kind]
-    block, axis = n.attr("block_size", 0), resolve(n.attr("axis", 1), max(rank, 2))
+    block, axis = n.attr("block_size", 0), _axis(n, rank)
     single = not block and scale.shape in ((), (1,))
     along = axis if block else 0 if single else 1 - axis  # the axis whose numbers share scales
     if rank != 2 and not single:
         return None
-    rows, inputs = (shape[1 - along], shape[along]) if rank == 2 else (1, prod(shape))
+    rows, inputs = (shape[1 - along], shape[along]) if rank == 2 else (prod(shape[:1]), prod(shape[1:]))
+    if rank < 2:
+        rows, inputs = 1, rows
     found = BlockLayout(
         bits, rows, inputs, min(block or inputs, inputs), zero, signed=not kind.startswith("u"), apart=False,
         by_inputs=rank == 2 and along == 0, single=single,

@@ -52,12 +52,10 @@ def _coordinates(mode: str, a: _Axis) -> Array:
     if mode == "tf_crop_and_resize":
         span = (a.roi[1] - a.roi[0]) * (a.have - 1)
         return a.roi[0] * (a.have - 1) + (x * span / (width - 1) if width != 1 else x * 0 + span / 2)
-    found = (x + 0.5) / a.scale - 0.5
-    if mode == "pytorch_half_pixel":
-        return found if width != 1 else x * 0 - 0.5
-    if mode == "half_pixel_symmetric":
-        return found + a.have / 2 * (1 - a.want / width)
-    return found
+    # the shift is added first, as in ONNX's reference: rounding to a neighbour decides at whole numbers
+    shift = a.have / 2 * (1 - a.want / width) if mode == "half_pixel_symmetric" else 0.0
+    found = shift + (x + 0.5) / a.scale - 0.5
+    return x * 0 - 0.5 if mode == "pytorch_half_pixel" and width == 1 else found
 
 
 _NEAREST: dict[str, Callable[[Array], Array]] = {

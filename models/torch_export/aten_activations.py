@@ -6,6 +6,7 @@ from __future__ import annotations
 from ...egraph.builders import builders as t
 from ...egraph.composites import composite_ops as c
 from ...egraph.ir.tensor import Tensor
+from ...egraph.types import dtypes
 from ...errors import UnsupportedError
 
 
@@ -55,7 +56,9 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def threshold(x: Tensor, limit: float, value: float) -> Tensor:
-    """Return x where x > limit, else `value`."""
+    """Return x where x > limit, else `value`. For integers PyTorch truncates both numbers."""
+    if not dtypes.is_float(x.dtype):
+        limit, value = int(limit), int(value)
     return t.where(t.le(x, limit), value, x)
 
 

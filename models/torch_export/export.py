@@ -11,9 +11,10 @@ import importlib
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from ...egraph.ir.graph import Graph
@@ -147,7 +148,7 @@ def _import_tracer() -> None:
             importlib.import_module(name)
 
 
-def _as_module(function: Callable[..., Any]) -> Any:
+def _as_module(function: Any) -> Any:
     import torch
 
     if not callable(function):
@@ -155,7 +156,9 @@ def _as_module(function: Callable[..., Any]) -> Any:
     module = torch.nn.Module()
     try:
         inspect.signature(function)
-        module.forward = function
+        # torch.export reads the code object of what it calls, which an object with __call__ lacks
+        method = isinstance(inspect.getattr_static(type(function), "__call__", None), FunctionType)
+        module.forward = function.__call__ if method else function
     except ValueError:  # a torch builtin without a signature
         module.forward = lambda *args, **named: function(*args, **named)
     return module.eval()
@@ -188,13 +191,21 @@ def _export_error(error: BaseException, title: str) -> ExportError:
 
 
 def _trains_batch_norm(program: Any) -> bool:
-    """Return whether a batch norm updates running statistics.
+    """Return whether a batch norm updates running statistics, also inside of a region (`torch.no_grad()`, autocast).
 
     The schema of `batch_norm` does not show this mutation.
     """
     return any(
-        str(n.target) == "aten.batch_norm.default" and len(n.args) > 5 and bool(n.args[5]) for n in program.graph.nodes
+        str(n.target) == "aten.batch_norm.default" and len(n.args) > 5 and bool(n.args[5]) for n in _nodes_of(program)
     )
+
+
+def _nodes_of(program: Any) -> Iterator[Any]:
+    """Nodes of the program's graph and of all graphs inside it."""
+    import torch
+
+    for module in program.graph_module.modules():
+        yield from module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ()
 
 
 def _is_ready(program: Any) -> bool:
@@ -202,16 +213,13 @@ def _is_ready(program: Any) -> bool:
 
     Decomposition takes half of the import time.
     """
-    import torch
-
-    for module in program.graph_module.modules():
-        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool", "SymFloat"):
-                continue
-            overload = overload_of(node.target)
-            known = any(overload in table for table in (TABLE, IGNORED, cx.TABLE)) or bool(functional(node.target))
-            if overload not in ("getitem", *MODES) and not known:
-                return False
+    for node in _nodes_of(program):
+        if node.op != "call_function" or type(node.meta.get("val")).__name__ in ("SymInt", "SymBool", "SymFloat"):
+            continue
+        overload = overload_of(node.target)
+        known = any(overload in table for table in (TABLE, IGNORED, cx.TABLE)) or bool(functional(node.target))
+        if overload not in ("getitem", *MODES) and not known:
+            return False
     return not _trains_batch_norm(program)
 
 

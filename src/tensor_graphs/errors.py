@@ -149,6 +149,10 @@ class DeviceUnavailableError(TensorGraphsError):
     exit_code, code = 4, "device-unavailable"
 
 
+class CompilerError(DeviceUnavailableError):
+    """Error for kernels in C that cannot be compiled: the compiler fails, or does not end within its time."""
+
+
 class DeviceMemoryError(DeviceUnavailableError):
     """Error for a device with too little free memory for a program; computed before any launch."""
 

@@ -19,7 +19,8 @@ from .egraph.types.axes import axis_of
 from .errors import ShapeError, UsageError
 from .models.common.einsum import einsum as _einsum
 from .models.functions import numpy_calls
-from .models.functions.numpy_array import arrays_in, deep, expression, refuse_arrays, traced
+from .models.functions.numpy_array import arrays_in, deep, expression, traced
+from .models.functions.plain_runs import refuse_arrays
 
 elu, leaky_relu, hard_sigmoid, hard_swish = (
     composite.elu,

@@ -95,3 +95,11 @@ def test_comments_and_docstrings_of_helpers_are_not_in_keys() -> None:
     name, text = next(iter(sorted(keys._recorded_helpers().items())))
     assert keys.key_text(name, text) == keys.key_text(name, f"# a comment\n{text}") == text
     assert keys.key_text(name, f"{text}\nchanged = 1") != text
+
+
+def test_helpers_that_several_kernels_use_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A syntax tree takes milliseconds, and the first prices of a call wait for it."""
+    parsed: list[str] = []
+    monkeypatch.setattr(keys, "normalise", lambda text: parsed.append(text) or text)
+    for _ in range(2):
+        assert keys.key_text("no recorded name", "def f() -> int: return 987654") and len(parsed) == 1

@@ -35,7 +35,7 @@ from tensor_graphs.errors import ExtractionError, RuleError
 from tensor_graphs.extract.candidates.candidates import given_classes
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.maximal import MaximalFusion, without_rewrites_in_large_parts
-from tensor_graphs.extract.fusion.multi_output import MultiOutputGroup
+from tensor_graphs.extract.fusion.multi_output_group import MultiOutputGroup
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.extract.model.work import graph_flops
 from tensor_graphs.extract.solve.serialize import read_document

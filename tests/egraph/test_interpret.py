@@ -135,3 +135,5 @@ def test_numbers_in_products_of_halves_are_not_rounded() -> None:
     x = np.arange(600.0).astype("f2")
     (found,) = evaluate([t.input("x", x.shape, "float16") * 0.299], {"x": x})
     np.testing.assert_array_equal(found, (x.astype("f4") * np.float32(0.299)).astype("f2"))
+    ones = t.full((3, 1), 1.0, "float16")
+    assert evaluate([ones * t.full((1, 4), 2.0, "float16")], {})[0].shape == (3, 4)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.composites import quantized_ops
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, constant, make
@@ -246,6 +247,20 @@ def test_a_division_stays_where_its_rounding_decides_a_whole_number() -> None:
         t.where(t.lt(0.0, X / 49.0), X / 49.0, 0.0),  # an activation
     ):
         assert "div" not in {n.op for n in Graph.of([only(smooth)]).nodes()}
+
+
+def test_constants_are_folded_as_the_model_rounds_where_rounding_decides() -> None:
+    """In float32, 1.5 / (3 / 255) is 127.5; in float64, with the quotient in float32, less."""
+    low, high = t.constant(np.float32([1.5, -1.5, 1.0])), t.full((1,), 3.0)
+    scale = high / 255.0
+    zero = t.cast(t.round(t.max(low, (0,), True) / scale), "uint8")
+    for root in (
+        zero,
+        quantized_ops.quantize(low, scale, zero),
+        t.floor(t.full((3,), 0.1) * 3.0 * 10.0),
+        t.lt(t.full((1,), 0.1), 0.1 + 1e-9),
+    ):
+        np.testing.assert_array_equal(evaluate([only(root)], {})[0], evaluate([root], {})[0])
 
 
 @pytest.mark.parametrize(

@@ -27,12 +27,9 @@ from tensor_graphs.extract.candidates.candidates import _HypergraphBuilder, cand
 from tensor_graphs.extract.candidates.hypergraph import Hypergraph
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.growth import MAX_GROUP_LEAVES
-from tensor_graphs.extract.fusion.multi_output import (
-    MAX_OUTPUTS,
-    MAX_SMALL_LEAVES,
-    MAX_SMALL_OUTPUTS,
-    MultiOutputFusion,
-)
+from tensor_graphs.extract.fusion.multi_output import MultiOutputFusion
+from tensor_graphs.extract.fusion.multi_output_group import MAX_OUTPUTS
+from tensor_graphs.extract.fusion.small_values import MAX_SMALL_LEAVES, MAX_SMALL_OUTPUTS
 from tensor_graphs.extract.fusion.uses import ChosenConsumers
 from tensor_graphs.extract.model.kernel import Candidate, Operand, Vertex
 from tensor_graphs.extract.model.library_kernel import LibraryKernel

@@ -63,6 +63,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "integers to negative powers": (torch.pow, [torch.tensor([-3, -1, -1, 1, 2, 3, 2]), torch.tensor([-3, -2, -3, -1, -5, 2, 0])]),
     "a number to negative powers": (lambda x: 2**x, [torch.tensor([-3, 0, 5])]),
     "arange of fractions in integers": (lambda x: x + torch.arange(0.1, -7.9, -4.0, dtype=torch.int64), [torch.zeros(2, dtype=torch.int64)]),
+    "a fractional threshold of integers": (lambda x: F.threshold(x, -0.5, 3.7), [torch.tensor([-1, 0, 1])]),
     "fractions of integer products": (lambda b, x, y: torch.baddbmm(b, x, y, beta=0.6, alpha=1.7),
                                       [torch.tensor([I]), torch.tensor([I]), torch.tensor([I])]),
     "the same of a sum of products": (lambda b, x, y: torch.addbmm(b, x, y, beta=1.9, alpha=0.2), [torch.tensor(I), torch.tensor([I]), torch.tensor([I])]),

@@ -62,3 +62,46 @@ def test_functions_do_not_overflow_before_their_values_do(
         want = function(x.astype(np.float64)).astype(dtype)
     assert got.dtype == x.dtype
     np.testing.assert_allclose(got, want, rtol=40 * np.finfo(dtype).eps, atol=4 * np.finfo(dtype).eps)
+
+
+def result(operands: dict[str, Any], inputs: str, file: Path, op: str, **attrs: Any) -> Any:
+    """The result of one node of opset 20; operands whose names are not in `inputs` are initializers."""
+    kind = onnx.helper.np_dtype_to_tensor_dtype
+    infos = [onnx.helper.make_tensor_value_info(n, kind(operands[n].dtype), operands[n].shape) for n in inputs]
+    result_kind = kind(operands["x"].dtype)
+    initial = [onnx.numpy_helper.from_array(x, n) for n, x in operands.items() if n and n not in inputs]
+    graph = onnx.helper.make_graph([onnx.helper.make_node(op, list(operands), ["y"], **attrs)], "g", infos,
+                                   [onnx.helper.make_tensor_value_info("y", result_kind, None)], initial)  # fmt: skip
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+    file.write_bytes(model.SerializeToString())
+    return evaluate(load_onnx(file), {n: operands[n] for n in inputs})[0]
+
+
+@pytest.mark.parametrize(("labels", "want"), [([1, 0], np.log(2)), ([1, 1], 0.0)])
+def test_a_label_that_is_ignored_costs_nothing(labels: list[int], want: float, tmp_path: Path) -> None:
+    """Its logarithm may be infinite."""
+    operands = {"x": np.float32([[0, -np.inf], [1, 1]]), "t": np.int64(labels)}
+    found = result(operands, "xt", tmp_path / "m.onnx", "SoftmaxCrossEntropyLoss", ignore_index=1, reduction="sum")
+    assert found == np.float32(want)
+
+
+def test_coordinates_that_are_whole_numbers(tmp_path: Path) -> None:
+    """The first one is 1 if the shift is added first, else just below."""
+    operands = {"x": np.arange(15, dtype=np.float32), "": None, "s": np.float32([0.5])}
+    found = result(
+        operands,
+        "x",
+        tmp_path / "m.onnx",
+        "Resize",
+        nearest_mode="floor",
+        coordinate_transformation_mode="half_pixel_symmetric",
+    )
+    np.testing.assert_array_equal(found, np.arange(1, 15, 2))
+
+
+def test_exponents_keep_their_bits(tmp_path: Path) -> None:
+    """In float16 2501.5 is 2502, a whole number, and 2 ** 32 in int32 is 0."""
+    x, y = np.float16([-1, -1]), np.float32([2501.5, 2501])
+    np.testing.assert_array_equal(result({"x": x, "e": y}, "xe", tmp_path / "m.onnx", "Pow"), np.float16([np.nan, -1]))
+    x, y = np.int32([2, 1]), np.int64([1 << 32, 1 << 33])
+    np.testing.assert_array_equal(result({"x": x, "e": y}, "xe", tmp_path / "m.onnx", "Pow"), np.int32([0, 1]))

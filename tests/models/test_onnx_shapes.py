@@ -195,3 +195,20 @@ def test_an_expression_that_fits_at_one_size_stays_a_shape_error() -> None:
     with pytest.raises(UsageError) as unknown:
         Graph.of(t.input("x", (4, 3))).bind({"T": 3})
     assert unknown.value.hint == "the graph has no free dimensions"
+
+
+@pytest.mark.parametrize(
+    ("op", "index"), [("Gather", [0, 3]), ("Gather", [-1, -4]), ("Compress", [True, False, False, True, False, False])]
+)
+def test_known_places_need_sizes_that_have_them(op: str, index: list[Any], tmp_path: Path) -> None:
+    """Elsewhere they were read from outside of the axis."""
+    places = helper.make_tensor("v", 9 if op == "Compress" else 7, [len(index)], index)
+    graph = load_onnx(
+        build(tmp_path, [node("Constant", [], ["k"], value=places), node(op, ["x", "k"], ["y"], axis=0)], ("n", 2))
+    )
+    x = np.float32([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+    for count in (4, 5):
+        want = np.compress(index, x[:count], 0) if op == "Compress" else x[:count][index]
+        np.testing.assert_array_equal(evaluate(graph.bind({"n": count}), {"x": x[:count]})[0], want)
+    with pytest.raises(ShapeError, match="outside size 3"):
+        graph.bind({"n": 3})

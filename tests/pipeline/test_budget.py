@@ -24,6 +24,7 @@ from tensor_graphs.egraph.composites.composite_ops import layer_norm
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
+from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
 from tensor_graphs.errors import NoPlanError, RuleError
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
@@ -40,12 +41,13 @@ from tensor_graphs.pipeline.optimize import optimize_graph
 from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages import exclusions, verify_attempt
+from tensor_graphs.pipeline.stages import match as matching
 from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.match import generation_limit, match_all
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
 from tensor_graphs.progress import Progress
-from tensor_graphs.report.omissions import Omission, OmittedWork
+from tensor_graphs.report.omissions import UNREWRITTEN, Omission, OmittedWork
 from tensor_graphs.verification import reference
 
 from ..only_in import only_in
@@ -597,12 +599,37 @@ def test_fused_kernels_are_generated_even_if_loading_used_the_budget_up(seconds:
     assert any(c.template.space is not None for c in found.candidates) == generates
 
 
+@pytest.mark.parametrize(("budget", "narrow"), [(5.0, True), (60.0, False)])
+def test_small_budgets_match_cheap_terms_and_what_was_written(
+    budget: float, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when no time is left: then library kernels cover the graph, as the unrewritten one."""
+    monkeypatch.setattr(matching, "LARGE_VIEW", 1)
+    source, limits = graph(), tg.Limits(iterations=3, seconds=WAIT_S)
+    patient = Session(Options(backend="auto", budget=10 * WAIT_S, limits=limits))
+    session = Session(Options(backend="auto", budget=budget), now=lambda: 0.0)
+    task = Task(source, prepare(session, source, None), [backend("numpy"), backend("c")])
+    rewritten = rewriting.rewrite(patient, task.work)
+    for late in (False, True):
+        session.omitted, session.budget_start = [], -budget * late
+        found = match_all(session, task, rewritten)[-1].view
+        assert (len(found) < len(rewritten.view)) == (narrow or late)
+        assert narrow == (Omission(OmittedWork.MATCHING, "dear terms") in session.omitted)
+        assert (UNREWRITTEN in session.omitted) == (late and not narrow)
+        assert {t.op for t in task.work.nodes()} <= {*found.op}
+    if narrow:
+        price = node_prices(rewritten.view, Roofline())
+        root = rewritten.view.roots[0]
+        assert found.cheapest(node_prices(found, Roofline()))[0][root] == rewritten.view.cheapest(price)[0][root]
+
+
 def test_kernels_are_generated_until_the_measuring_processes_have_started() -> None:
     """Nothing else could use that time; but not for longer than processes take to start."""
     moment, ready = [0.0], [False]
     session = Session(Options(budget=5.0), now=lambda: moment[0])
     session.starting = lambda: not ready[0]
     enough = generation_limit(session, [backend("torch_cuda")])
+    assert not enough(False)
     moment[0] = 4.5
     assert not enough(False) and not enough(True)
     ready[0] = True

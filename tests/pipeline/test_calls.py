@@ -232,6 +232,17 @@ def test_functions_of_torchs_that_are_builtins() -> None:
     assert program(x).tolist() == torch.sign(x).tolist() == [-1, 0, 0]
 
 
+def test_objects_that_are_called_with_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Scaled:
+        def __call__(self, *x: Any) -> Any:
+            return torch._safe_softmax(x[0], -1) * 2 + torch.relu(x[0])
+
+    x = torch.tensor([[-2.0, 0.0, 1.5]])
+    torch.testing.assert_close(tg.optimize(Scaled(), (x,), **QUICK)(x), Scaled()(x))
+
+
 def test_what_the_machine_does_not_hold_is_named_with_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = tg.input("x", (1 << 22, 1 << 20)) * 2
     with pytest.raises(TooLargeError, match=f"take {2 * (4 << 42)} bytes"):

@@ -75,6 +75,7 @@ from tensor_graphs.verification.reference import sample_inputs
 from tensor_graphs.verification.verify import index_bounds
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 NO_GPU = backend("torch_cuda").unavailable()
 gpu = [pytest.mark.gpu, pytest.mark.skipif(bool(NO_GPU), reason=NO_GPU or "")]
 

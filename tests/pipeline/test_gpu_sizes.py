@@ -35,6 +35,7 @@ from tensor_graphs.verification import diagnose
 from ..backends.cuda_host import emulate
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 T = tg.dim("T", max=200)
 SIZES = (1, 16, 17, 65)
 

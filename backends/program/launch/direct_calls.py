@@ -9,7 +9,7 @@ does not hold; then the emitted program's own code makes the call.
 The C code is compiled on first use, and kept beside compiled C kernels. Without a compiler or Python's headers there is
 no such function.
 
-Imports: the standard library, `backends.runtime`.
+Imports: the standard library, `backends.runtime`, `private`, `processes`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from functools import cache, partial
 from pathlib import Path
 from shlex import split
 from struct import pack
-from subprocess import DEVNULL, SubprocessError, run
+from subprocess import SubprocessError
 from sys import implementation, modules
 from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import ref
 
 from ....private import code_folder, read_sealed, sealed
+from ....processes.commands import command_output
+from ...runtime.compile_clock import compiler_seconds
 from ...runtime.cpu_tensors import tensor_guard
 from .device_programs import Direct
 
 NEEDED = ("executable", "fits", "fresh", "handed", "kernels", "places", "ready", "settled", "stream", "launch_mode")
 MOST_TENSORS = 2048  # inputs and results of a call: MOST in direct_calls.c
-COMPILE_S = 60.0  # limit of the compiler's seconds
 SOURCE = Path(__file__).with_name("direct_calls.c")
 
 
@@ -82,7 +83,7 @@ def _compiled(path: Path, source: str, command: Sequence[str]) -> ctypes.CDLL:
         text.write_text(source, encoding="utf-8")
         environment = {**os.environ, "TMPDIR": part}
         given = [*command, "-o", str(made), str(text)]
-        run(given, check=True, capture_output=True, timeout=COMPILE_S, stdin=DEVNULL, env=environment)
+        command_output(given, compiler_seconds(len(source)), environment)
         whole.write_bytes(sealed(made.read_bytes(), path.name))
         whole.chmod(0o600)
         whole.replace(path)

@@ -8,10 +8,11 @@ from hashlib import sha256
 from typing import Any
 
 from ....bytecode import bytecode_kept
-from ....errors import DeviceUnavailableError, UsageError
+from ....errors import CompilerError, DeviceUnavailableError, UsageError
 from ....extract.model.plan import Plan
 from ... import gpu
 from ...device import HOST
+from ...runtime.compile_clock import compiler_seconds
 from ..emit.emitted_program import EmittedProgram
 from ..emit.execute import execute
 from .binaries import C_LIBRARY, Binaries, without_compilers
@@ -56,12 +57,17 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     imported.
 
     `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the
-    namespace is garbage. Raises DeviceUnavailableError if C kernels cannot be compiled, or an import fails.
+    namespace is garbage. Raises CompilerError if C kernels cannot be compiled, DeviceUnavailableError if an import
+    fails.
     """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
-    space: dict[str, Any] = {"__name__": f"tensor_graphs_{title}", "C_MACHINES": _C_MACHINES}
+    space: dict[str, Any] = {
+        "__name__": f"tensor_graphs_{title}",
+        "C_MACHINES": _C_MACHINES,
+        "C_SECONDS": compiler_seconds,
+    }
     in_c = binaries is not None and C_LIBRARY in binaries.files
     if binaries is not None and in_c:
         space["C_BINARY"] = binaries.files[C_LIBRARY]
@@ -84,7 +90,7 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
                     hint="repair it, or optimize with another backend",
                 ) from error  # fmt: skip
             raise
-        raise DeviceUnavailableError(
+        raise CompilerError(
             f"the program's C kernels cannot be compiled: {error}", where=name,
             hint="is there a C compiler, and room for temporary files? or optimize with another backend",
         ) from error  # fmt: skip

@@ -47,8 +47,8 @@ class Decoding(Protocol):
 
     @property
     def drafting(self) -> str:
-        """Text: why decoding with the draft model (small model that proposes tokens) is slower than without; empty if
-        it is faster, or there is no draft model."""
+        """The reason, for the report, why decoding with the draft model (a small model that proposes tokens) is slower
+        than without; empty if it is faster, or there is no draft model."""
 
 
 @dataclass

@@ -284,8 +284,8 @@ class CompiledModule(OptimizedModule):  # type: ignore[misc]
         self.choose(CompileBackend())
 
     def choose(self, backend: CompileBackend) -> None:
-        """From the moment when the graphs of `backend` are decided, time whole calls and choose between both
-        callables."""
+        """Start over with choosing between the compiled module and the original one: once all graphs that `backend`
+        compiles are decided (program or eager), whole calls of both are timed."""
         self.__dict__["_calls"] = WholeCalls(super().__call__, self._orig_mod, backend)
 
     def __call__(self, *args: Any, **named: Any) -> Any:

@@ -31,6 +31,7 @@ from tensor_graphs.backends.lowering.lower import kernel_of
 from tensor_graphs.backends.program.helpers.cpu_helpers import library_text
 from tensor_graphs.backends.program.launch import direct_calls, emission
 from tensor_graphs.backends.registry import backend, on_gpu, select
+from tensor_graphs.backends.runtime import compile_clock
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning import cpu_worker
 from tensor_graphs.backends.tuning.single_kernel import (
@@ -572,9 +573,28 @@ def test_without_a_compiler_there_are_no_kernels_in_c(monkeypatch: pytest.Monkey
 
 def test_a_compiler_that_hangs_or_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="cannot be used"):
-        c_helpers.c_output([sys.executable, "-c", "import time; time.sleep(60)"], seconds=0.2)
+        c_helpers.c_output(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], seconds=0.2)
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z", "its processes are left"
     with pytest.raises(RuntimeError, match="failed"):
         c_helpers.c_library("this is no C\n")
+
+
+def test_a_search_takes_other_kernels_where_the_compiler_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the program's source, after it has compiled other ones: the compiler gets the time that is left, and the
+    report says so."""
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    assert not c.BACKEND.unavailable()
+    (tmp_path / "cc").write_text('#!/bin/sh\ncase "$*" in *-dM*) exec cc "$@";; esac\nsleep 600\n')
+    (tmp_path / "cc").chmod(0o700)
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    monkeypatch.setattr(compile_clock, "LEAST_S", 0.1)
+    monkeypatch.setattr(compile_clock, "CHARACTERS_PER_S", 1e6)
+    x, limits = tg.input("x", (256, 512)), tg.Limits(iterations=1, nodes=50)
+    made = tg.optimize(tg.exp(x) * 2 + x, backend="c", budget=1, deterministic=True, limits=limits, measure=False)
+    given = np.ones((256, 512), np.float32)
+    np.testing.assert_allclose(made(given), 2 * np.exp(given) + given, rtol=1e-5)
+    assert "kernels in C" in made.report.omitted and any("timed out after" in w for w in made.report.warnings)
 
 
 def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obstacle(

@@ -2,6 +2,7 @@
 
 In: options of a call.
 Out: a session.
-Imports: backends, backends.generate, backends.program, costdb.store, egraph.ir, egraph.patterns, errors, extract.model,
-    extract.search, options, pipeline.sources, progress, report, settings, verification, wording, writing.
+Imports: backends, backends.generate, backends.program, backends.runtime, costdb.store, egraph.ir, egraph.patterns,
+    errors, extract.model, extract.search, options, pipeline.sources, progress, report, settings, verification,
+    wording, writing.
 """

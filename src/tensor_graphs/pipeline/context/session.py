@@ -14,6 +14,7 @@ from ...backends.generate.lowering_pool import LowerPool
 from ...backends.generate.lowerings import Lowerings
 from ...backends.program.weights import SharedWeights
 from ...backends.registry import select
+from ...backends.runtime.compile_clock import compilers_within
 from ...costdb.store.store import Store, default_root
 from ...egraph.ir.memo import forget
 from ...egraph.patterns.rule import Rule
@@ -99,9 +100,11 @@ class Session:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Context manager of the whole optimization. At its end worker processes stop and memo tables are emptied."""
+        """Context manager of the whole optimization, whose clock C compilers obey. At its end worker processes stop and
+        memo tables are emptied."""
         try:
-            yield
+            with compilers_within(lambda: self.left):
+                yield
         finally:
             self.lowerings.close()
             forget()

@@ -121,7 +121,7 @@ def _of_function(function: Callable[..., Any], examples: tuple[Any, ...], shapes
             raise
         try:
             return trace(function, examples, arrays=False, budget=budget)
-        except (TensorGraphsError, TypeError, AttributeError) as problem:
+        except Exception as problem:
             # an error of this package inside export: a missing attribute of a Torch tensor, or a named error
             cause = error.__cause__
             ours = isinstance(cause, TensorGraphsError | AttributeError) and isinstance(problem, TensorGraphsError)

@@ -14,6 +14,7 @@ from ...extract.model.kernel import Call, Template
 from ...extract.model.pricing import Measurer
 from ...extract.search.search import Choice
 from ...extract.solve import budgets
+from ...report.omissions import Omission, OmittedWork
 from ...verification.reference import Reference
 from ..context.session import LATE, Session
 from ..costs.prices import CostPricer
@@ -59,9 +60,18 @@ def acceptance(
         over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
         return hypergraph(session, view_of(work), task.backends, enough=over, narrow=False, symbolic=symbolic)
 
+    def uncompiled(why: str) -> None:
+        session.omitted.append(Omission(OmittedWork.COMPILING))
+        session.warnings.append(f"kernels in C were left out: {why}")
+
     say = partial(session.progress.say, "verify")
     exclusions = Exclusions(
-        chosen_of, pricer.errors, unrewritten, say, None if symbolic is None else symbolic.without_sized
+        chosen_of,
+        pricer.errors,
+        unrewritten,
+        say,
+        None if symbolic is None else symbolic.without_sized,
+        uncompiled=uncompiled,
     )
     verifier = AttemptVerifier(
         task.model.graph, work, options.tolerance, options.seed, symbolic is not None,

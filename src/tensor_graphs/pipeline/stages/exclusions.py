@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...errors import NoPlanError
+from ...errors import CompilerError, NoPlanError
 from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.kernel import Candidate
 from ...extract.search.search import Choice
@@ -46,17 +46,36 @@ class Exclusions:
     dropped: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     tighter: Choice | None = None  # the next choice, if already solved
+    lost: set[str] = field(default_factory=set)  # backends whose kernels cannot be compiled
+    uncompiled: Callable[[str], None] = lambda text: None  # told that kernels in C are left out, and why
     tightened: int = 0  # number of error budgets tried
 
     def excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
         """The hypergraph `found` without the kernels of the given names; records the text `what` in `dropped`."""
         self.dropped.append(what)
-        return replace(found, candidates=[c for c in found.candidates if c.template.name not in kernels])
+        kept = [c for c in found.candidates if c.template.name not in kernels and c.template.backend not in self.lost]
+        return replace(found, candidates=kept)
+
+    def without_compiled(self, choice: Choice, error: CompilerError) -> Hypergraph:
+        """The hypergraph of `choice` without kernels in C, after the C compiler failed for the program of `choice` or
+        did not end in time. Raises `error` if the choice has none, or if the rest does not cover every output."""
+        if not any(choice.hypergraph.candidates[i].template.backend == "c" for i in choice.chosen):
+            raise error
+        self.lost.add("c")
+        self.say(f"again without kernels in C: {error.message}")
+        kept = self.excluded("kernels in C", choice.hypergraph)
+        try:
+            self.tighter = self.choose(kept, ())
+        except NoPlanError:
+            raise error from None
+        self.uncompiled(error.message)
+        return kept
 
     def without_rewrites(self) -> Hypergraph:
         """The hypergraph without any rewriting, and without the kernels that were excluded by name, unless the rest
         does not cover every output: if time has run out it has library kernels only, one for each operator."""
         plain, known = self.plain(), len(self.dropped)
+        plain = replace(plain, candidates=[c for c in plain.candidates if c.template.backend not in self.lost])
         kept = self.excluded(REWRITES, plain, *self.dropped)
         if len(kept.candidates) == len(plain.candidates):
             return plain

@@ -3,11 +3,16 @@ vertices, candidate kernels as edges), from which a plan is extracted."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ...backends.registry import backends_storing_narrow, on_gpu
 from ...backends.runtime.views import view_strides
 from ...backends.user.templates import USER_PREFIX
+from ...egraph.saturate.pruned_views import cheap_terms
+from ...egraph.saturate.term_cost import Roofline
 from ...egraph.simplify.jumps import JUMPS, SORTS
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.candidates.candidates import candidate_hypergraph
@@ -21,6 +26,7 @@ from ...verification.comparison import rounding_allowance
 from ...wording import counted
 from ..context.reserves import building_s, ending_s
 from ..context.session import Session, least_measuring
+from ..costs.measuring import SMALL_S
 from ..sizes.any_size import Symbolic
 from .backend_filter import exact_only, within_loss
 from .prepare import Task
@@ -31,6 +37,9 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
+# e-nodes from which only cheap terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of CPU
+# time, and of the cheap terms half as much in all (networks of 75 to 195 operations; predicted plans 0 to 1 % dearer)
+LARGE_VIEW = 150
 
 
 def hypergraph(
@@ -74,14 +83,24 @@ def match_all(
 ) -> list[Hypergraph]:  # fmt: skip
     """Hypergraphs to search, the one with the most candidates last: of lower effort levels (smaller saturations), of
     the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
-    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made)."""
+    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made).
+
+    Within a small budget only the cheap terms of a large rewritten graph are matched. They are matched to the end if
+    rewriting has found any: they contain the unrewritten graph, and generation ends in time."""
     graphs: list[Hypergraph] = []
     backends, stop = task.backends, matching_limit(session, task, unrewritten)
-    enough = generation_limit(session, backends)
+    enough, views, halted = generation_limit(session, backends), [*rewritten.smaller, rewritten.view], stop
+    if _is_short_of_time(session, task, rewritten.view):
+        views = [cheap_terms(rewritten.view, Roofline())]
+        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+        if unrewritten is None or not np.all(views[0].original_nodes):
+            halted = session.interrupted()
+        if not task.on_gpu:
+            enough = _host_generation_limit(session, backends, stop)
     try:
-        for view in (*rewritten.smaller, rewritten.view):
-            graphs.append(hypergraph(session, view, backends, stop, enough, symbolic=task.symbolic))
-        if task.symbolic is None and (narrow := stored_narrow(session, rewritten.view, backends, stop)) is not None:
+        for view in views:
+            graphs.append(hypergraph(session, view, backends, halted, enough, symbolic=task.symbolic))
+        if task.symbolic is None and (narrow := stored_narrow(session, views[-1], backends, stop)) is not None:
             graphs.append(narrow)
     except Halted:
         session.omitted.append(
@@ -97,6 +116,22 @@ def match_all(
         if unrewritten.stats.get("left_out"):
             session.omitted.append(Omission(OmittedWork.GENERATING))
     return [unrewritten]
+
+
+def _is_short_of_time(session: Session, task: Task, view: EGraphView) -> bool:
+    """Whether matching all of an e-graph would take too much of a small budget. Not where the caller's rules or kernels
+    are to be seen, of whose terms others may be cheaper."""
+    options, own = session.options, any(t.name.startswith(USER_PREFIX) for b in task.backends for t in b.templates)
+    fixed = task.symbolic is None and not (options.deterministic or options.exact or options.rules or own)
+    return fixed and options.budget <= SMALL_S and len(view) >= LARGE_VIEW
+
+
+def _host_generation_limit(
+    session: Session, backends: Sequence[Backend], stop: Callable[[], bool]
+) -> Callable[[bool], bool]:
+    """Predicate that ends kernel generation on a CPU at the time of `stop`, after its least time."""
+    until, optional = session.now() + GENERATING_LEAST * session.options.budget, not only_generated(backends)
+    return lambda bound: optional and (session.progress.stopped or (stop() and session.now() >= until))
 
 
 def matching_limit(session: Session, task: Task, unrewritten: Hypergraph | None) -> Callable[[], bool]:
@@ -128,16 +163,17 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
     """Predicate that ends kernel generation on a GPU: the argument `enough` of `candidate_hypergraph`.
 
     Always false without library kernels, since there may then be no plan without generated ones. The least time of
-    generation counts from when worker processes that lower kernels have started, as long as layouts have time.
+    generation counts from the first call, and, as long as layouts have time, from when worker processes that lower
+    kernels have started.
     """
-    began, budget = session.now(), session.options.budget
+    began, budget = math.inf, session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
 
     def enough(bound: bool) -> bool:
         nonlocal began
         if not timed:
             return False
-        if session.lowerings.pool.starting and session.left > GENERATING[True] * budget:
+        if began > session.now() or (session.lowerings.pool.starting and session.left > GENERATING[True] * budget):
             began = session.now()
         spent = session.now() - began
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]

@@ -25,7 +25,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import ShapeError, TraceError
 from ...extract.model.work import graph_flops
-from ...models.functions.numpy_array import OwnFunction, on_arrays
+from ...models.functions.plain_runs import OwnFunction, on_arrays
 from ...models.functions.trace import is_passed_through
 from ...verification.memory_checks import memory_shortage
 from ...verification.reference import call_seconds, sample_inputs, with_atomic_ops

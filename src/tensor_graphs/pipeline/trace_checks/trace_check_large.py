@@ -17,7 +17,7 @@ from ...backends.verification import inputs as drawing
 from ...egraph.ir.graph import Graph
 from ...egraph.types.dims import concrete
 from ...errors import TraceError
-from ...models.functions.numpy_array import OwnFunction
+from ...models.functions.plain_runs import OwnFunction
 from ...verification.memory_checks import eager_bytes, input_output_bytes, memory_shortage, run_bytes
 from ...verification.reference import call_seconds, with_atomic_ops
 from ...verification.strips import (

@@ -28,7 +28,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import TensorGraphsError, TraceError, UsageError
 from ...extract.model.work import graph_flops
-from ...models.functions.numpy_array import OwnFunction, on_arrays
+from ...models.functions.plain_runs import OwnFunction, on_arrays
 from ...verification.reference import call_seconds, expected_seconds, has_unsigned, with_atomic_ops
 from ..sources.arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, refuse_type, title_of
