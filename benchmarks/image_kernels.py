@@ -3,8 +3,8 @@
 
 All library kernels that may compute a part of a model (convolutions in both memory layouts, with and without biases and
 activations, norms, poolings, elementwise operations, copies, products, attention) are measured once each, in a cost
-store. Starter rows are made from it (`tensor-graphs db export-starter`), so that searches of other image models begin
-with estimates of such kernels: a library may launch several kernels, read one row with one block, or convert layouts.
+store. Starter rows can be made from it (`tensor-graphs db export-starter`): a library may launch several kernels, read
+one row with one block, or convert layouts, of which rooflines know nothing.
 The models are of the usual kinds, at sizes that no other benchmark has.
 """
 
