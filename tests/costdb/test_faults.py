@@ -531,3 +531,9 @@ def test_faults_are_found_without_asserts(tmp_path: Path) -> None:
     code = PRELUDE + "print(store.add([TimingRow(key=key(1), samples=(-1.0,))]).skipped)"
     done = subprocess.run([sys.executable, "-O", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "{'bad latency': 1}\n"
+
+
+def test_a_store_that_cannot_be_reached() -> None:
+    """As in another user's folder; here its name is too long."""
+    with pytest.raises(CostStoreError, match="cannot be reached"):
+        Store("a" * 300)
