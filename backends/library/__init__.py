@@ -2,5 +2,5 @@
 
 In: nothing.
 Out: kernel templates.
-Imports: backends, backends.ir, backends.runtime, egraph.ops, egraph.types, errors, extract.model.
+Imports: backends, backends.ir, backends.runtime, egraph.ops, egraph.types, errors, extract.model, imported.
 """

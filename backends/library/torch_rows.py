@@ -8,6 +8,7 @@ from typing import Any
 
 from ...extract.model.kernel import Call, Code
 from ...extract.model.library_kernel import LibraryKernel
+from ...imported import BROKEN
 from .torch_calls import (
     FLOATS,
     Applies,
@@ -52,8 +53,14 @@ def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, 
 
 
 @cache
-def unavailable() -> str:
-    """Reason why Torch cannot be used; empty if it can."""
+def _is_installed() -> bool:
     from importlib.util import find_spec
 
-    return "" if find_spec("torch") else "PyTorch is not installed (pip install 'tensor-graphs[torch]')"
+    return find_spec("torch") is not None
+
+
+def unavailable() -> str:
+    """Reason why Torch cannot be used; empty if it can, as far as known before it is imported."""
+    if "torch" in BROKEN:
+        return f"PyTorch is installed, but {BROKEN['torch']}"
+    return "" if _is_installed() else "PyTorch is not installed (pip install 'tensor-graphs[torch]')"

@@ -52,7 +52,14 @@ class Store:
         self, root: str | Path | None = None, *, frozen: bool = False, wait_s: float = 5.0, starter: Devices | None = None
     ) -> None:  # fmt: skip
         self.root = named_path(root) if root is not None else default_root()
-        if self.root.exists() and not self.root.is_dir():
+        try:
+            other = self.root.exists() and not self.root.is_dir()
+        except OSError as error:  # such as a home of another user
+            raise CostStoreError(
+                f"the cost store cannot be reached: {error.strerror}", where=str(self.root),
+                hint="name another folder, or set TENSOR_GRAPHS_HOME",
+            ) from None  # fmt: skip
+        if other:
             raise CostStoreError("the cost store is not a folder", where=str(self.root), hint="name a folder")
         self.frozen, self.wait_s, self._starter = frozen, wait_s, starter
         self._loaded: cache.LoadedCache | None = None

@@ -149,8 +149,11 @@ class DeviceUnavailableError(TensorGraphsError):
     exit_code, code = 4, "device-unavailable"
 
 
-class CompilerError(DeviceUnavailableError):
-    """Error for kernels in C that cannot be compiled: the compiler fails, or does not end within its time."""
+class UnusableKernelsError(DeviceUnavailableError):
+    """Error for a program whose kernels of one `backend` cannot run here: the compiler fails or does not end within its
+    time, or a module cannot be imported."""
+
+    backend = ""
 
 
 class DeviceMemoryError(DeviceUnavailableError):

@@ -11,6 +11,9 @@ from typing import Any
 #: Packages that take long to import, so that a process may be forked meanwhile.
 SLOW = ("torch", "triton", "jax", "onnx", "pyarrow", "duckdb", "egglog", "ortools", "scipy", "pandas")
 
+#: Packages that are installed and could not be imported in this process -> why.
+BROKEN: dict[str, str] = {}
+
 
 def imported(name: str) -> Any:
     """The module `name` if it has been imported, else None. Waits for an import that runs in another thread: until its
@@ -42,4 +45,4 @@ def give_up_imports() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=give_up_imports)
 
-__all__ = ["SLOW", "give_up_imports", "imported"]
+__all__ = ["BROKEN", "SLOW", "give_up_imports", "imported"]

@@ -26,6 +26,7 @@ from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
 from tensor_graphs.costdb.reports.reports import CostStoreWarning
 from tensor_graphs.costdb.store import cache_snapshot, schema
+from tensor_graphs.costdb.store import store as store_module
 from tensor_graphs.costdb.store.schema import FailureRow, TimingRow, to_table
 from tensor_graphs.costdb.store.store import Store, cache, shards
 from tensor_graphs.errors import CostStoreError
@@ -531,3 +532,15 @@ def test_faults_are_found_without_asserts(tmp_path: Path) -> None:
     code = PRELUDE + "print(store.add([TimingRow(key=key(1), samples=(-1.0,))]).skipped)"
     done = subprocess.run([sys.executable, "-O", "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "{'bad latency': 1}\n"
+
+
+def test_a_store_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in another user's folder."""
+
+    class Foreign(type(tmp_path)):  # type: ignore[misc]
+        def exists(self) -> bool:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(store_module, "default_root", lambda: Foreign(tmp_path))
+    with pytest.raises(CostStoreError, match="cannot be reached: Permission denied"):
+        Store()

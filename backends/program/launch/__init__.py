@@ -3,5 +3,5 @@
 In: emitted source.
 Out: functions that launch its kernels.
 Imports: backends, backends.c, backends.program.emit, backends.program.helpers, backends.runtime, bytecode, errors,
-    extract.model, plain, private, processes.
+    extract.model, imported, plain, private, processes.
 """

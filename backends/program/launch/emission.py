@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
+import sys
 import weakref
 from hashlib import sha256
 from typing import Any
 
 from ....bytecode import bytecode_kept
-from ....errors import CompilerError, DeviceUnavailableError, UsageError
+from ....errors import DeviceUnavailableError, UnusableKernelsError, UsageError
 from ....extract.model.plan import Plan
+from ....imported import BROKEN
 from ... import gpu
 from ...device import HOST
 from ...runtime.compile_clock import compiler_seconds
@@ -57,11 +60,13 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     imported.
 
     `name`: the program's name or path, for messages and tracebacks. The namespace's C library is unloaded once the
-    namespace is garbage. Raises CompilerError if C kernels cannot be compiled, DeviceUnavailableError if an import
-    fails.
+    namespace is garbage. Raises UnusableKernelsError if C kernels cannot be compiled or PyTorch cannot be imported,
+    DeviceUnavailableError if another import fails.
     """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
+    if "import torch" in source and "torch" not in sys.modules:
+        _import_torch(name)
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {
         "__name__": f"tensor_graphs_{title}",
@@ -90,9 +95,9 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
                     hint="repair it, or optimize with another backend",
                 ) from error  # fmt: skip
             raise
-        raise CompilerError(
-            f"the program's C kernels cannot be compiled: {error}", where=name,
-            hint="is there a C compiler, and room for temporary files? or optimize with another backend",
+        raise _unusable(
+            "c", f"the program's C kernels cannot be compiled: {error}", name,
+            "is there a C compiler, and room for temporary files? or optimize with another backend",
         ) from error  # fmt: skip
     if binaries is not None and not in_c:
         binaries.install(space)
@@ -102,6 +107,26 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     ):  # Python never unloads a library; its functions keep the CDLL object alive
         weakref.finalize(library, dlclose, library._handle).atexit = False
     return space
+
+
+def _import_torch(name: str) -> None:
+    """Import PyTorch for the program `name`; an incomplete installation may raise anything."""
+    try:
+        importlib.import_module("torch")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        BROKEN["torch"] = f"it cannot be imported: {error}"
+        raise _unusable(
+            "torch", f"the program's kernels need torch, which cannot be imported: {error}", name,
+            "install or repair it, or optimize with another backend",
+        ) from error  # fmt: skip
+
+
+def _unusable(backend: str, message: str, where: str, hint: str) -> UnusableKernelsError:
+    found = UnusableKernelsError(message, where=where, hint=hint)
+    found.backend = backend
+    return found
 
 
 __all__ = ["device_of", "emit_for", "executed", "programs_of"]

@@ -17,7 +17,7 @@ from ..backends.registry import backend, on_gpu
 from ..bytecode import bytecode_kept
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
-from ..errors import UsageError
+from ..errors import UnusableKernelsError, UsageError
 from ..extract.model.gc_pause import gc_frozen
 from ..extract.model.kernel import Backend
 from ..models.common.quantized_graph import codes_kept, quantized
@@ -88,9 +88,22 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
 def optimize_graph(session: Session, graph: Graph, sizes: Mapping[str, int] | None = None) -> Program:
     """The fastest verified program of a loaded graph, found within a session; `sizes`: values of its free dimensions.
 
+    Where backend "auto" had taken PyTorch, which turns out not to be importable, the search is made again without it.
+
     Raises UsageError if weights have no data; TooLargeError or DeviceMemoryError, before any search, if the model
     cannot fit.
     """
+    try:
+        return _optimized(session, graph, sizes)
+    except UnusableKernelsError as error:
+        if session.options.backend_name != "auto" or error.backend != "torch":
+            raise
+        program = _optimized(session, graph, sizes)
+        program.report.warnings.append(f"no kernels of PyTorch: {error.message}")
+        return program
+
+
+def _optimized(session: Session, graph: Graph, sizes: Mapping[str, int] | None) -> Program:
     backends = backends_of(session.options)
     _refuse_missing_weights(graph)
     graph = with_kernels(graph, backends)

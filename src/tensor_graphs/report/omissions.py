@@ -15,7 +15,7 @@ class OmittedWork(Enum):
     MATCHING = "kernels of "  # of a part of the e-graph
     GENERATING = "some of the kernels that could be generated"
     MEASURING = "measuring"
-    COMPILING = "kernels in C"  # whose compiler did not end in time, or failed for the program
+    UNUSABLE = "usable kernels of "  # a backend whose compiler did not end in time, or that cannot be imported
     TIMING_PLANS = "timing plans as programs"
     TIMING_OVERLAPS = "timing overlapping kernels"
     TIMING_SCHEDULES = "timing schedules in the program"

@@ -54,6 +54,7 @@ from tensor_graphs.errors import DeviceUnavailableError
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, Template, contiguous
 from tensor_graphs.extract.model.meaning import output_terms
+from tensor_graphs.imported import BROKEN
 
 from .. import kernel_interpreter
 from ..reference import expected
@@ -544,7 +545,8 @@ def test_a_command_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """It is installed, but a shared library is missing: kernels in C work without it, other programs say why not."""
+    """It is installed, but a shared library is missing: kernels in C work without it, other programs say why not, and
+    backend "auto" searches without it."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: cannot open shared object file')")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -552,6 +554,12 @@ def test_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert c.BACKEND.template([t.tanh(t.input("x", (3,)))]).name
     with pytest.raises(DeviceUnavailableError, match=r"libcudart\.so"):
         emission.executed("import torch\n", "case")
+    monkeypatch.delitem(BROKEN, "torch")
+    x, limits = tg.input("x", (2, 3)), tg.Limits(iterations=1, nodes=50)
+    y = tg.input("y", (3, 4))
+    made = tg.optimize(x @ y, backend="auto", measure=False, budget=1, deterministic=True, limits=limits)
+    assert made.report.backend == "numpy + c on cpu" and any("libcudart" in note for note in made.report.warnings)
+    monkeypatch.delitem(BROKEN, "torch")
 
 
 def test_without_a_compiler_there_are_no_kernels_in_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -594,7 +602,7 @@ def test_a_search_takes_other_kernels_where_the_compiler_hangs(tmp_path: Path, m
     made = tg.optimize(tg.exp(x) * 2 + x, backend="c", budget=1, deterministic=True, limits=limits, measure=False)
     given = np.ones((256, 512), np.float32)
     np.testing.assert_allclose(made(given), 2 * np.exp(given) + given, rtol=1e-5)
-    assert "kernels in C" in made.report.omitted and any("timed out after" in w for w in made.report.warnings)
+    assert "usable kernels of c" in made.report.omitted and any("timed out after" in w for w in made.report.warnings)
 
 
 def test_compiled_kernels_are_kept_and_a_folder_that_cannot_be_written_is_no_obstacle(

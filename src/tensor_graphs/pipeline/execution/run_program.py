@@ -16,7 +16,7 @@ from ...backends.program.program import Program
 from ...backends.runtime.marshalling import is_torch
 from ...costdb.keys.device import GPU_KIND
 from ...egraph.ir.graph import Graph
-from ...errors import CompilerError, VerificationError
+from ...errors import UnusableKernelsError, VerificationError
 
 
 def renamed(graph: Graph, work: Graph) -> Graph:
@@ -46,15 +46,15 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
 def compiled_beside(program: Program) -> Callable[[], None]:
     """Begin to compile the C kernels of a program; returns a function that waits for the end.
 
-    For the time in which the references of a verification are computed. The function raises CompilerError if the
+    For the time in which the references of a verification are computed. The function raises UnusableKernelsError if the
     compiler fails; other errors are raised when the program is bound.
     """
-    failed: list[CompilerError] = []
+    failed: list[UnusableKernelsError] = []
 
     def compiled() -> None:
         try:
             program.compile()
-        except CompilerError as error:  # not tried again when the program is bound
+        except UnusableKernelsError as error:  # not tried again when the program is bound
             failed.append(error)
         except Exception:
             return

@@ -60,9 +60,9 @@ def acceptance(
         over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
         return hypergraph(session, view_of(work), task.backends, enough=over, narrow=False, symbolic=symbolic)
 
-    def uncompiled(why: str) -> None:
-        session.omitted.append(Omission(OmittedWork.COMPILING))
-        session.warnings.append(f"kernels in C were left out: {why}")
+    def unusable(name: str, why: str) -> None:
+        session.omitted.append(Omission(OmittedWork.UNUSABLE, name))
+        session.warnings.append(f"kernels of {name} were left out: {why}")
 
     say = partial(session.progress.say, "verify")
     exclusions = Exclusions(
@@ -71,7 +71,8 @@ def acceptance(
         unrewritten,
         say,
         None if symbolic is None else symbolic.without_sized,
-        uncompiled=uncompiled,
+        optional=("c",),
+        unusable=unusable,
     )
     verifier = AttemptVerifier(
         task.model.graph, work, options.tolerance, options.seed, symbolic is not None,

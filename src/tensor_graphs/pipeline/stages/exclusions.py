@@ -7,10 +7,10 @@ Each method takes the failed plan and what verification found out about it, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...errors import CompilerError, NoPlanError
+from ...errors import NoPlanError, UnusableKernelsError
 from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.kernel import Candidate
 from ...extract.search.search import Choice
@@ -46,8 +46,9 @@ class Exclusions:
     dropped: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     tighter: Choice | None = None  # the next choice, if already solved
-    lost: set[str] = field(default_factory=set)  # backends whose kernels cannot be compiled
-    uncompiled: Callable[[str], None] = lambda text: None  # told that kernels in C are left out, and why
+    optional: Collection[str] = ()  # backends without which a plan may be made
+    lost: set[str] = field(default_factory=set)  # those of them whose kernels cannot run here
+    unusable: Callable[[str, str], None] = lambda name, why: None  # told which kernels are left out, and why
     tightened: int = 0  # number of error budgets tried
 
     def excluded(self, what: str, found: Hypergraph, *kernels: str) -> Hypergraph:
@@ -56,19 +57,21 @@ class Exclusions:
         kept = [c for c in found.candidates if c.template.name not in kernels and c.template.backend not in self.lost]
         return replace(found, candidates=kept)
 
-    def without_compiled(self, choice: Choice, error: CompilerError) -> Hypergraph:
-        """The hypergraph of `choice` without kernels in C, after the C compiler failed for the program of `choice` or
-        did not end in time. Raises `error` if the choice has none, or if the rest does not cover every output."""
-        if not any(choice.hypergraph.candidates[i].template.backend == "c" for i in choice.chosen):
+    def without_unusable(self, choice: Choice, error: UnusableKernelsError) -> Hypergraph:
+        """The hypergraph of `choice` without the kernels of the backend that `error` names, which cannot run here.
+        Raises `error` if they are required, the choice has none, or the rest does not cover every output."""
+        name = error.backend
+        has = any(choice.hypergraph.candidates[i].template.backend == name for i in choice.chosen)
+        if name not in self.optional or not has:
             raise error
-        self.lost.add("c")
-        self.say(f"again without kernels in C: {error.message}")
-        kept = self.excluded("kernels in C", choice.hypergraph)
+        self.lost.add(name)
+        self.say(f"again without kernels of {name}: {error.message}")
+        kept = self.excluded(f"kernels of {name}", choice.hypergraph)
         try:
             self.tighter = self.choose(kept, ())
         except NoPlanError:
             raise error from None
-        self.uncompiled(error.message)
+        self.unusable(name, error.message)
         return kept
 
     def without_rewrites(self) -> Hypergraph:

@@ -31,7 +31,7 @@ from ...backends.program.program import Program
 from ...backends.program.weights import SharedWeights
 from ...egraph.patterns.rule import Rule
 from ...egraph.view.view import EGraphView
-from ...errors import CompilerError, NoPlanError, TensorGraphsError, VerificationError
+from ...errors import NoPlanError, TensorGraphsError, UnusableKernelsError, VerificationError
 from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.clock import Halted
 from ...extract.model.plan import Plan
@@ -141,8 +141,8 @@ class Acceptance:
                 except Halted:
                     self.verifier.omitted.append(Omission(OmittedWork.VERIFICATION))
                     return choice, program, None
-                except CompilerError as error:
-                    found = self.exclusions.without_compiled(choice, error)
+                except UnusableKernelsError as error:
+                    found = self.exclusions.without_unusable(choice, error)
                     continue
                 except TensorGraphsError:
                     raise
