@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,8 +16,7 @@ from ...writing.files import named_path, write_bytes
 from ..keys.key import KernelKey
 from ..price.roofline import CALIBRATION
 from ..reports.reports import Ack, CheckReport, CompactReport, CostStoreWarning, MergeReport, StoreStats
-from . import cache, shards, starter, team
-from .arrow_arrays import array_of
+from . import cache, maintenance, shards, starter, team
 from .schema import FORMAT, Row, checked, rows_with, to_table
 from .snapshot import LOADED, AccuracyRecord, FailureRecord, Snapshot
 from .starter import Devices
@@ -253,44 +251,16 @@ class Store:
         self._names.update(names)
         return tuple(names)
 
-    # Keeping
+    # Keeping (maintenance.py)
 
     def merge(self, other_root: str | Path) -> MergeReport:
         """Copy the good shards of another store; bad ones are counted and left in place. Returns the counts.
 
         Raises CostStoreError if there is no folder `other_root`.
         """
-        other = Path(other_root)
-        if not other.is_dir():
-            raise CostStoreError("there is no store to merge", where=str(other), hint="name the root of a store")
-        have = {shard.name for shard in shards.find(self.root)}
-        copied, present, bad, skipped = 0, 0, {}, Counter[str]()
-        for shard in shards.find(other):
-            if shard.name in have:
-                present += 1
-                continue
-            try:
-                table, refused = checked(shards.read(shard.path))
-            except (shards.BadShard, OSError) as error:
-                bad[shard.name] = str(error) if isinstance(error, shards.BadShard) else "cannot be read"
-                continue
-            self._take_over(shard, table, whole=not refused)
-            skipped.update(refused)
-            copied += 1
+        report = maintenance.merge(self.root, Path(other_root), self._write)
         self.refresh()
-        return MergeReport(copied, present, bad, dict(skipped))
-
-    def _take_over(self, shard: shards.ShardFile, table: pa.Table, *, whole: bool) -> None:
-        """Copy a fully valid shard of one device unchanged; otherwise write its valid rows as new shards."""
-        devices = set(table.column("device").to_pylist())
-        try:
-            if whole and len(devices) == 1:
-                slug = shards.device_slug(devices.pop())
-                shards.copy(shard, self.root / FORMAT / f"device={slug}" / _date(shard))
-            else:
-                self._write(table)
-        except OSError as error:
-            raise CostStoreError(f"the merge stopped: {error.strerror or error}", where=str(self.root)) from error
+        return report
 
     def compact(self) -> CompactReport:
         """Merge the fully valid shards of each device into one; returns shards and rows before and after.
@@ -298,75 +268,24 @@ class Store:
         The old shards are deleted once the new one is on disk. Raises CostStoreError if the store cannot be written;
         nothing is lost then.
         """
-        from filelock import FileLock
-
-        try:
-            with FileLock(cache.private_folder(self.root) / "compact.lock"):
-                report = self._compact()
-        except (OSError, cache.CacheUnusable) as error:
-            raise CostStoreError(f"the store cannot be compacted: {error}", where=str(self.root)) from error
+        report = maintenance.compact(self.root, self._write)
         self.refresh()
         return report
-
-    def _compact(self) -> CompactReport:
-        before, tables = [], []
-        for shard in shards.find(self.root):
-            try:
-                table, refused = checked(shards.read(shard.path))
-            except (shards.BadShard, OSError):
-                continue
-            if not refused:  # rows refused here may be valid where the clock is right: keep the file
-                tables.append(table)
-                before.append(shard)
-        rows_before = sum(table.num_rows for table in tables)
-        if len(before) < 2:
-            return CompactReport(len(before), len(before), rows_before, rows_before)
-        table = _deduplicated(tables)
-        kept = set(self._write(table))
-        for shard in before:
-            if shard.name not in kept:
-                shard.path.unlink(missing_ok=True)
-                _remove_if_empty(shard.path.parent)
-        return CompactReport(len(before), len(kept), rows_before, table.num_rows)
 
     def check(self) -> CheckReport:
         """Report of verifying every shard: bad ones are quarantined, stale temporary files removed, and the cache
         tested."""
-        bad, skipped = {}, Counter[str]()
-        good = rows = 0
-        for shard in shards.find(self.root):
-            try:
-                table, refused = checked(shards.read(shard.path))
-            except shards.BadShard as error:
-                bad[shard.name] = str(error)
-                shards.quarantine(self.root, shard.path, str(error))
-                continue
-            except OSError as error:
-                bad[shard.name] = error.strerror or "cannot be read"
-                continue
-            good, rows = good + 1, rows + table.num_rows
-            skipped.update(refused)
-        removed = shards.clean(self.root)
+        report = maintenance.check(self.root)
         self.refresh()
         self._load()
-        return CheckReport(
-            root=str(self.root),
-            shards=good,
-            rows=rows,
-            bad_shards=bad,
-            quarantined=dict(Counter(shards.quarantined(self.root).values())),
-            skipped_rows=dict(skipped),
-            temporaries_removed=removed,
-            newer_formats=_newer_formats(self.root),
-            cache=self._state,
-        )
+        return replace(report, cache=self._state)
 
     def export(self, path: str | Path) -> int:
         """Write all rows as one Parquet file, replaced atomically; returns how many.
 
         Raises CostStoreError if a shard is bad (run `check` first), UnwritableError if the file cannot be written.
         """
-        table = _deduplicated([to_table(()), *exported_tables(self.root), *self._pending])
+        table = maintenance.deduplicated([to_table(()), *exported_tables(self.root), *self._pending])
         write_bytes(path, shards.encode(table))
         return int(table.num_rows)
 
@@ -401,26 +320,3 @@ def _extend(snapshot: Snapshot, table: pa.Table) -> None:
 
 def _by_device(table: pa.Table) -> Mapping[str, pa.Table]:
     return {device: rows_with(table, "device", device) for device in sorted(set(table.column("device").to_pylist()))}
-
-
-def _deduplicated(tables: Sequence[pa.Table]) -> pa.Table:
-    """All distinct rows, in an order that depends only on the rows."""
-    import pyarrow as pa
-
-    table = pa.concat_tables(tables)
-    rows = {repr(row): index for index, row in enumerate(zip(*(column.to_pylist() for column in table.columns)))}
-    return table.take(array_of([rows[row] for row in sorted(rows)], "int64"))
-
-
-def _date(shard: shards.ShardFile) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(shard.mtime_ns / 1e9))
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
-def _newer_formats(root: Path) -> tuple[str, ...]:
-    found = sorted(path.name for path in root.glob("v*") if path.is_dir() and path.name != FORMAT)
-    return tuple(found)

@@ -80,7 +80,7 @@ GAPS = [(t, d) for t, d in _cases() if _never(t, d)]
 
 
 def test_declared_gaps_have_no_calls() -> None:
-    found = [(t.name, d) for t, d in GAPS if sample(t, 0, d, attempts=60) is not None]
+    found = [(t.name, d) for t, d in GAPS if sample(t, 0, d, attempts=20) is not None]
     assert not found, "declared as gaps, but they have calls: update NEVER"
 
 

@@ -50,6 +50,12 @@ from tensor_graphs.models.common import quantization
 
 from ..sampled_calls import sample
 
+
+@pytest.fixture(autouse=True)
+def forked_workers() -> None:
+    """In place of the fixture of tests/conftest.py: how measuring processes start, fail and end is tested here."""
+
+
 RNG = np.random.default_rng(0)
 KIND = Operand(Type((4, 4), "float32"), (4, 1))
 ADD = Call({"x": KIND, "y": KIND}, KIND, {})
