@@ -200,13 +200,13 @@ def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkey
     assert begun == [measuring.STORE_MODULES, "cuda", measuring.STORE_MODULES]
 
 
-@pytest.mark.parametrize(("budget", "begun"), [(5.0, 1), (60.0, 0)])
-def test_processes_that_lower_for_a_gpu_start_before_loading_in_small_budgets(
-    budget: float, begun: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("budget", "gpu", "begun"), [(5.0, True, 1), (60.0, True, 0), (5.0, False, 0)])
+def test_processes_that_lower_start_before_loading_in_small_budgets(
+    budget: float, gpu: bool, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
     monkeypatch.setattr(measuring, "backends_of", lambda options: [SimpleNamespace(generates=True)])
-    monkeypatch.setattr(measuring, "on_gpu", lambda backends: True)
+    monkeypatch.setattr(measuring, "on_gpu", lambda backends: gpu)
     monkeypatch.setattr(measuring, "start_measurer", lambda *given: None)
     monkeypatch.setattr(measuring, "default_pool", lambda: SimpleNamespace(begin=lambda: None))
     session = Session(Options(budget=budget))
@@ -652,6 +652,7 @@ def test_the_least_time_of_generation_counts_from_the_start_of_the_processes_tha
     assert enough(False) and enough(True)
     pool.starting = True
     assert enough(False), "they may never start"
+    assert session.ready_s == 0.5, "the time of measuring counts from when generation saw its processes"
 
 
 def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:

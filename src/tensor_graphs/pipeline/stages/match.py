@@ -90,9 +90,8 @@ def match_all(
     graphs: list[Hypergraph] = []
     backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough, views, halted = generation_limit(session, backends), [*rewritten.smaller, rewritten.view], stop
-    if _is_short_of_time(session, task, rewritten.view):
-        views = [cheap_terms(rewritten.view, Roofline())]
-        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+    if (cheap := matched_view(session, task, rewritten.view)) is not rewritten.view:
+        views = [cheap]
         if unrewritten is None or not np.all(views[0].original_nodes):
             halted = session.interrupted()
         if not task.on_gpu:
@@ -118,12 +117,18 @@ def match_all(
     return [unrewritten]
 
 
-def _is_short_of_time(session: Session, task: Task, view: EGraphView) -> bool:
-    """Whether matching all of an e-graph would take too much of a small budget. Not where the caller's rules or kernels
-    are to be seen, of whose terms others may be cheaper."""
+def matched_view(session: Session, task: Task, view: EGraphView) -> EGraphView:
+    """The part of a rewritten graph whose kernels are matched: all of it, or, of a large one within a small budget, its
+    cheap terms. Not where the caller's rules or kernels are to be seen, for whose terms others may be cheaper."""
     options, own = session.options, any(t.name.startswith(USER_PREFIX) for b in task.backends for t in b.templates)
-    fixed = task.symbolic is None and not (options.deterministic or options.exact or options.rules or own)
-    return fixed and options.budget <= SMALL_S and len(view) >= LARGE_VIEW
+    if task.symbolic is not None or options.deterministic or options.exact or options.rules or own:
+        return view
+    if options.budget > SMALL_S or len(view) < LARGE_VIEW:
+        return view
+    cheap = cheap_terms(view, Roofline())
+    if len(cheap) < len(view):
+        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+    return cheap
 
 
 def _host_generation_limit(
@@ -175,9 +180,9 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
             return False
         if began > session.now() or (session.lowerings.pool.starting and session.left > GENERATING[True] * budget):
             began = session.now()
-        spent = session.now() - began
+        spent, waiting = session.now() - began, session.waiting  # which notes when the processes are ready
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
-        return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
+        return session.left <= kept * budget and spent >= _least_matching(session) and not waiting
 
     return enough
 
@@ -220,5 +225,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
-           "only_generated", "stored_narrow"]  # fmt: skip
+__all__ = ["begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matched_view",
+           "matching_limit", "only_generated", "stored_narrow"]  # fmt: skip
