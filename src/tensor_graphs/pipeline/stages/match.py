@@ -37,6 +37,7 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
+GENERATING_SMALL = 0.2  # the same for budgets up to SMALL_S: a plan without generated kernels takes up to twice as long
 # e-nodes from which only cheap terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of CPU
 # time, and of the cheap terms half as much in all (networks of 75 to 195 operations; predicted plans 0 to 1 % dearer)
 LARGE_VIEW = 150
@@ -173,6 +174,7 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
     """
     began, budget = math.inf, session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
+    least = max(_least_matching(session), GENERATING_SMALL * budget if budget <= SMALL_S else 0.0)
 
     def enough(bound: bool) -> bool:
         nonlocal began
@@ -182,7 +184,7 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
             began = session.now()
         spent, waiting = session.now() - began, session.waiting  # which notes when the processes are ready
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
-        return session.left <= kept * budget and spent >= _least_matching(session) and not waiting
+        return session.left <= kept * budget and spent >= least and not waiting
 
     return enough
 
