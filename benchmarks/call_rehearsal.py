@@ -40,6 +40,7 @@ from tensor_graphs.pipeline.context import session as session_module
 from tensor_graphs.pipeline.context.session import Session
 from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.optimize import optimize_graph
+from tensor_graphs.pipeline.stages import match as matching
 from tensor_graphs.pipeline.stages import rewrite as rewriting
 from tensor_graphs.pipeline.stages.load import load
 from tensor_graphs.progress import Progress
@@ -87,6 +88,7 @@ def longer(slow: float) -> ExitStack:
         reserves,
         session_module,
         measuring,
+        matching,
         overlapped_tuning,
         short_search,
         rewriting,

@@ -200,13 +200,13 @@ def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkey
     assert begun == [measuring.STORE_MODULES, "cuda", measuring.STORE_MODULES]
 
 
-@pytest.mark.parametrize(("budget", "begun"), [(5.0, 1), (60.0, 0)])
-def test_processes_that_lower_for_a_gpu_start_before_loading_in_small_budgets(
-    budget: float, begun: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("budget", "gpu", "begun"), [(5.0, True, 1), (60.0, True, 0), (5.0, False, 0)])
+def test_processes_that_lower_start_before_loading_in_small_budgets(
+    budget: float, gpu: bool, begun: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
     monkeypatch.setattr(measuring, "backends_of", lambda options: [SimpleNamespace(generates=True)])
-    monkeypatch.setattr(measuring, "on_gpu", lambda backends: True)
+    monkeypatch.setattr(measuring, "on_gpu", lambda backends: gpu)
     monkeypatch.setattr(measuring, "start_measurer", lambda *given: None)
     monkeypatch.setattr(measuring, "default_pool", lambda: SimpleNamespace(begin=lambda: None))
     session = Session(Options(budget=budget))
@@ -648,10 +648,13 @@ def test_the_least_time_of_generation_counts_from_the_start_of_the_processes_tha
     assert not enough(False)
     pool.starting, moment[0] = False, 3.0
     assert not enough(False)
-    moment[0] = 3.25
+    moment[0] = 3.5
+    assert not enough(False)
+    moment[0] = 3.75
     assert enough(False) and enough(True)
     pool.starting = True
     assert enough(False), "they may never start"
+    assert session.ready_s == 1.0, "the time of measuring counts from when generation saw its processes"
 
 
 def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -705,7 +708,7 @@ def test_excluded_kernels_come_back_where_the_unrewritten_graph_needs_them(
             raise NoPlanError("no kernels cover the outputs")
         return found
 
-    graph: Any = FakeGraph([SimpleNamespace(template=SimpleNamespace(name=n)) for n in plain])
+    graph: Any = FakeGraph([SimpleNamespace(template=SimpleNamespace(name=n, backend="torch")) for n in plain])
     out = exclusions.Exclusions(choose, lambda of: [], lambda: graph, said.append, dropped=["conv"])
     assert [c.template.name for c in out.without_rewrites().candidates] == kept
     assert out.dropped == ["conv", exclusions.REWRITES] and bool(out.tighter) == bool(known)

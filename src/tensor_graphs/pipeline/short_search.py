@@ -32,7 +32,7 @@ from .context.reserves import holding_s, whole_s
 from .context.session import Session, open_store
 from .costs.prices import CostPricer
 from .stages.choose import choose
-from .stages.match import begins_in_time, generation_limit, hypergraph, matching_limit
+from .stages.match import begins_in_time, generation_limit, hypergraph, matched_view, matching_limit
 from .stages.measure_prefetching import measure_prefetching
 from .stages.prepare import Task
 from .stages.rewrite import Rewritten, as_written
@@ -90,7 +90,7 @@ def match_short_form(
     enough = generation_limit(session, task.backends)
     if plain is None or begins_in_time(session):
         with suppress(Halted):
-            graph = hypergraph(session, view, task.backends, stop, enough)
+            graph = hypergraph(session, matched_view(session, task, view), task.backends, stop, enough)
             return ShortForm(replace(graph, repeats=_repeats(view, rewritten.view)), rewritten.view, plain)
     session.omitted += [] if plain is None else [UNREWRITTEN]
     return plain

@@ -37,6 +37,7 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
+GENERATING_SMALL = 0.2  # the same for budgets up to SMALL_S: a plan without generated kernels takes up to twice as long
 # e-nodes from which only cheap terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of CPU
 # time, and of the cheap terms half as much in all (networks of 75 to 195 operations; predicted plans 0 to 1 % dearer)
 LARGE_VIEW = 150
@@ -90,9 +91,8 @@ def match_all(
     graphs: list[Hypergraph] = []
     backends, stop = task.backends, matching_limit(session, task, unrewritten)
     enough, views, halted = generation_limit(session, backends), [*rewritten.smaller, rewritten.view], stop
-    if _is_short_of_time(session, task, rewritten.view):
-        views = [cheap_terms(rewritten.view, Roofline())]
-        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+    if (cheap := matched_view(session, task, rewritten.view)) is not rewritten.view:
+        views = [cheap]
         if unrewritten is None or not np.all(views[0].original_nodes):
             halted = session.interrupted()
         if not task.on_gpu:
@@ -118,12 +118,18 @@ def match_all(
     return [unrewritten]
 
 
-def _is_short_of_time(session: Session, task: Task, view: EGraphView) -> bool:
-    """Whether matching all of an e-graph would take too much of a small budget. Not where the caller's rules or kernels
-    are to be seen, of whose terms others may be cheaper."""
+def matched_view(session: Session, task: Task, view: EGraphView) -> EGraphView:
+    """The part of a rewritten graph whose kernels are matched: all of it, or, of a large one within a small budget, its
+    cheap terms. Not where the caller's rules or kernels are to be seen, for whose terms others may be cheaper."""
     options, own = session.options, any(t.name.startswith(USER_PREFIX) for b in task.backends for t in b.templates)
-    fixed = task.symbolic is None and not (options.deterministic or options.exact or options.rules or own)
-    return fixed and options.budget <= SMALL_S and len(view) >= LARGE_VIEW
+    if task.symbolic is not None or options.deterministic or options.exact or options.rules or own:
+        return view
+    if options.budget > SMALL_S or len(view) < LARGE_VIEW:
+        return view
+    cheap = cheap_terms(view, Roofline())
+    if len(cheap) < len(view):
+        session.omitted.append(Omission(OmittedWork.MATCHING, "dear terms"))
+    return cheap
 
 
 def _host_generation_limit(
@@ -168,6 +174,7 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
     """
     began, budget = math.inf, session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
+    least = max(_least_matching(session), GENERATING_SMALL * budget if budget <= SMALL_S else 0.0)
 
     def enough(bound: bool) -> bool:
         nonlocal began
@@ -175,9 +182,9 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
             return False
         if began > session.now() or (session.lowerings.pool.starting and session.left > GENERATING[True] * budget):
             began = session.now()
-        spent = session.now() - began
+        spent, waiting = session.now() - began, session.waiting  # which notes when the processes are ready
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
-        return session.left <= kept * budget and spent >= _least_matching(session) and not session.waiting
+        return session.left <= kept * budget and spent >= least and not waiting
 
     return enough
 
@@ -220,5 +227,5 @@ def stored_narrow(
         return candidate_hypergraph(view, backends_storing_narrow(opened), view_strides, types, stop)
 
 
-__all__ = ["begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matching_limit",
-           "only_generated", "stored_narrow"]  # fmt: skip
+__all__ = ["begins_in_time", "generation_limit", "hypergraph", "match_all", "match_kernels", "matched_view",
+           "matching_limit", "only_generated", "stored_narrow"]  # fmt: skip
