@@ -179,7 +179,9 @@ def slice_any(x: Tensor, axis: int, start: Dim, end: Dim, step: int) -> Tensor:
             return t.slice_axis(x, axis, picked[0], picked[-1] + 1, step)
         return t.flip(t.slice_axis(x, axis, picked[-1], picked[0] + 1, -step), axis)
     if step > 0:
-        return t.slice_axis(x, axis, _bound(start, size), _bound(end, size), step)
+        low, high = _bound(start, size), _bound(end, size)
+        empty = bounds(high - low)[1] <= 0
+        return t.slice_axis(x, axis, 0, 0) if empty else t.slice_axis(x, axis, low, high, step)
     whole = bounds(start - size)[0] >= -1 or start == -1
     if step == -1 and whole and bounds(end + size)[1] < 0:
         return t.flip(x, axis)

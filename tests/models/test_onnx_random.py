@@ -1,5 +1,5 @@
-"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py) and changed ones (onnx_mutations.py), and functions
-over the whole range of their arguments."""
+"""ONNX operators with random attributes (tests/fuzz/onnx_nodes.py), changed ones (onnx_mutations.py), graphs of several
+(onnx_graph_values.py), and functions over the whole range of their arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
 
-from ..fuzz import onnx_mutations  # noqa: E402
+from ..fuzz import onnx_graph_values, onnx_mutations  # noqa: E402
 from ..fuzz.onnx_draws import NODES  # noqa: E402
 from ..fuzz.onnx_nodes import tried  # noqa: E402
 
@@ -62,6 +62,18 @@ def test_functions_do_not_overflow_before_their_values_do(
         want = function(x.astype(np.float64)).astype(dtype)
     assert got.dtype == x.dtype
     np.testing.assert_allclose(got, want, rtol=40 * np.finfo(dtype).eps, atol=4 * np.finfo(dtype).eps)
+
+
+#: Operators of random graphs, beside quantization and control flow; the seeds below are compared by both peers or one.
+GROWN = ("Add", "Mul", "Sub", "Div", "Max", "Where", "Clip", "Floor", "Relu", "Cast", "Softmax", "ReduceSum", "ReduceMax", "ReduceMean", "ArgMax", "TopK",
+         "CumSum", "Concat", "Slice", "Transpose", "Reshape", "Pad", "MatMul", "Gemm", "Equal", "Less", "Mod", "Pow", "Expand", "Unsqueeze")  # fmt: skip
+
+
+def test_graphs_of_several_nodes(tmp_path: Path) -> None:
+    """A short form of `python -m tests.fuzz.onnx_graph_values`."""
+    found = [onnx_graph_values.tried(seed, tmp_path, False, 4, GROWN) for seed in range(40)]
+    assert not [message for kind, message in found if kind in ("WRONG", "RAW", "REFUSED")]
+    assert sum(kind == "good" for kind, _ in found) > 20
 
 
 def result(operands: dict[str, Any], inputs: str, file: Path, op: str, **attrs: Any) -> Any:

@@ -94,6 +94,12 @@ def test_ends_of_slices(start: int, end: int, step: int, wanted: list[int], tmp_
     assert evaluate(graph, {"x": np.arange(6, dtype=np.float32)})[0].tolist() == wanted
 
 
+def test_a_slice_that_is_empty_at_every_size(tmp_path: Path) -> None:
+    INTS.update(a=[-1], b=[-9], c=[3])
+    graph = load_onnx(build(tmp_path, [node("Slice", ["x", "a", "b", "zero", "c"], ["y"])], ("k",)))
+    assert [evaluate(graph.bind({"k": k}), {"x": np.ones(k, "f4")})[0].shape for k in (1, 8, 12)] == [(0,)] * 3
+
+
 def test_some_sizes_given(tmp_path: Path) -> None:
     """A size that is given is an int everywhere; the other stays free, and is checked when bound."""
     graph = load_onnx(build(tmp_path, PROGRAMS["drop last"][0]), dims={"m": 4})
