@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import product
 from math import prod
+from typing import Any
+
+import numpy as np
 
 from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
@@ -26,6 +29,55 @@ def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
     if not all(isinstance(d, int) for d in shape):
         raise UnsupportedError(f"{what} over free dimensions", hint="bind them: dims={...}")
     return concrete(tuple(shape))
+
+
+# ---------------------------------------------------------------- resampling by constant weights
+_FEW = 4  # nonzero weights of a row that are single terms; more are one sum
+
+
+def weighted(x: Tensor, axis: int, matrix: np.ndarray[Any, Any]) -> Tensor:
+    """x with an axis multiplied by a constant matrix [out, in], of x's dtype.
+
+    Only the elements with a weight other than 0 are read, so infinities and NaN reach no other results.
+    """
+    used = matrix != 0
+    width = int(used.sum(1).max(initial=0))
+    if used.all():
+        last = t.swapaxes(x, axis, x.rank - 1)
+        return t.swapaxes(t.matmul(last, t.constant(matrix.T)), axis, x.rank - 1)
+    found = tapped(x, axis, *_taps(matrix, used, max(width, 1)))
+    filled = used.any(1)
+    line = [len(filled) if i == axis else 1 for i in range(x.rank)]
+    return found if filled.all() else t.where(t.constant(filled.reshape(line)), found, 0)
+
+
+def tapped(x: Tensor, axis: int, places: np.ndarray[Any, Any], shares: np.ndarray[Any, Any]) -> Tensor:
+    """x with an axis replaced by sums of elements: at `places` [out, n] of the axis, times `shares` [out, n], of x's
+    dtype."""
+    count, width = places.shape
+    line = [count if i == axis else 1 for i in range(x.rank)]
+    if width <= _FEW:
+        parts = [
+            t.mul(t.gather(x, t.constant(places[:, k].copy()), axis), t.constant(shares[:, k].reshape(line)))
+            for k in range(width)
+        ]
+        return reduce(t.add, parts)
+    shape = (*x.shape[:axis], count, width, *x.shape[axis + 1 :])
+    spread = t.reshape(t.gather(x, t.constant(places.reshape(-1)), axis), shape)
+    weights = shares.reshape((*line[: axis + 1], width, *line[axis + 1 :]))
+    return t.sum(t.mul(spread, t.constant(weights)), axis + 1)
+
+
+def _taps(
+    matrix: np.ndarray[Any, Any], used: np.ndarray[Any, Any], width: int
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return places and weights [out, width] of the nonzero elements of each row. A row with fewer repeats its last
+    element, whose weight is divided among the copies."""
+    order = np.argsort(~used, axis=1, kind="stable")
+    at, count = np.arange(width), np.maximum(used.sum(1, keepdims=True), 1)
+    places = np.take_along_axis(order, np.minimum(at, count - 1), 1)
+    copies = np.where(at >= count - 1, width - count + 1, 1)
+    return places, (np.take_along_axis(matrix, places, 1) / copies).astype(matrix.dtype)
 
 
 # ---------------------------------------------------------------- grid sampling

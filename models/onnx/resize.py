@@ -1,8 +1,7 @@
-"""Translates ONNX Resize: nearest modes as gathers (integer factors as broadcasts), interpolation as a small matrix per
-axis.
+"""Translates ONNX Resize: nearest modes as gathers (integer factors as broadcasts), interpolation as weights per axis.
 
 Each output index of an axis maps to an input coordinate; interpolation combines the input elements around the
-coordinate. Both depend only on sizes, so an axis is resized by one constant index array or one constant matrix.
+coordinate. Both depend only on sizes, so an axis is resized by constant indices or weights.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim, DimExpr, concrete
 from ...errors import ShapeError
 from ..common.einsum import positions
+from ..common.sampling import weighted
 from .node import Node, Result, operator
 from .values import Array
 
@@ -120,9 +120,7 @@ def _resize_axis(n: Node, x: Tensor, a: _Axis) -> Tensor:
     n.context.check(t.zeros((a.want, a.have), "float64"))
     weights = _matrix(n, a, _coordinates(n.choice("coordinate_transformation_mode", *_TRANSFORMATIONS), a))
     kind = x.dtype if dtypes.is_float(x.dtype) else "float32"
-    matrix = n.context.constant(weights.T.astype(dtypes.numpy_dtype(kind)))
-    last = t.swapaxes(t.cast(x, kind), a.axis, -1)
-    return t.swapaxes(t.matmul(last, matrix), a.axis, -1)
+    return weighted(t.cast(x, kind), a.axis, weights.astype(dtypes.numpy_dtype(kind)))
 
 
 def _plan(n: Node, x: Tensor, axes: Sequence[int]) -> tuple[list[float], list[Dim]]:

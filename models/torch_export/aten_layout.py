@@ -70,8 +70,10 @@ def roll(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] = ())
         return t.reshape(roll(t.reshape(x, (-1,)), moves[0], 0), x.shape)
     for shift, axis in zip(moves, axes, strict=True):
         size = x.shape[axis]
-        cut = (-shift) % size if isinstance(size, int) and size else -shift if shift <= 0 else size - shift
-        if not (isinstance(cut, int) and cut == 0):
+        if not isinstance(size, int) or not isinstance(shift, int):  # the shift may be larger than the size
+            places = t.sub(t.iota((size,), 0), number(shift))
+            x = t.gather(x, t.mod(places, number(size)), axis)
+        elif cut := (-shift) % size:
             x = t.concat([t.slice_axis(x, axis, cut, size), t.slice_axis(x, axis, 0, cut)], axis)
     return x
 

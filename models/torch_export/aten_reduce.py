@@ -70,6 +70,13 @@ def over_axes(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, dim=None, keepdim=False: build(x, _axes(x, dim), keepdim)
 
 
+def truth(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the reduction (x, dim, keepdim) any or all made of `build`; an empty list of axes reduces none."""
+    reduced = over_axes(build)
+    none: Callable[[Any], bool] = lambda dim: isinstance(dim, list | tuple) and not dim
+    return lambda x, dim=None, keepdim=False: t.cast(x, "bool") if none(dim) else reduced(x, dim, keepdim)
+
+
 def arg(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return an arg-reduction (x, dim, keepdim) made of `build`; without an axis it runs over the flattened tensor."""
 

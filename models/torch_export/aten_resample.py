@@ -13,21 +13,15 @@ from ...egraph.builders import builders as t
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import DimExpr
-from ..common.sampling import grid_sample
+from ..common.sampling import grid_sample, tapped, weighted
 from .aten_layout import upsample
 from .aten_reduce import refuse_free
 
 
 def resample(x: Tensor, matrices: Sequence[np.ndarray[Any, Any]]) -> Tensor:
     """Image with each spatial axis of x[N, C, *S] multiplied by a constant matrix [out, in]."""
-    kind = dtypes.numpy_dtype(x.dtype)
     for i, matrix in enumerate(matrices):
-        axis = 2 + i
-        weights = t.constant(matrix.T.astype(kind))
-        if axis == x.rank - 1:
-            x = t.matmul(x, weights)
-        else:
-            x = t.swapaxes(t.matmul(t.swapaxes(x, axis, x.rank - 1), weights), axis, x.rank - 1)
+        x = weighted(x, 2 + i, matrix.astype(dtypes.numpy_dtype(x.dtype)))
     return x
 
 
@@ -104,8 +98,9 @@ def nearest_positions(size: int, want: int, factor: float | None, middle: float 
     return found
 
 
-def interpolation_matrix(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
-    """Return the matrix [want, size] of linear interpolation.
+def _neighbours(size: int, want: int, align: bool, factor: float | None) -> tuple[np.ndarray[Any, Any], ...]:
+    """Return the two input positions and weights, [want, 2] each, between which each output of linear interpolation
+    lies.
 
     `align`: the first and last positions coincide. `factor`: outputs per input, by default want / size.
     """
@@ -115,9 +110,14 @@ def interpolation_matrix(size: int, want: int, align: bool, factor: float | None
         spots = np.maximum((np.arange(want) + 0.5) * (1.0 / factor if factor else size / want) - 0.5, 0.0)
     low = np.minimum(np.floor(spots).astype(np.int64), size - 1)
     high, share = np.minimum(low + 1, size - 1), spots - low
+    return np.stack([low, high], 1), np.stack([1 - share, share], 1)
+
+
+def interpolation_matrix(size: int, want: int, align: bool, factor: float | None) -> np.ndarray[Any, Any]:
+    """Return the matrix [want, size] of linear interpolation; arguments as of `_neighbours`."""
     matrix = np.zeros((want, size))
-    np.add.at(matrix, (np.arange(want), low), 1 - share)
-    np.add.at(matrix, (np.arange(want), high), share)
+    places, shares = _neighbours(size, want, align, factor)
+    np.add.at(matrix, (np.arange(want)[:, None], places), shares)
     return matrix
 
 
@@ -203,4 +203,7 @@ def upsample_linear(x: Tensor, output_size: Any, align_corners: bool, *scales: A
         return x
     wanted = _targets(x, output_size, factors)
     sizes = [refuse_free(d, "resampling") for d in x.shape[2:]]
-    return resample(x, [interpolation_matrix(s, w, align_corners, f) for s, w, f in zip(sizes, wanted, factors)])
+    for i, (size, want, factor) in enumerate(zip(sizes, wanted, factors)):
+        places, shares = _neighbours(size, want, align_corners, factor)
+        x = tapped(x, 2 + i, places, shares.astype(dtypes.numpy_dtype(x.dtype)))
+    return x

@@ -121,13 +121,16 @@ def altered_values(r: random.Random, x: Any) -> Any:
 
 
 # ---------------------------------------------------------------- comparison
-def compared(group: Any, fast: Callable[..., Any], r: random.Random, *, fixed: bool, sharing: bool) -> dict[int, str]:
+def compared(
+    group: Any, fast: Callable[..., Any], r: random.Random, *, fixed: bool, sharing: bool, sizes: bool = False
+) -> dict[int, str]:
     """What differs on some draw of the arguments, by the seed of the program. `fixed`: only the first argument of each
-    may change. `sharing`: results share memory exactly as the function's do (else: not more).
+    may change. `sharing`: results share memory exactly as the function's do (else: not more). `sizes`: the number of
+    rows of the first argument changes.
     """
     wrong = dict[int, str]()
     for number in range(4):
-        draws = [drawn(r, p, number, fixed) for p in group.programs]
+        draws = [drawn(r, p, number, fixed, sizes) for p in group.programs]
         ours = [a.fresh() for a in draws]
         got = fast(*(x for given in ours for x in given))
         for program, arguments, given, own in zip(group.programs, draws, ours, got, strict=True):
@@ -137,7 +140,7 @@ def compared(group: Any, fast: Callable[..., Any], r: random.Random, *, fixed: b
     return wrong
 
 
-def drawn(r: random.Random, program: Any, number: int, fixed: bool) -> Arguments:
+def drawn(r: random.Random, program: Any, number: int, fixed: bool, sizes: bool) -> Arguments:
     """Arguments of a draw, those of the program where eager refuses others."""
     first = program.arguments
     if not number:
@@ -145,6 +148,9 @@ def drawn(r: random.Random, program: Any, number: int, fixed: bool) -> Arguments
     changed = [
         laid_out(r, altered_values(r, x) if x.dtype == program.own_dtype and number > 1 else x) for x in first.fresh()
     ]
+    if sizes and changed[0].ndim and changed[0].shape[0] > 1:
+        rows = torch.arange(r.choice((1, 2, 3, 5, 7, 11, 13)) if number > 1 else 0) % changed[0].shape[0]
+        changed[0] = changed[0][rows]
     made = Arguments([changed[0], *first.tensors[1:]] if fixed else changed)
     try:
         program(*made.fresh())

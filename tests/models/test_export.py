@@ -234,6 +234,20 @@ def test_free_sizes_are_numbers_too() -> None:
             np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-5, atol=1e-6)
 
 
+def test_free_sizes_are_rolled_by_any_number() -> None:
+    f: Any = lambda x: (
+        torch.roll(x, 3, 0),
+        torch.roll(x, (-4, 1), (0, 1)),
+        torch.fft.fftshift(x, 0),
+        torch.fft.ifftshift(x),
+    )
+    graph = load_module(f, (torch.randn(6, 3),), dynamic_shapes=({0: torch.export.Dim("n", max=50)},))
+    for n in (1, 2, 3, 5, 8):
+        x = torch.randn(n, 3)
+        for found, wanted in zip(run(graph.bind({"n": n}), (x,)), f(x), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 def test_mutated_buffers_become_states_with_updates() -> None:
     graph = load_module(Counter(), (X,))
     assert list(graph.updates) == ["total"] and [n.attr("name") for n in graph.leaves("state")] == ["total"]

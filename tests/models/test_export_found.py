@@ -52,6 +52,8 @@ def test_programs_of_nothing_are_eagers() -> None:
 
 
 I = [[3, -2], [1, 0]]
+SPOILT = torch.arange(30.0).reshape(1, 1, 5, 6)
+SPOILT[0, 0, 1, 1], SPOILT[0, 0, 4, 5] = float("inf"), float("nan")
 CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "positions without a batch axis": (lambda x: F.adaptive_max_pool2d(x, 1, return_indices=True), [torch.randn(4, 4, 4)]),
     "positions of max_pool1d": (lambda x: F.max_pool1d(x, 2, return_indices=True), [torch.randn(4, 6)]),
@@ -63,6 +65,10 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "integers to negative powers": (torch.pow, [torch.tensor([-3, -1, -1, 1, 2, 3, 2]), torch.tensor([-3, -2, -3, -1, -5, 2, 0])]),
     "a number to negative powers": (lambda x: 2**x, [torch.tensor([-3, 0, 5])]),
     "arange of fractions in integers": (lambda x: x + torch.arange(0.1, -7.9, -4.0, dtype=torch.int64), [torch.zeros(2, dtype=torch.int64)]),
+    "any over no axes": (lambda x: (torch.any(x, ()), torch.all(x, dim=(), keepdim=True)), [torch.tensor([[0, 2], [3, 0]])]),
+    "linear interpolation beside infinities": (lambda x: F.interpolate(x, size=(7, 9), mode="bilinear"), [SPOILT]),
+    "adaptive windows beside infinities": (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), [SPOILT]),
+    "filters beside infinities": (lambda x: F.interpolate(x, size=(3, 8), mode="bicubic", antialias=True), [SPOILT]),
     "a fractional threshold of integers": (lambda x: F.threshold(x, -0.5, 3.7), [torch.tensor([-1, 0, 1])]),
     "fractions of integer products": (lambda b, x, y: torch.baddbmm(b, x, y, beta=0.6, alpha=1.7),
                                       [torch.tensor([I]), torch.tensor([I]), torch.tensor([I])]),

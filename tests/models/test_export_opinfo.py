@@ -5,6 +5,7 @@ OpInfo is private to PyTorch, so everything about it stays in this file; without
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,10 @@ invocations = pytest.importorskip(
 )
 
 
+from tests.fuzz import torch_values  # noqa: E402
 from tests.fuzz.opinfo import drawn, sample_of  # noqa: E402
+from tests.fuzz.torch_comparison import compared  # noqa: E402
+from torch.utils._pytree import tree_structure, tree_unflatten  # noqa: E402
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import UnsupportedError  # noqa: E402
@@ -309,3 +313,16 @@ def test_operators_without_a_builder_are_refused_by_name(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         _compare([name])
     assert REFUSED[name] in caught.value.missing
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs_of_samples_are_eagers() -> None:
+    group = torch_values.Group([p for seed in (7, 8, 1005) if (p := torch_values.program_of(seed))])
+    graph = load_module(lambda *x: group(*x), group.examples())
+    spec = tree_structure(group(*group.examples()))
+
+    def evaluated(*x: Any) -> Any:
+        values = {str(n.attr("name")): to_numpy(v) for n, v in zip(graph.inputs, x, strict=True)}
+        return tree_unflatten([torch.from_numpy(np.array(v)) for v in evaluate(graph, values)], spec)
+
+    assert compared(group, evaluated, random.Random(0), fixed=False, sharing=False) == {}
