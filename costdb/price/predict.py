@@ -92,6 +92,7 @@ class Predictor:
         self._members: dict[Place, dict[str, None]] | None = None
         self._groups: dict[Place, RelatedKernels] = {}
         self._nearest: dict[tuple[str, ...], tuple[Place | None]] = {}  # results of `_relatives`
+        self._predicted: dict[tuple[str, Work], tuple[RelatedKernels, Price]] = {}  # last predictions, and their groups
 
     def price(self, queries: Sequence[Query]) -> list[Price]:
         """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline
@@ -111,15 +112,21 @@ class Predictor:
             if price is None and (place := self._relatives(query.key)) is None:
                 without_relatives.append((index, bound))
             if place is not None:
-                waiting.setdefault(place, []).append((index, bound))
+                known = self._predicted.get((query.key.digest, query.work))
+                if known is not None and known[0] is self._group(place):
+                    price = known[1]
+                else:
+                    waiting.setdefault(place, []).append((index, bound))
             prices.append(price)
         unknown = [index for members in (*waiting.values(), without_relatives) for index, _ in members]
         learnt = self._snapshot.learnt_factors([queries[i].key for i in unknown], [queries[i].work for i in unknown])
         bases = dict(zip(unknown, learnt.tolist()))
         for place, members in waiting.items():
             asked, base = [queries[i] for i, _ in members], np.array([bases[i] for i, _ in members])
-            for (index, bound), (low, middle, high, n) in zip(members, self._group(place).predict(asked, base)):
-                prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
+            group = self._group(place)
+            for (index, bound), (low, middle, high, n) in zip(members, group.predict(asked, base)):
+                made = prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
+                self._predicted[queries[index].key.digest, queries[index].work] = group, made
         for index, bound in without_relatives:
             factor = math.exp(bases[index])
             source: Source = "bound" if factor == 1.0 else "predicted"

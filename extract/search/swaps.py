@@ -16,6 +16,7 @@ from .search import Choice
 Measured = Callable[[Candidate], Sequence[Priced]]  # the prices of a candidate's measured schedules, fastest first
 Wanted = Callable[[Candidate], bool]
 FAR = 2  # schedules that differ in so many parameters from all before them come first
+ONCE = 0.1  # share of a model's time from which a kernel that occurs once counts
 LAUNCHING = frozenset(["early", "warm"])  # parameters of the launch, which are not counted as differences
 
 
@@ -61,16 +62,20 @@ class Swaps:
                 self.makers[vertex.cls].append(i)
 
     def groups(self, choice: Choice, share: float) -> list[list[int]]:
-        """The kernels of a choice that occur several times in the model, as lists of equal ones, those that take most
-        time first; without those that take less than a `share` of it together."""
+        """The kernels of a choice, as lists of equal ones, those that take most time first; without those that take
+        less than a `share` of it together, or than `ONCE` of it if they occur once. Empty if none occurs several times.
+        """
         found: dict[Any, list[int]] = defaultdict(list)
         for i in choice.chosen:
             if not self.candidates[i].is_view:
                 found[_kernel(self.candidates[i])].append(i)
         times = choice.hypergraph.weights  # of a short form's kernels, how often the whole model has them
         timed = [(sum(times[i] * choice.prices[i].us for i in g), sum(times[i] for i in g), g) for g in found.values()]
-        least = share * sum(us for us, _, _ in timed)
-        return [g for us, count, g in sorted(timed, reverse=True) if us >= least and count > 1]
+        total = sum(us for us, _, _ in timed)
+        wanted = [
+            (count, g) for us, count, g in sorted(timed, reverse=True) if us >= (share if count > 1 else ONCE) * total
+        ]
+        return [g for _, g in wanted] if any(count > 1 for count, _ in wanted) else []
 
     def others(self, group: Sequence[int]) -> list[dict[int, int]]:
         """For each kernel that can be in the places of a group: its index for each index of the group. The kernel of

@@ -197,6 +197,17 @@ def test_absurd_calibration_is_not_believed(tmp_path: Path) -> None:
     assert store.predictor().rooflines.of(device_key(1), "numpy") == DEFAULTS["numpy"]
 
 
+def test_kernels_that_read_faster_than_a_copy_set_the_bandwidth(tmp_path: Path, timing: Make) -> None:
+    """The third fastest of those that exceed the cache by far."""
+    store, rows = Store(tmp_path), []
+    for nbytes, rate in ((4e8, 9e6), (4e8, 4.6e6), (3e8, 4.5e6), (2e8, 4.4e6), (3e7, 7e6), (4e8, 1e9)):
+        moved = Work(1.0, nbytes)
+        rows.append(timing(nbytes / rate, len(rows) + 1, regime="cold", device="gpu:x", backend="triton", work=moved))
+    store.add(rows)
+    assert store.predictor("cold").rooflines.of("gpu:x", "triton").bytes_per_us == pytest.approx(4.5e6, rel=0.01)
+    assert store.predictor("hot").rooflines.of("gpu:x", "triton") == DEFAULTS["triton"]
+
+
 def test_unknown_backends_get_a_roofline() -> None:
     rooflines = Rooflines(Snapshot())
     assert isinstance(rooflines.of("cpu:x", "new"), DeviceRoofline)

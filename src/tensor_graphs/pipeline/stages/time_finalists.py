@@ -137,10 +137,10 @@ def _chosen(
     return runnable[best]
 
 
-def fastest(samples: Sequence[Sequence[float]]) -> int:
-    """Index of the samples (µs) with the least median among those that are surely faster than the first; 0 if none
-    is."""
-    faster = [n for n in range(1, len(samples)) if timing.is_surely_faster(samples[n], samples[0], NOISE)]
+def fastest(samples: Sequence[Sequence[float]], noise: float = NOISE) -> int:
+    """Index of the samples (µs) with the least median among those that are surely faster than the first, by more than
+    the relative difference `noise`; 0 if none is."""
+    faster = [n for n in range(1, len(samples)) if timing.is_surely_faster(samples[n], samples[0], noise)]
     return min(faster, key=lambda n: median(samples[n]), default=0)
 
 

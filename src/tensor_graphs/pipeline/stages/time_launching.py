@@ -22,6 +22,7 @@ from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ..context.reserves import after_launching_s
 from ..context.session import Session
+from ..execution.exchanged_program import ExchangedProgram
 
 SHORTEST_S, LONGEST_S = 1.0, 5.0  # seconds that compilers get at least, and may take
 SAMPLING_S = 1.0  # seconds for comparing and timing programs, which compilers leave
@@ -125,7 +126,7 @@ def _report(choice: Choice, us: Sequence[float], chosen: bool) -> FinalistReport
     return FinalistReport(sum(choice.sources.values()), choice.cost, median(us), chosen, choice.launching)
 
 
-def results_of(program: Program, values: Sequence[Any]) -> list[Any]:
+def results_of(program: Program | ExchangedProgram, values: Sequence[Any]) -> list[Any]:
     """Results and states, as tensors on the device, after a call of a program on poisoned memory, whose states are
     reset."""
     if program.manifest.states:

@@ -8,7 +8,7 @@ checked; those that take most of the time come first (coordinate descent).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
@@ -25,24 +25,33 @@ from ...report.records import FinalistReport
 from ...wording import counted
 from ..context.reserves import after_finalists_s, trying_s
 from ..context.session import Session
+from ..execution.exchanged_program import ExchangedProgram, Exchanges
 from .measure_prefetching import Look, measure_prefetching, prefetches
 from .time_launching import Compiler, results_of
 
 LEAST_S = 1.0  # seconds without which nothing is tried
 MOST = 1.5  # longest time for trying, as a multiple of the reserved seconds
-# schedules of each kernel tried in a turn; by how much their times alone may exceed the fastest one's, relative to it
-COUNT, GAP = 3, 0.3
-TURNS, SHARE = 3, 0.01  # turns through all kernels; share of a program's time below which a kernel is left out
+# schedules of each kernel tried in a turn: in programs made for each, and in variants of one program
+# (exchanged_program.py), which take a tenth of the time
+COUNT, EXCHANGED = 3, 8
+# by how much their times alone may exceed the fastest one's, relative to it, in either case
+GAP, EXCHANGED_GAP = 0.3, 0.6
+TURNS, SHARE = 6, 0.01  # turns through all kernels; share of a program's time below which a kernel is left out
+# relative differences of measured times that are treated as noise: of programs, and of programs in one turn
+NOISE, STEP = 0.003, 0.002
 NEAR = 1.05  # factor of a program's time that overlapping launches may cost while no schedule is chosen for them
 DIFFERENT = 0.05  # relative difference of results above which they are not another order of sums
 MAX_BYTES = 4 << 30  # device bytes of the programs of one kernel's schedules, without weights that they share
 BATCH_S = 0.4  # seconds, at most, of sampling programs
 LOOK = 0.35  # share of the seconds in which kernels that could read weights before they wait are measured before
-COMPILING_S = 1.5  # seconds, at most, of waiting for a kernel's schedules, which are compiled from the turn's begin on
+# seconds, at most, of waiting for a kernel's schedules, which are compiled from the turn's begin on; then of each
+COMPILING_S, COMPILED_S = 1.5, 0.02
+LAST_S = 0.5  # seconds that trying leaves for making the program of the chosen schedules, and for timing it
 
+Made = Program | ExchangedProgram
 Build = Callable[[Choice], Program]
 Sample = Callable[[Sequence[Program], Callable[[], bool]], Sequence[Sequence[float]]]
-Fastest = Callable[[Sequence[Sequence[float]]], int]
+Fastest = Callable[[Sequence[Sequence[float]], float], int]
 
 
 def begin_compiling_schedules(
@@ -54,13 +63,9 @@ def begin_compiling_schedules(
         return
     swaps, overlap = Swaps(choice), choice.launching or HELD
     rank = _rank(overlap)
-    tried = [
-        s
-        for group in swaps.groups(choice, SHARE)
-        for s in swaps.swaps(choice, group, measured, count=COUNT, gap=GAP, rank=rank)
-    ]
-    if tried:
-        compiler([call for s in tried for call in _calls(choice, plan, s, overlap)], 0.0)
+    for group in swaps.groups(choice, SHARE):
+        if tried := swaps.swaps(choice, group, measured, count=EXCHANGED, gap=EXCHANGED_GAP, rank=rank):
+            compiler([call for s in tried for call in _calls(choice, plan, s, overlap)], 0.0)
 
 
 def fastest_schedules(
@@ -71,7 +76,8 @@ def fastest_schedules(
 
     `build` returns the program of a choice. `compiler` compiles kernels in advance. `measured` gives the prices of a
     candidate kernel's measured schedules. `values`: inputs on the device. `sample` times programs in turn until its
-    argument returns True, `fastest` returns the index of the fastest one that is surely faster than the first, or 0.
+    argument returns True, `fastest` returns the index of the fastest one that is surely faster than the first, by more
+    than a relative difference, or 0.
     `look` measures kernels that could read weights before they wait, where none for the same values was measured.
     The result's choice has the given one as `Choice.alone`. All other programs release their weights.
     """
@@ -87,10 +93,7 @@ def fastest_schedules(
     until = session.now() + seconds
     if look is not None:
         measure_prefetching(session, choice, swaps, measured, look, LOOK * seconds)
-    ended = lambda: session.now() >= until or session.progress.stopped
-    descent = _Descent(
-        session, build, compiler, measured, values, sample, fastest, until, ended, swaps, choice, program
-    )
+    descent = _Descent(session, build, compiler, measured, values, sample, fastest, until, swaps, choice, program)
     return descent.run()
 
 
@@ -103,7 +106,10 @@ def _room(session: Session) -> float:
 @dataclass
 class _Descent:
     """Coordinate descent over the schedules of a program's kernels. `choice`, `program`: the fastest so far, at first
-    the given ones, which stay bound; other members as for `fastest_schedules`."""
+    the given ones, which stay bound; other members as for `fastest_schedules`.
+
+    Where that is possible, schedules are tried in variants of the first program (`exchanges`).
+    """
 
     session: Session
     build: Build
@@ -113,24 +119,34 @@ class _Descent:
     sample: Sample
     fastest: Fastest
     until: float
-    ended: Callable[[], bool]
     swaps: Swaps
     choice: Choice
-    program: Program
+    program: Made
     rows: list[FinalistReport] = field(default_factory=list)
     tried: set[tuple[Hashable, ...]] = field(default_factory=set)  # keys of exchanges
     faults: list[str] = field(default_factory=list)  # why programs with other schedules were left out
+    exchanges: Exchanges | None = None
 
     def __post_init__(self) -> None:
+        assert not isinstance(self.program, ExchangedProgram)
         self.first, self.own = self.choice, self.program
+
+    def ended(self) -> bool:
+        """Whether the time for trying is up."""
+        kept = LAST_S if isinstance(self.program, ExchangedProgram) else 0.0
+        return self.session.now() >= self.until - kept or self.session.progress.stopped
 
     def run(self) -> tuple[Choice, Program]:
         """The fastest choice and its program."""
         want = results_of(self.own, self.values)
         self._overlapped(want)
+        self.exchanges = Exchanges.of(self.program)
+        if self.exchanges is not None and (same := self.exchanges.program_of({})) is not None:
+            self.program = same  # variants are compared with a variant: the program itself does more on the host
         for turn in range(TURNS):
             groups, known = self.swaps.groups(self.choice, SHARE), len(self.tried)
-            self._compiled([s for group in groups for s in self._next(group)], 0.0)
+            for group in groups:
+                self._compiled(self._next(group), 0.0)
             for group in groups:
                 if not self.ended():
                     self._exchange(group, want)
@@ -138,27 +154,52 @@ class _Descent:
                 self.session.omitted.append(Omission(OmittedWork.TIMING_SCHEDULES))
             if self.ended() or len(self.tried) == known:
                 break
-        return self._better()
+        return self._better(want)
 
     def _overlapped(self, want: Sequence[Any]) -> None:
-        """Begin with overlapping launches if kernels as measured are hardly faster: other schedules gain by them."""
+        """Begin with overlapping launches if kernels as measured are hardly faster: other schedules gain by them. With
+        those that were the fastest, if they were timed."""
         plan = self.program.plan
         assert plan is not None
         if self.choice.launching or not changes_schedules(plan, HELD):
             return
-        made = self._runnable([replace(self.choice, launching=HELD)], want)
-        if made:
-            samples = self._sampled([self.program, made[0][1]])
+        timed = [f for f in self.session.finalists if f.launching]
+        overlap = min(timed, key=lambda f: f.measured_us).launching if timed else HELD
+        early = replace(self.choice, launching=overlap)
+        if (made := self._runnable(early, want)) is not None:
+            samples = self._sampled([self.program, made])
             if median(samples[1]) <= NEAR * median(samples[0]):
-                self.choice, self.program = made[0]
+                self.choice, self.program = early, made
             else:
-                made[0][1].unbind()
+                made.unbind()
+
+    def _built(self, choice: Choice) -> Program:
+        """The program of a choice, launched like the given one."""
+        return self.build(choice).launching_as(self.own)
+
+    def _variant(self, swap: Swap) -> tuple[Choice, Callable[[], Made | None]]:
+        """The choice with kernels exchanged, and a function that makes its program: a variant of the first program if
+        there can be variants with other kernels in these places; None if not with these."""
+        choice, plan = swap.applied(self.choice), self.program.plan
+        assert plan is not None
+        steps = _steps(self.choice, plan, swap)
+        if not self._varies(swap.places):
+            return choice, lambda: self._built(choice)
+        before = self.program.changed if isinstance(self.program, ExchangedProgram) else {}
+        exchanges = self.exchanges
+        return choice, lambda: None if exchanges is None else exchanges.program_of({**before, **steps})
+
+    def _varies(self, group: Collection[int]) -> bool:
+        """Whether the first program may have variants with other kernels in the places of a group."""
+        if self.exchanges is None:
+            return False
+        return all(self.exchanges.sites[n] is not None for n, i in enumerate(self.choice.chosen) if i in group)
 
     def _next(self, group: Sequence[int]) -> list[Swap]:
         """The next kernels to be tried in the places of a group."""
-        return self.swaps.swaps(
-            self.choice, group, self.measured, count=COUNT, gap=GAP, rank=_rank(self.choice.launching), tried=self.tried
-        )  # fmt: skip
+        count, gap = (EXCHANGED, EXCHANGED_GAP) if self._varies(group) else (COUNT, GAP)
+        rank = _rank(self.choice.launching)
+        return self.swaps.swaps(self.choice, group, self.measured, count=count, gap=gap, rank=rank, tried=self.tried)
 
     def _compiled(self, swaps: Sequence[Swap], seconds: float) -> bool:
         """Whether the kernels of exchanges are compiled within so many seconds; compilers go on afterwards."""
@@ -166,78 +207,108 @@ class _Descent:
         assert plan is not None
         return self.compiler([c for s in swaps for c in _calls(self.choice, plan, s, self.choice.launching)], seconds)
 
+    def _ready(self, swaps: Sequence[Swap]) -> list[Swap]:
+        """Those of the exchanges whose kernels are compiled soon; they count as tried."""
+        ready = list(swaps)
+        if not self._compiled(swaps, min(COMPILING_S, max(0.0, self.until - self.session.now()))):
+            ready = [s for s in swaps if self._compiled([s], COMPILED_S)] if self.exchanges is not None else []
+        self.tried.update(s.key for s in ready)
+        return ready
+
     def _exchange(self, group: Sequence[int], want: Sequence[Any]) -> None:
-        """Try other kernels in the places of a group, and keep the fastest."""
-        found = self._next(group)
-        if not found or not self._compiled(found, min(COMPILING_S, max(0.0, self.until - self.session.now()))):
+        """Try other kernels in the places of a group, and keep the fastest whose results are right."""
+        found = self._ready(self._next(group))
+        variants = [self._variant(s) for s in found]
+        texts = {id(c): s.text(self.choice) for s, (c, _) in zip(found, variants, strict=True)}
+        made = self._running(variants)
+        if not made or self.session.now() >= self.until:
+            self._release([p for _, p in made])
             return
-        self.tried.update(s.key for s in found)
-        pairs = [(s.applied(self.choice), s.text(self.choice)) for s in found]
-        made = self._runnable([c for c, _ in pairs], want)
-        if not made:
-            return
-        texts = {id(c): text for c, text in pairs}
-        samples = self._sampled([self.program, *(p for _, p in made)])
-        best = self.fastest(samples)
+        every = [(self.choice, self.program), *made]
+        samples = self._sampled([p for _, p in every])
         self.rows += [_report(c, us, texts[id(c)]) for (c, _), us in zip(made, samples[1:], strict=True)]
+        while (best := self.fastest(samples, STEP)) and not self._right(every[best][1], want):
+            samples = [*samples[:best], samples[0], *samples[best + 1 :]]
         before, after = median(samples[0]), median(samples[best])
         self.session.progress.say("schedules", f"{_short(texts[id(made[0][0])])}: {before:.1f} -> {after:.1f} µs")
-        others = [p for n, (_, p) in enumerate(made, 1) if n != best]
-        if best:
-            others += [self.program] if self.program is not self.own else []
-            self.choice, self.program = made[best - 1]
-        for other in others:
-            other.unbind()
+        self.choice, self.program = every[best]
+        self._release([p for n, (_, p) in enumerate(every) if n != best])
 
-    def _runnable(self, choices: Sequence[Choice], want: Sequence[Any]) -> list[tuple[Choice, Program]]:
-        """Those of the choices, with their programs, that run, fit into memory and have about the wanted results."""
-        found, room = [], MAX_BYTES
-        for choice in choices:
-            if self.ended():
+    def _release(self, programs: Sequence[Any]) -> None:
+        """Release the weights of programs that are not used any more, and of the program that variants are made of if
+        the fastest program is none of these."""
+        base = None if self.exchanges is None else self.exchanges.program
+        done = [p for p in programs if p is not base]
+        if self.exchanges is not None and self.program is not base and not isinstance(self.program, ExchangedProgram):
+            done.append(base)
+            self.exchanges = Exchanges.of(self.program)
+        for program in done:
+            if program is not self.own:
+                program.unbind()
+
+    def _running(
+        self, variants: Sequence[tuple[Choice, Callable[[], Made | None]]], last: bool = False
+    ) -> list[tuple[Choice, Made]]:  # fmt: skip
+        """Those of the choices, with their programs, that run and fit into memory. `last`: even if the time for trying
+        is up."""
+        found, room = list[tuple[Choice, Made]](), MAX_BYTES
+        for choice, make in variants:
+            if self.session.progress.stopped if last else self.ended():
                 break
             try:
-                made = self.build(choice).launching_as(self.own)
+                if (made := make()) is None:
+                    continue
                 if (room := room - made.missing_bytes()) < 0:
                     break
                 made.flat_near(*self.values)
                 made.wait("running a program with other schedules")
-                right = all(map(_close, results_of(made, self.values), want))
+                found.append((choice, made))
             except Exception as error:  # a compiler error, or too little device memory
                 self.faults.append(f"{type(error).__name__}: {str(error)[:120]}")
-                continue
-            if right:
-                found.append((choice, made))
-            else:
-                self.faults.append("results that differ")
-                made.unbind()
         return found
 
-    def _sampled(self, programs: Sequence[Program], last: bool = False) -> Sequence[Sequence[float]]:
-        """Times of programs; the `last` ones have their time even if the time for trying is up."""
+    def _right(self, program: Made, want: Sequence[Any]) -> bool:
+        """Whether a program that runs has about the wanted results."""
+        if all(map(_close, results_of(program, self.values), want)):
+            return True
+        self.faults.append("results that differ")
+        return False
+
+    def _runnable(self, choice: Choice, want: Sequence[Any], last: bool = False) -> Program | None:
+        """The program of a choice if it runs, fits into memory and has about the wanted results. `last`: even if the
+        time for trying is up."""
+        for _, made in self._running([(choice, lambda: self._built(choice))], last):
+            if self._right(made, want):
+                return made  # type: ignore[return-value]
+            made.unbind()
+        return None
+
+    def _sampled(self, programs: Sequence[Any]) -> Sequence[Sequence[float]]:
+        """Times of programs."""
         until = self.session.now() + BATCH_S
+        return self.sample(programs, lambda: self.session.progress.stopped or self.session.now() >= until)
 
-        def ended() -> bool:
-            over = self.session.progress.stopped if last else self.ended()
-            return over or self.session.now() >= until
-
-        return self.sample(programs, ended)
-
-    def _better(self) -> tuple[Choice, Program]:
+    def _better(self, want: Sequence[Any]) -> tuple[Choice, Program]:
         """The fastest choice with its program if that is surely faster than the given one, else the latter. Adds the
         programs that were timed to the session's finalists."""
-        before = self.session.finalists
+        before, choice = self.session.finalists, self.choice
+        if isinstance(self.program, ExchangedProgram):
+            base, changed = self.program.own, self.program.changed
+            self.program = (self._runnable(choice, want, last=True) or self.own) if changed else base
+            self._release([])
+        program: Program = self.program
         if self.faults:
             text = f"{counted(len(self.faults), 'other schedule')} left out in the program: {self.faults[0]}"
             self.session.warnings.append(text)
-        if self.program is not self.own:
-            samples = self._sampled([self.own, self.program], last=True)
-            if self.fastest(samples):
+        if program is not self.own:
+            samples = self._sampled([self.own, program])
+            if self.fastest(samples, NOISE):
                 before = before or [_report(self.first, samples[0], "")]
-                best = _report(self.choice, samples[1], "", chosen=True)
+                best = _report(choice, samples[1], "", chosen=True)
                 self.session.finalists = [*(replace(f, chosen=False) for f in before), *self.rows, best]
                 self.own.unbind()
-                return replace(self.choice, alone=self.first), self.program
-            self.program.unbind()
+                return replace(choice, alone=self.first), program
+            program.unbind()
         self.session.finalists = [*before, *self.rows]
         return self.first, self.own
 
@@ -255,14 +326,21 @@ def _rank(launching: str) -> Callable[[Candidate, Priced], int]:
 
 def _calls(choice: Choice, plan: Plan, swap: Swap, launching: str) -> list[tuple[Template, Call]]:
     """The kernels that `swap` puts into the plan of a choice, with the launch overlap `launching`, equal ones once."""
-    candidates, steps, changed = choice.hypergraph.candidates, list(plan.steps), []
-    for n, i in enumerate(choice.chosen):
-        if i in swap.places:
-            steps[n] = _exchanged(steps[n], candidates[i], candidates[swap.places[i]], swap.price)
-            changed.append(n)
-    made = plan_for_launching(replace(plan, steps=tuple(steps), launching=launching)).steps
+    changed = _steps(choice, plan, swap)
+    steps = tuple(changed.get(n, s) for n, s in enumerate(plan.steps))
+    made = plan_for_launching(replace(plan, steps=steps, launching=launching)).steps
     distinct = {(frozenset(s.call.schedule.items()), s.call.constant): s for s in (made[n] for n in changed)}
     return [(s.template, s.call) for s in distinct.values()]
+
+
+def _steps(choice: Choice, plan: Plan, swap: Swap) -> dict[int, Step]:
+    """The steps that `swap` puts into the plan of a choice, by their indices."""
+    candidates, places = choice.hypergraph.candidates, swap.places
+    return {
+        n: _exchanged(plan.steps[n], candidates[i], candidates[places[i]], swap.price)
+        for n, i in enumerate(choice.chosen)
+        if i in places
+    }
 
 
 def _exchanged(step: Step, old: Candidate, new: Candidate, price: Priced) -> Step:
