@@ -362,13 +362,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize(("before", "over", "kept"), [(5.0, False, True), (10.0, False, False), (5.0, True, True)])
+@pytest.mark.parametrize(
+    ("before", "over", "measured", "kept"),
+    [(5.0, False, False, True), (10.0, False, False, False), (5.0, True, False, True), (5.0, True, True, True)],
+)
 @pytest.mark.usefixtures("rehearsal")
 def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
-    before: float, over: bool, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    before: float, over: bool, measured: bool, kept: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the whole program was slower, the unoptimized one is returned, verified; that is timed where kernels were
-    not measured, time or not."""
+    not measured or no plan was timed as a whole, time or not."""
     for module in (recall, time_program):
         monkeypatch.setattr(module, "Program", partial(Program, device="cpu"))
     monkeypatch.setattr(measuring, "measurer_of", lambda *given: None)
@@ -377,6 +380,9 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     )
     if over:
         monkeypatch.setattr(Session, "over", property(lambda self: True))
+    if measured:
+        monkeypatch.setattr(accept_stage, "choose", lambda session, graph, pricer, measurer, limits, **more: as_measured(
+            choose(session, graph, pricer, None, limits=limits)))  # fmt: skip
     graph, params = block("float16")
     program = tg.optimize(graph, params=params, backend="gpu", budget=20, costdb=tmp_path)
     check(program, graph, params, "float16")

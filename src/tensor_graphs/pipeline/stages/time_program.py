@@ -27,7 +27,8 @@ from .prepare import Task
 
 SLOWER, NEGLIGIBLE_US = 2.0, 100.0  # factor and additive µs over the estimate from which the report warns
 CALL_US = 300.0  # overhead in µs of a call from Python on a GPU: copy inputs, launch a graph, copy outputs
-LOOK_S, NOISE = 0.1, 0.03  # extra seconds of timing if kernels are unmeasured; relative difference treated as noise
+# extra seconds of timing if the program's time is doubted; relative difference of times treated as noise
+LOOK_S, NOISE = 0.1, 0.03
 PREPARING = 0.05  # fraction of the budget for preparing weights and running the baseline once after its end
 LARGE = 1 << 30  # combined bytes of two programs above which only one is bound at a time
 
@@ -38,18 +39,17 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
 
     Returns the baseline's program if it is faster, else None.
 
-    Ends with the budget. Where kernels of the program were never measured, it may end LOOK_S later, but not for a CPU
-    program that takes longer than LOOK_S, nor if one run of the baseline is expected to take longer than LOOK_S and a
-    share PREPARING of the budget. Omitted if preparing the baseline's weights (quantized ones are expanded) is expected
-    to take longer than each of these two and the remaining time.
+    Ends with the budget. Where the program's time is doubted (`_is_doubted`), it may end LOOK_S later, but not if one
+    run of the baseline is expected to take longer than LOOK_S and a share PREPARING of the budget. Omitted if preparing
+    the baseline's weights (quantized ones are expanded) is expected to take longer than each of these two and the
+    remaining time.
     """
     graph = task.model.written(task.backends)
     plan = direct_plan(graph, unfused_backends(task.backends))
     report.kernels_before = plan.kernels
     if not (session.options.measure and session.timed):
         return None
-    doubted = not session.progress.stopped and any(n for s, n in report.priced.items() if s != "measured")
-    doubted = doubted and (task.on_gpu or report.cost_us < 1e6 * LOOK_S)
+    doubted = not session.progress.stopped and _is_doubted(session, task, report)
     if not session.whole or (session.over and not doubted):
         session.omitted.append(Omission(OmittedWork.TIMING))
         return None
@@ -74,6 +74,14 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     if why := timing.why_not_faster(samples["before"], samples["after"], NOISE):
         report.warnings.append(f"the graph as written took less time than the program, but {why}")
     return None
+
+
+def _is_doubted(session: Session, task: Task, report: Report) -> bool:
+    """Whether the program's time may be far from its price: some of its kernels were never measured, or no plan was
+    timed as a whole on a GPU, where the best measured plan of a search that was cut may be slower than the baseline.
+    Not for a CPU program that takes longer than LOOK_S."""
+    predicted = any(n for source, n in report.priced.items() if source != "measured")
+    return predicted or not session.finalists if task.on_gpu else predicted and report.cost_us < 1e6 * LOOK_S
 
 
 def _omission(session: Session, task: Task, graph: Graph, before: Program, program: Program) -> Omission | None:
