@@ -532,10 +532,12 @@ def _quantized_attention(d: NodeDraw) -> None:
 
 
 def _code(d: NodeDraw, dtype: Any, *shape: int, known: bool = False) -> None:
-    info = np.iinfo(dtype)
+    """An operand of bytes. Signed weights have 7 bits: ONNX Runtime adds two products with unsigned bytes in 16
+    bits, saturated, on CPUs that have AVX2 and no instructions for it."""
+    info, few = np.iinfo(dtype), 2 if known and dtype is np.int8 and len(shape) > 1 else 1
     if known:
         d.known.add(len(d.operands))
-    d.give(d.ints(shape, info.min, info.max + 1, dtype))
+    d.give(d.ints(shape, info.min // few, (info.max + 1) // few, dtype))
 
 
 def _factor(d: NodeDraw, *shape: int) -> None:

@@ -192,8 +192,8 @@ FAULTS = {
         "tests/costdb/test_faults.py::test_no_acknowledged_row_is_lost_by_a_kill", children=True,
     ),
     "shards are deleted before the one in their place is written": Fault(
-        24, "tensor_graphs.costdb.store.store", "_deduplicated",
-        "lambda tables: ([f.unlink() for f in __import__('inspect').currentframe().f_back.f_locals['self'].root.rglob('*.parquet')], plain(tables))[1]",
+        24, "tensor_graphs.costdb.store.maintenance", "deduplicated",
+        "lambda tables: ([f.unlink() for f in __import__('inspect').currentframe().f_back.f_locals['root'].rglob('*.parquet')], plain(tables))[1]",
         "tests/costdb/test_faults.py::test_compacting_that_dies_before_its_shard_is_durable_loses_nothing",
     ),
 }  # fmt: skip

@@ -403,7 +403,7 @@ def test_finalists_are_timed_and_the_fastest_is_verified(monkeypatch: pytest.Mon
     monkeypatch.setattr(accept_stage, "choose", lambda session, graph, pricer, measurer, limits, **more: as_measured(
         choose(session, graph, pricer, None, limits=limits)))  # fmt: skip
     monkeypatch.setattr(measuring, "measurer_of", lambda *given: SimpleNamespace(
-        ahead=False, pause=lambda: None, close=lambda: None))  # fmt: skip
+        ahead=False, ready=True, pause=lambda: None, close=lambda: None))  # fmt: skip
     monkeypatch.setattr(time_finalists, "MAX_GAP", 10.0)
     plans, plain = [], time_finalists.sample_programs
 

@@ -133,7 +133,7 @@ def layers(path: Path, operators: bool) -> Path:
         return [constant(f"{name}_scale", np.float32(scale)), constant(f"{name}_zero", np.uint8(zero))]
 
     def product(name: str, x: str, given: list[str], found: list[str], shape: tuple[int, int]) -> str:
-        w = constant(f"{name}_w", rng.integers(-127, 128, shape).astype(np.int8))
+        w = constant(f"{name}_w", rng.integers(-63, 64, shape).astype(np.int8))  # ONNX Runtime saturates others (AVX2)
         scales = rng.uniform(0.5, 1.0, shape[1]).astype(np.float32) / np.float32(60 * shape[0] ** 0.5)
         by = [constant(f"{name}_ws", scales), constant(f"{name}_wz", np.zeros(shape[1], np.int8))]
         if operators:
@@ -179,6 +179,6 @@ def test_layers_stay_in_bytes(operators: bool, tmp_path: Path) -> None:
     plain.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     (want,) = runtime.InferenceSession(path, plain, providers=["CPUExecutionProvider"]).run(None, {"x": x})
     (got,) = evaluate(list(graph.roots), {"x": x}, params=graph.params, float64=True)
-    assert len(np.unique(want)) > 30
+    assert len(np.unique(want)) > 25
     assert np.abs(got - want).max() < 0.0301, "more than one step of the result's scale"
     assert (np.abs(got - want) > 1e-5).mean() < 2e-2
