@@ -32,12 +32,15 @@ class CostFilter:
     beam: int = 0
     slack: float = inf
 
-    def keeps(self, view: EGraphView, pricing: Pricing) -> Bools:
+    def keeps(self, view: EGraphView, pricing: Pricing, lacking: bool = False) -> Bools:
         """Boolean mask of the e-nodes of an e-graph that the filter keeps.
 
-        The original graph's e-nodes and the best of each e-class are always kept.
+        The original graph's e-nodes and the best of each e-class are always kept. `lacking`: ops that backends may have
+        no kernel of (`Op.kernels_may_lack`) cost more than any other term.
         """
         price = node_prices(view, pricing)
+        if lacking:
+            price = [FARTHEST * pricing.launch if _may_lack(op) else p for op, p in zip(view.op, price)]
         best, _ = view.cheapest(price)
         found = np.zeros(len(view), np.bool_) if view.original_nodes is None else view.original_nodes.copy()
         rank = [price[i] + sum(best[k] for k in view.kids(i).tolist()) for i in range(len(view))]
@@ -51,6 +54,11 @@ class CostFilter:
                 unit = price[i] if entry is not None and (entry.pointwise or entry.kind == "view") else pricing.launch
                 found[i] |= narrow and (not n or rank[i] <= best[c] + min(self.slack, FARTHEST) * unit)
         return found
+
+
+def _may_lack(op: str) -> bool:
+    entry = OPS.get(op)
+    return entry is not None and entry.kernels_may_lack
 
 
 def kept(last: EGraphView, rounds: Sequence[EGraphView], narrow: CostFilter, pricing: Pricing) -> EGraphView:
@@ -91,8 +99,14 @@ equal."""
 
 def cheap_terms(view: EGraphView, pricing: Pricing) -> EGraphView:
     """The e-graph with the original graph's e-nodes and those of each e-class that are at most CHEAP_LAUNCHES dearer
-    than its cheapest one, as far as the roots reach them: the terms from which most plans are made."""
-    marked = CostFilter(slack=CHEAP_LAUNCHES).keeps(view, pricing)
+    than its cheapest one, as far as the roots reach them: the terms from which most plans are made.
+
+    Where backends may have no kernel of an op, also the cheap ones without it.
+    """
+    filtered = CostFilter(slack=CHEAP_LAUNCHES)
+    marked = filtered.keeps(view, pricing)
+    if any(map(_may_lack, set(view.op))):
+        marked |= filtered.keeps(view, pricing, lacking=True)
     of: dict[int, list[int]] = {}
     for i in np.flatnonzero(marked).tolist():
         of.setdefault(int(view.cls[i]), []).append(i)
