@@ -370,14 +370,17 @@ def gated(M, N): return c("gated", f"for (long i = 0; i < {M * N}; ++i) out[i] =
         assert any(c.template.name == "user.gated" for c in found)
 
 
-def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_the_tutorial_is_found_in_a_rewritten_form(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(checks, "CASES", 2)
     x = tg.input("x", (6, 5))
     found = tg.saturate(tg.cumsum(tg.abs(x) * tg.abs(x), axis=-1), backend="c", kernels=[EXAMPLES / "energy.py"])
     reads = [c.inputs[0][1].cls for c in found.choice.hypergraph.candidates if c.template.name == "user.energy"]
     assert int(found.view.cls[found.view.op.index("input")]) in reads and len(reads) == 2  # x, and abs(x)
     for term, words in ((tg.cumsum(x * x, axis=-1), "in the plan"), (tg.tanh(x), "no match in the e-graph")):
-        made = tg.optimize(term, backend="c", kernels=[EXAMPLES / "energy.py"], measure=False, verify=False)
+        options: dict[str, Any] = {"measure": False, "verify": False, "costdb": tmp_path}  # no rows of other tests
+        made = tg.optimize(term, backend="c", kernels=[EXAMPLES / "energy.py"], **options)
         assert words in str(made.report)
         assert Report.of_json(made.report.fields()).user_kernels == made.report.user_kernels
 

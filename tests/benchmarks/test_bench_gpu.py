@@ -173,12 +173,18 @@ def test_how_a_program_was_found_is_explained_from_what_is_kept_of_it(
     assert gpu.explain_all(["lora_b16"]) == 1 and "not explained" in table.how_found(gpu.stored("lora_b16"))
 
 
-def test_records_tell_generated_kernels_from_library_kernels(case: Any) -> None:
+def test_records_tell_generated_kernels_from_library_kernels(case: Any, tmp_path: Path) -> None:
     import tensor_graphs as tg
 
     x = tg.input("x", (64, 96))
     graph = tg.softmax(x * 2.0, 1) @ tg.input("w", (96, 64))
-    plan = tg.optimize(graph, backend="auto", effort=0, measure=False, verify=False, budget=20).plan
+    options: dict[str, Any] = {
+        "effort": 0,
+        "measure": False,
+        "verify": False,
+        "costdb": tmp_path,
+    }  # no rows of other tests
+    plan = tg.optimize(graph, backend="auto", budget=20, **options).plan
     found = {row["generated"]: row for row in map(case.found_as, plan.steps)}
     assert found.keys() == {True, False} and "ROLL" in found[True]["transformations"]
 
