@@ -27,6 +27,11 @@ class Buffer:
     shape: tuple[int, ...]
     strides: Strides
 
+    @property
+    def span(self) -> int:
+        """Number of elements of memory from the first to the last one."""
+        return 1 + sum((d - 1) * s for d, s in zip(self.shape, self.strides))
+
 
 @dataclass(frozen=True)
 class OutputStore:

@@ -270,7 +270,7 @@ def _loosened(r: TermLowering, exprs: Sequence[Expr], guards: tuple[Expr, ...]) 
             return None
         operand, at, steps, _ = e.value
         buffer, (low, high) = r.buffers[operand], at.range
-        if low < 0 or high > sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)):
+        if low < 0 or high >= buffer.span:
             return None
         kept = (g for g in args[len(steps) :] if g not in guards)
         return r.b.make("load", (*args[: len(steps)], *kept), e.value, e.kind)

@@ -100,7 +100,7 @@ class FunctionWriter(AttentionWriter):
         for base, buffer in unread.items():
             for out in {s.buffer for s in self.kernel.stores if self.kernel.buffers[s.buffer] == buffer}:
                 size = prod(buffer.shape)
-                if size != 1 + sum((d - 1) * step for d, step in zip(buffer.shape, buffer.strides)):
+                if size != buffer.span:
                     raise Unfusable("copying a buffer that is not contiguous")
                 copies.append(f"if ({out} != {base}) __builtin_memcpy({out}, {base}, {size} * sizeof *{out});")
         return copies

@@ -23,7 +23,7 @@ from ...ir.unfusable import Unfusable, if_fusable
 from ...lowering.running_sums import ALONG, RUNNING, TOTAL, PositionLoop, over_positions
 from ..emit.spelling import CudaLaunch
 from ..windows.thread_text import ThreadText
-from ..windows.unrolling import FOLD, moved, unrolled
+from ..windows.unrolling import FOLD, guarded, moved, unrolled
 
 SCAN_LIBRARY = (Path(__file__).parent / "kernel.cuh").read_text(encoding="utf-8")
 MAX_THREAD_EXPRESSIONS = 1 << 12  # limit of expressions per thread
@@ -136,9 +136,9 @@ class ScanEmitter(ThreadText):
             else:
                 there = b.less(index(padded), index(threads.size))
             guards = (there,) if there.op != "const" else ()
-            values.append(self.guarded(moved(b, [self.kept(guards, e) for e in sums], change), guards))
+            values.append(guarded(b, moved(b, [self.kept(guards, e) for e in sums], change), guards))
             if not self.loop.totals:
-                stores += self.stores_of(self.guarded(moved(b, roots, change), guards), change, guards)
+                stores += self.stores_of(guarded(b, moved(b, roots, change), guards), change, guards)
         if self.loop.totals:
             stores = self.stores_of(roots, {}, ())
         return stores, [list(step) for step in zip(*values, strict=True)]
@@ -162,15 +162,6 @@ class ScanEmitter(ThreadText):
                 found.append(OutputStore(store.buffer, store.at.replaced(change), value, kept))
         return found
 
-    def guarded(self, roots: Sequence[Expr], guards: tuple[Expr, ...]) -> list[Expr]:
-        """The expressions `roots`, whose loads are read where the conditions `guards` hold, too."""
-        b = self.builder
-
-        def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
-            return b.make("load", (*args, *guards), e.value, e.kind) if e.op == "load" else None
-
-        return b.rebuilt(roots, one) if guards else list(roots)
-
     def place(self) -> int:
         """Emit variables for the coordinates of this thread's sums; returns the number of blocks.
 
@@ -193,10 +184,7 @@ class ScanEmitter(ThreadText):
             self.line(f"const int {axes[-1].name} = least({lane}, {last - 1});")
             conditions += [f"{lane} < {last}"] if last % s.lanes else []
         self.line(f"const bool there = {' && '.join(conditions) or 'true'};")
-        step = 1
-        for a in reversed(axes[:-1] if s.lanes > 1 else axes):
-            self.line(f"const int {a.name} = row / {step} % {a.size};")
-            step *= a.size
+        self.coordinates(axes[:-1] if s.lanes > 1 else axes, "row")
         return blocks
 
     def declare(self, sums: Sequence[Expr]) -> None:

@@ -7,19 +7,18 @@ shared memory they meet those of their own block only, and close by.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ....egraph.types.dtypes import itemsize
 from ...generate.schedule import Domain, Schedule, flag, number
-from ...ir.expr import Expr, below_maximum, walk
+from ...ir.expr import below_maximum, walk
 from ...ir.index import WIDE, Axis, index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.unfusable import Unfusable
 from ..emit.spelling import CTYPES, CudaLaunch, all_of
 from ..windows.thread_text import ThreadText
-from ..windows.unrolling import moved
+from ..windows.unrolling import guarded, moved
 
 MAX_SHARED_BYTES = 32 << 10  # of a block's sums: six blocks of an SM hold as much
 #: Storage dtype of a sum -> the type whose atomic addition adds it.
@@ -45,14 +44,8 @@ def few_sums(kernel: Kernel) -> OutputStore | None:
     (store,) = kernel.stores
     buffer = kernel.buffers[store.buffer]
     plain = all(not e.value[2] for e in kernel.exprs if e.op == "load") and not any(map(below_maximum, kernel.exprs))
-    fits = buffer.dtype in ADDED_AS and sums_of(kernel, store) * itemsize(buffer.dtype) <= MAX_SHARED_BYTES
+    fits = buffer.dtype in ADDED_AS and buffer.span * itemsize(buffer.dtype) <= MAX_SHARED_BYTES
     return store if plain and fits and kernel.axes else None
-
-
-def sums_of(kernel: Kernel, store: OutputStore) -> int:
-    """Number of elements of memory from the first to the last one that a store adds to."""
-    buffer = kernel.buffers[store.buffer]
-    return 1 + sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides))
 
 
 def emit_shared_adds(kernel: Kernel, schedule: SharedAddSchedule, name: str) -> CudaLaunch:
@@ -70,8 +63,8 @@ class SharedAddEmitter(ThreadText):
         store = few_sums(kernel)
         if store is None:
             raise Unfusable("a kernel that does not add to few elements")
-        self.store, self.count = store, sums_of(kernel, store)
-        self.dtype = kernel.buffers[store.buffer].dtype
+        buffer = kernel.buffers[store.buffer]
+        self.store, self.count, self.dtype = store, buffer.span, buffer.dtype
 
     def launch(self) -> CudaLaunch:
         """Emit the whole CUDA function; returns its launch."""
@@ -91,10 +84,7 @@ class SharedAddEmitter(ThreadText):
         self.line(f"for (int turn = 0; turn < {s.turns}; ++turn) {{")
         self.line(f"const int box = (blockIdx.x * {s.turns} + turn) * {s.threads} + threadIdx.x;")
         self.line(f"if (box >= {boxes}) break;")
-        step = 1
-        for a in reversed(axes):
-            self.line(f"const int {a.name} = box / {step} % {a.size};")
-            step *= a.size
+        self.coordinates(axes, "box")
         for e in order:
             if e.op == "load":
                 self.text(e)
@@ -122,18 +112,11 @@ class SharedAddEmitter(ThreadText):
                 continue
             kept = [g for g in (inside, *guards) if g.op != "const"]
             if inside.op != "const":
-                value, *rest = self.read_if(inside, [value, *kept[1:], *parts])
+                value, *rest = guarded(b, [value, *kept[1:], *parts], [inside])
                 kept, parts = [inside, *rest[: len(kept) - 1]], rest[len(kept) - 1 :]
             pairs = tuple((e, c) for e, (_, c) in zip(parts, store.parts, strict=True))
             found.append(OutputStore(store.buffer, store.at.replaced({last: place}), value, tuple(kept), pairs, True))
         return found
-
-    def read_if(self, inside: Expr, roots: Sequence[Expr]) -> list[Expr]:
-        """The expressions `roots`, whose loads are read where the condition `inside` holds, too."""
-        b = self.builder
-        return b.rebuilt(
-            roots, lambda e, args: b.make("load", (*args, inside), e.value, e.kind) if e.op == "load" else None
-        )
 
     def add(self, store: OutputStore) -> None:
         """Emit the addition of one value to the sum of its element, where its guards hold."""
@@ -148,4 +131,4 @@ class SharedAddEmitter(ThreadText):
         return f"atomicAdd(({kind}*)({place}), ({kind})({value}))"
 
 
-__all__ = ["SharedAddEmitter", "SharedAddSchedule", "emit_shared_adds", "few_sums", "sums_of"]
+__all__ = ["SharedAddEmitter", "SharedAddSchedule", "emit_shared_adds", "few_sums"]

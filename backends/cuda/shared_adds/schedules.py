@@ -8,7 +8,7 @@ from math import ceil, prod
 
 from ...ir.kernel import Kernel
 from ...machine import target
-from .kernel import SharedAddSchedule, few_sums, sums_of
+from .kernel import SharedAddSchedule, few_sums
 
 VALUES = 4  # least values per element: with fewer, the sums of the blocks are more than the values
 SHARED, MEMORY = 2e5, 5e4  # additions per µs in the shared memory of all SMs, and in memory to few addresses
@@ -20,7 +20,7 @@ def shared_add_schedules(kernel: Kernel, count: int) -> list[SharedAddSchedule]:
     Three quarters use programmatic dependent launch (`early`); the others are the best ones without it.
     """
     store = few_sums(kernel)
-    if store is None or prod(a.size for a in kernel.axes) < VALUES * sums_of(kernel, store):
+    if store is None or prod(a.size for a in kernel.axes) < VALUES * kernel.buffers[store.buffer].span:
         return []
     every = (
         SharedAddSchedule(x, turns, threads)
@@ -39,7 +39,7 @@ def shared_adds_fit(kernel: Kernel, s: SharedAddSchedule) -> bool:
 def _us(kernel: Kernel, s: SharedAddSchedule) -> float:
     """Estimated time in µs: additions in shared memory by the SMs that have a block, and those of the blocks' sums."""
     store, last = kernel.stores[0], kernel.axes[-1]
-    values, sums = prod(a.size for a in kernel.axes), sums_of(kernel, store)
+    values, sums = prod(a.size for a in kernel.axes), kernel.buffers[store.buffer].span
     boxes = values // last.size * ceil(last.size / s.x)
     blocks = ceil(boxes / (s.threads * s.turns))
     busy = min(1.0, blocks * s.threads / (1024 * target().multiprocessors))

@@ -131,7 +131,7 @@ class WindowEmitter(ThreadText):
         def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
             if e.op != "load":
                 return None
-            guard = b.less(e.value[1], index(self.elements(e.value[0])))
+            guard = b.less(e.value[1], index(self.kernel.buffers[e.value[0]].span))
             return b.make("load", (*args, guard), e.value, e.kind) if guard.op != "const" else None
 
         return b.rebuilt(roots, one)

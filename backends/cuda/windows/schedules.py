@@ -118,9 +118,7 @@ def _read(kernel: Kernel, e: Expr, last: tuple[Axis, ...]) -> LoadPattern:
         at.replaced({a: index(k) for a, k in zip(windows, ks)}) for ks in product(*(range(a.size) for a in windows))
     }
     one = next(iter(places))
-    others = gcd(
-        1 + sum((d - 1) * s for d, s in zip(buffer.shape, buffer.strides)), *(c for a, c in one.terms if a not in last)
-    )
+    others = gcd(buffer.span, *(c for a, c in one.terms if a not in last))
     return LoadPattern(
         tuple(sorted(p.const for p in places)), tuple(_step(one, a) for a in last), others, itemsize(dtype)
     )

@@ -38,11 +38,6 @@ class ThreadText:
         self.pointers: dict[tuple[str, Index], str] = {}
         self.counter = 0
 
-    def elements(self, buffer: str) -> int:
-        """Number of elements of memory that `buffer` spans, from its first to its last."""
-        found = self.kernel.buffers[buffer]
-        return 1 + sum((d - 1) * s for d, s in zip(found.shape, found.strides))
-
     def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[OutputStore]) -> None:
         """Count the uses of the expressions `order` (operands first), and group their loads by aligned run, so that
         each run is loaded once.
@@ -57,7 +52,7 @@ class ThreadText:
         for e in order:
             if e.op == "load":
                 operand, at, _, dtype = e.value
-                width = aligned(at, itemsize(dtype), self.elements(operand))
+                width = aligned(at, itemsize(dtype), self.kernel.buffers[operand].span)
                 run = run_of(operand, at, e.args, width)
                 self.runs[e] = run, width
                 self.places.setdefault((run, width), set()).add(at.const)
@@ -71,6 +66,14 @@ class ThreadText:
         """A variable name that is not used yet: `stem` and a number."""
         self.counter += 1
         return f"{stem}{self.counter}"
+
+    def coordinates(self, axes: Sequence[Axis], number: str) -> None:
+        """Emit variables for the coordinates along `axes` of the element with this number in row-major order; `number`:
+        a variable."""
+        step = 1
+        for a in reversed(axes):
+            self.line(f"const int {a.name} = {number} / {step} % {a.size};")
+            step *= a.size
 
     def text(self, e: Expr) -> str:
         """CUDA expression of the value of `e`. When first asked for `e`, emits the statements that compute it
@@ -140,7 +143,7 @@ class ThreadText:
         runs: dict[tuple[AlignedRun, int], dict[int, OutputStore]] = {}
         for s in stores:
             buffer = self.kernel.buffers[s.buffer]
-            width = aligned(s.at, itemsize(buffer.dtype), self.elements(s.buffer))
+            width = aligned(s.at, itemsize(buffer.dtype), buffer.span)
             runs.setdefault((run_of(s.buffer, s.at, s.guards, width), width), {})[s.at.const] = s
         for (run, width), found in runs.items():
             for first, size in aligned_vectors(sorted(found), width):

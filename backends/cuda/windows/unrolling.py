@@ -37,6 +37,15 @@ def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> li
     return b.rebuilt(roots, one)
 
 
+def guarded(b: Builder, roots: Sequence[Expr], guards: Sequence[Expr]) -> list[Expr]:
+    """The expressions `roots` rebuilt in builder `b`, whose loads are read where the conditions `guards` hold, too."""
+
+    def one(e: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        return b.make("load", (*args, *guards), e.value, e.kind) if e.op == "load" else None
+
+    return b.rebuilt(roots, one) if guards else list(roots)
+
+
 def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[Expr]]]:
     """(`roots` rebuilt in builder `b` without reductions, the partial values of each reduction). Each element of a
     reduction becomes an expression of its own; the partial values are those after one element, two elements and so on.
@@ -56,4 +65,4 @@ def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[E
     return b.rebuilt(roots, one), steps
 
 
-__all__ = ["FOLD", "moved", "unrolled"]
+__all__ = ["FOLD", "guarded", "moved", "unrolled"]

@@ -93,7 +93,7 @@ def match_all(
     enough, views, halted = generation_limit(session, backends), [*rewritten.smaller, rewritten.view], stop
     if (cheap := matched_view(session, task, rewritten.view)) is not rewritten.view:
         views = [cheap]
-        if unrewritten is None or not np.all(views[0].original_nodes):
+        if unrewritten is None or not np.all(cheap.original_nodes):
             halted = session.interrupted()
         if not task.on_gpu:
             enough = _host_generation_limit(session, backends, stop)
