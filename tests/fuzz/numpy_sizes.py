@@ -10,7 +10,6 @@ without a name), STRUCTURE (another dtype or shape).
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import time
@@ -27,6 +26,7 @@ from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.errors import TensorGraphsError
 from tensor_graphs.models.functions.trace import trace
 
+from .arguments import is_program, print_counts, seed_arguments
 from .oracle import BASE, NOISE
 
 Array = np.ndarray[Any, Any]
@@ -259,20 +259,11 @@ def _late(signal: int, frame: object) -> None:
 
 def main() -> None:
     """Run the command line described above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--programs", type=float, default=0.3, help="share of functions that are optimized, not only traced"
-    )
-    parser.add_argument("--limit", type=int, default=60, help="seconds of one seed")
-    parser.add_argument("--once", action="store_true", help="this seed alone, as program if --programs is 1")
-    parser.add_argument("--show", default="", help="kinds of refusals whose text is printed, too")
-    given = parser.parse_args()
+    given = seed_arguments(__doc__, "functions", "traced").parse_args()
     signal.signal(signal.SIGALRM, _late)
     end, seed, counts = time.monotonic() + given.seconds, given.seed, Counter[str]()
     while time.monotonic() < end:
-        program = given.programs >= 1 or (seed * 7919 % 1000) / 1000 < given.programs
+        program = is_program(seed, given.programs)
         signal.alarm(given.limit)
         try:
             kind, message = tried(seed, program)
@@ -286,8 +277,7 @@ def main() -> None:
         if given.once:
             break
     print(f"seeds {given.seed} to {seed - 1}")
-    for name, count in counts.most_common():
-        print(f"{count:>7} {name}")
+    print_counts(counts)
 
 
 if __name__ == "__main__":

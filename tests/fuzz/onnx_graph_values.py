@@ -11,7 +11,6 @@ scales of 0): look first.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -30,6 +29,7 @@ from tensor_graphs.errors import TensorGraphsError, UnsupportedError
 from tensor_graphs.models.onnx.load import load_onnx
 from tensor_graphs.pipeline.execution.run_program import run_flat
 
+from .arguments import is_program, print_counts, seed_arguments
 from .onnx_graph_parts import PARTS
 from .onnx_graphs import Array, Graph, Step
 from .oracle import APPROXIMATE, BASE, NOISE
@@ -344,49 +344,36 @@ def tried(seed: int, folder: Path, program: bool, count: int = 0, ops: Sequence[
     kind, message = trial.run(folder, program)
     if not kind.isupper() and not kind.startswith("refused,"):
         return kind, message
-    for s in trial.g.steps:
-        for end in s.proto.output:
-            small, text = trial.run(folder, program, [end])
-            if small.split()[0] == kind.split()[0]:
-                return (
-                    kind,
-                    f"{trial.backend if program else 'loaded'} {trial.options if program else ''} free {trial.free}\n{shown(trial.g, trial.g.model([end]))}\n{text}",
-                )
-    return (
-        kind,
-        f"{trial.backend if program else 'loaded'} {trial.options if program else ''} free {trial.free}\n{shown(trial.g, trial.g.model())}\n{message}",
-    )
+    ends: list[str] = []  # the first output alone that shows it, else all
+    for end in (end for s in trial.g.steps for end in s.proto.output):
+        small, text = trial.run(folder, program, [end])
+        if small.split()[0] == kind.split()[0]:
+            ends, message = [end], text
+            break
+    how = f"{trial.backend} {trial.options}" if program else "loaded "
+    return kind, f"{how} free {trial.free}\n{shown(trial.g, trial.g.model(ends))}\n{message}"
 
 
-def _child(pipe: Any, seed: int, share: float, stride: int) -> None:
+def _child(pipe: Any, seed: int, share: float) -> None:
     os.environ["TENSOR_GRAPHS_HOME"] = os.environ.get("TENSOR_GRAPHS_HOME", tempfile.mkdtemp())
     import warnings
 
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         while True:
-            program = (seed * 7919 % 1000) / 1000 < share
+            program = is_program(seed, share)
             pipe.send((seed, "begins", "", program))
             try:
                 kind, message = tried(seed, Path(folder), program)
             except Exception as error:
                 kind, message = "GENERATOR", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-4)}"
             pipe.send((seed, kind, message, program))
-            seed += stride
+            seed += 1
 
 
 def main() -> None:
     """Run the command line described above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--programs", type=float, default=0.3, help="share of graphs that are optimized, not only loaded"
-    )
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds of one seed")
-    parser.add_argument("--show", default="", help="a kind of refusals whose text is printed, too")
-    parser.add_argument("--once", action="store_true", help="this seed alone, as program if --programs is 1")
-    given = parser.parse_args()
+    given = seed_arguments(__doc__, "graphs", "loaded").parse_args()
     if given.once:
         with tempfile.TemporaryDirectory() as folder:
             print(*tried(given.seed, Path(folder), given.programs >= 1), sep="\n")
@@ -396,7 +383,7 @@ def main() -> None:
     seeds = 0
     while time.monotonic() < end:
         mine, other = fork.Pipe()
-        child = fork.Process(target=_child, args=(other, seed, given.programs, 1))
+        child = fork.Process(target=_child, args=(other, seed, given.programs))
         child.start()
         other.close()
         while time.monotonic() < end:
@@ -420,8 +407,7 @@ def main() -> None:
         child.kill()
         child.join()
     print(f"{seeds} graphs, seeds {given.seed} to {seed}")
-    for name, count in counts.most_common():
-        print(f"{count:>7} {name}")
+    print_counts(counts)
 
 
 if __name__ == "__main__":
