@@ -46,10 +46,10 @@ bench: $(READY)  ## measure the figures of benchmarks/ and write benchmarks/resu
 GPU_PYTHON ?= python3
 
 bench-gpu:  ## measure workloads on the GPU here for nine minutes, those measured longest ago first
-	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m benchmarks.gpu $(BENCH_ARGS)
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m benchmarks.gpu.workloads $(BENCH_ARGS)
 
 bench-gpu-models:  ## whole models on the GPU here
-	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m benchmarks.gpu_models $(BENCH_ARGS)
+	PYTHONPATH="src$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m benchmarks.gpu.whole_models $(BENCH_ARGS)
 
 size: $(READY)  ## lines per folder: growth is a choice
 	@$(BIN)/python .ci/size.py

@@ -183,10 +183,10 @@ def short(report: Any) -> dict[str, Any]:
 
 
 def in_process(title: str, expression: str, threads: int, limit_s: float) -> dict[str, Any]:
-    """The value of an expression over this package's modules, as JSON, computed in a process of its own with so many
-    threads. Raises RuntimeError with `title` if it fails or takes more than `limit_s` seconds."""
+    """The value of an expression over the modules of benchmarks/cpu, as JSON, computed in a process of its own with so
+    many threads. Raises RuntimeError with `title` if it fails or takes more than `limit_s` seconds."""
     module = expression.partition(".")[0]
-    code = f"import json; from benchmarks import {module}; print(json.dumps({expression}))"
+    code = f"import json; from benchmarks.cpu import {module}; print(json.dumps({expression}))"
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TENSOR_GRAPHS_THREADS")
     environment = {**os.environ, **dict.fromkeys(names, str(threads))}
     command = [sys.executable, "-c", code]

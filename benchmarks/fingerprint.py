@@ -95,8 +95,8 @@ def digest(text: str) -> str:
 def cases(full: bool) -> Iterator[tuple[str, Source]]:
     """Names and graphs, made when called: benchmark tables at small sizes (workloads also at their own with `full`),
     zoo, decode steps."""
-    from benchmarks import variants
     from benchmarks.models import whole_models
+    from benchmarks.models import workload_variants as variants
     from benchmarks.models import workloads as table
 
     for name, work in table.WORKLOADS.items():

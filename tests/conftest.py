@@ -113,8 +113,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def benchmark_module() -> Callable[[str], Any]:
-    """Function that imports a module of benchmarks/ by name; it skips the test if the folder is missing, as in an
-    installed package.
+    """Function that imports a module of benchmarks/ by its dotted name; it skips the test if the folder is missing, as
+    in an installed package.
     """
     root = Path(__file__).parents[1]
 

@@ -15,9 +15,9 @@ part() { # name, seconds, command...
     timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1
     echo "$name: exit $? after $((SECONDS - begun)) s"
 }
-part kernels $((seconds / 2)) "$python" -m benchmarks.decode_kernels --seconds $((seconds / 2 - 25)) --out "$out/kernels.json"
+part kernels $((seconds / 2)) "$python" -m benchmarks.decoding.kernels --seconds $((seconds / 2 - 25)) --out "$out/kernels.json"
 left=$((seconds - (SECONDS - begun) - 5))
 if ((left > 60)); then
-    BENCH_WORK="$out/gemma" part gemma "$left" "$python" -m benchmarks.llm gemma-270m --budget "${BUDGET:-40}" --limit $((left - 8)) --parts step
+    BENCH_WORK="$out/gemma" part gemma "$left" "$python" -m benchmarks.decoding.llm gemma-270m --budget "${BUDGET:-40}" --limit $((left - 8)) --parts step
 fi
 for log in "$out"/*.log; do tail -n 60 "$log" | cut -c1-1500; done

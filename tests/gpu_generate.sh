@@ -30,14 +30,14 @@ run() { # a part by name
     gemma | llama | llama8) # step alone
         local model
         model=$(echo "$1" | sed 's/^gemma$/gemma-270m/; s/^llama$/llama-1b/; s/^llama8$/llama-8b/')
-        part "$1" 300 "$PYTHON" -m benchmarks.llm "$model" --budget "$BUDGET" --limit 290 --parts step ;;
+        part "$1" 300 "$PYTHON" -m benchmarks.decoding.llm "$model" --budget "$BUDGET" --limit 290 --parts step ;;
     gemma-all | llama-all) # peers, step and generated text
         local model
         model=$(echo "$1" | sed 's/^gemma-all$/gemma-270m/; s/^llama-all$/llama-1b/')
-        part "$1" 400 "$PYTHON" -m benchmarks.llm "$model" --budget "$BUDGET" --limit 390 ;;
-    peers-gemma) part "$1" 120 "$PYTHON" -m benchmarks.llm gemma-270m --limit 110 --parts peers ;;
-    peers-llama) part "$1" 120 "$PYTHON" -m benchmarks.llm llama-1b --limit 110 --parts peers ;;
-    text) part "$1" 300 "$PYTHON" -m benchmarks.llm gemma-270m --budget "$BUDGET" --limit 290 --parts generate ;;
+        part "$1" 400 "$PYTHON" -m benchmarks.decoding.llm "$model" --budget "$BUDGET" --limit 390 ;;
+    peers-gemma) part "$1" 120 "$PYTHON" -m benchmarks.decoding.llm gemma-270m --limit 110 --parts peers ;;
+    peers-llama) part "$1" 120 "$PYTHON" -m benchmarks.decoding.llm llama-1b --limit 110 --parts peers ;;
+    text) part "$1" 300 "$PYTHON" -m benchmarks.decoding.llm gemma-270m --budget "$BUDGET" --limit 290 --parts generate ;;
     *) echo "unknown part $1" ;;
     esac
 }

@@ -16,7 +16,7 @@ part() { # name, seconds, command...
 bench() { # name, seconds, options...
     local name="$1" limit="$2"
     shift 2
-    part "$name" "$limit" "$python" -m benchmarks.quantised --backend gpu --budget "$budget" --seconds "$((limit - 20))" --out "$out/$name.json" "$@"
+    part "$name" "$limit" "$python" -m benchmarks.decoding.quantized_products --backend gpu --budget "$budget" --seconds "$((limit - 20))" --out "$out/$name.json" "$@"
 }
 bench row 130 --rows 1 --only 8b-gate-up 8b-down --forms int4 int8
 bench rows 75 --rows 16 --only 8b-gate-up --forms int4 fp8

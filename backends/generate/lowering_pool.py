@@ -32,8 +32,8 @@ from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
 # Maximum workers of all pools together. Their work takes three to four times the CPU time of the caller's for the same
-# candidates (`python -m benchmarks.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting. The
-# candidates of a decode step (Llama-3.2-1B, 15 cores) took 3.6 s with 8 workers, 2.9 and 3.3 with 13.
+# candidates (`python -m benchmarks.search.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting.
+# The candidates of a decode step (Llama-3.2-1B, 15 cores) took 3.6 s with 8 workers, 2.9 and 3.3 with 13.
 MAX_WORKERS = 12
 LEFT_CORES = 2  # cores that lowering workers and compilers leave to the search and to the processes that measure
 PART, AHEAD = 4, 2  # jobs per message; messages in flight per worker

@@ -1,5 +1,6 @@
-"""Networks of cpu_peers.py of further architectures: dense connections, groups of channels, transposed and asymmetric
-convolutions, dilated pyramids, upsampling, encoders of speech. No kernel was written or tuned for them."""
+"""Networks of benchmarks/cpu/one_thread.py of further architectures: dense connections, groups of channels, transposed
+and asymmetric convolutions, dilated pyramids, upsampling, encoders of speech. No kernel was written or tuned for
+them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Networks of cpu_peers.py as plain PyTorch modules with random weights: blocks of common architectures, which are not
-the models on which kernels were tuned."""
+"""Networks of benchmarks/cpu/one_thread.py as plain PyTorch modules with random weights: blocks of common
+architectures, which are not the models on which kernels were tuned."""
 
 from __future__ import annotations
 

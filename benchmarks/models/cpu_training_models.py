@@ -1,7 +1,7 @@
-"""Blocks of typical models whose kernels are the starter rows of a CPU (cpu_starter.py); float32, batch 1 unless named
-otherwise.
+"""Blocks of typical models whose kernels are the starter rows of a CPU (benchmarks/cpu/starter_rows.py); float32, batch
+1 unless named otherwise.
 
-None of them is a module of `benchmarks/small_budget.py`, and no size of theirs is one of these."""
+None of them is a module of `benchmarks/search/small_budgets.py`, and no size of theirs is one of these."""
 
 from __future__ import annotations
 

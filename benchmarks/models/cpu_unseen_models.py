@@ -1,4 +1,5 @@
-"""Networks of cpu_peers.py whose shapes no other benchmark has: no kernel was written or tuned for them."""
+"""Networks of benchmarks/cpu/one_thread.py whose shapes no other benchmark has: no kernel was written or tuned for
+them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Modules of gpu_modules.py: kinds of models that the other GPU benchmarks lack, at sizes for a GPU, in half precision
-unless their names say otherwise. No kernel was written or tuned for them."""
+"""Modules of benchmarks/gpu/modules.py: kinds of models that the other GPU benchmarks lack, at sizes for a GPU, in half
+precision unless their names say otherwise. No kernel was written or tuned for them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Architectures for `benchmarks.torch_compile_models`, written by hand: convolutional, recurrent, attention, graph
-networks."""
+"""Architectures for `benchmarks.torch_compile.architectures`, written by hand: convolutional, recurrent, attention,
+graph networks."""
 
 from __future__ import annotations
 

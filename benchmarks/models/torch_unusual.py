@@ -1,4 +1,4 @@
-"""Architectures of unusual structure for `benchmarks.torch_compile_models`.
+"""Architectures of unusual structure for `benchmarks.torch_compile.architectures`.
 
 State spaces, mixtures of experts, diffusion transformers, speech encoders, networks on sets, points and graphs,
 detection heads, rendering, spectral operators.

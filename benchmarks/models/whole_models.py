@@ -1,4 +1,4 @@
-"""Whole models with random weights, for `gpu_models.py`.
+"""Whole models with random weights, for benchmarks/gpu/whole_models.py.
 
 The models of peer_models.py at their own depth, decode steps with a cache, image and audio models, and classes of
 Hugging Face's `transformers`; without that package, these fail with its name.

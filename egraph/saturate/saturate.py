@@ -40,7 +40,7 @@ SLACK_LAUNCHES = 3
 
 BEAM = 4
 """Default beam width with the cost guard: the smallest width at which no measured graph got a more expensive plan
-(benchmarks/anytime.py).
+(benchmarks/saturation/anytime.py).
 """
 
 DECLARE_SECONDS = 30.0

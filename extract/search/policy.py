@@ -20,7 +20,7 @@ this order:
 4. The optimistic plan: first looks at its unmeasured kernels and at alternatives that may be faster; tuning, once no
    first look has a large stake; then first looks and tuning with small stakes.
 
-The thresholds below were compared on simulated searches (`python -m benchmarks.search_replay`)."""
+The thresholds below were compared on simulated searches (`python -m benchmarks.search.replay`)."""
 
 from __future__ import annotations
 

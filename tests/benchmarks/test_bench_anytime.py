@@ -15,7 +15,7 @@ from ..only_in import only_in
 
 @pytest.fixture
 def bench(benchmark_module: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    found = benchmark_module("anytime")
+    found = benchmark_module("saturation.anytime")
     calls: list[tuple[Any, int]] = []
 
     def run(graph: Any, *, limits: Any, effort: int, **options: Any) -> Any:

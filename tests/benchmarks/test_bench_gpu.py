@@ -21,17 +21,17 @@ LIMITS = {"rmsnorm_linear_b1": 7.9, "gated_mlp_up_b16": 15.9, "rmsnorm_qkv_b1": 
 
 @pytest.fixture(scope="module")
 def bench(benchmark_module: Callable[[str], Any]) -> Any:
-    return benchmark_module("gpu"), benchmark_module("models.workloads")
+    return benchmark_module("gpu.workloads"), benchmark_module("models.workloads")
 
 
 @pytest.fixture(scope="module")
 def case(benchmark_module: Callable[[str], Any]) -> Any:
-    return benchmark_module("gpu_case")
+    return benchmark_module("gpu.case")
 
 
 @pytest.fixture(scope="module")
 def table(benchmark_module: Callable[[str], Any]) -> Any:
-    return benchmark_module("gpu_table")
+    return benchmark_module("gpu.table")
 
 
 def test_limits_are_what_the_workloads_need(bench: Any, case: Any) -> None:
@@ -191,7 +191,7 @@ def test_records_tell_generated_kernels_from_library_kernels(case: Any, tmp_path
 
 def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
     """Without a GPU: the kernels that could be used there are known anywhere."""
-    from benchmarks.gpu_again import found_again
+    from benchmarks.gpu.again import found_again
 
     from tensor_graphs.egraph.ir.tensor import topological
 
@@ -208,7 +208,7 @@ def test_a_plan_is_found_again_from_its_kernels(bench: Any) -> None:
 
 
 def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Callable[[str], Any], case: Any) -> None:
-    variants, flat = benchmark_module("variants"), benchmark_module("models.workloads").flat
+    variants, flat = benchmark_module("models.workload_variants"), benchmark_module("models.workloads").flat
     benchmark_module("models.further")
     ours = [v for n, v in variants.TINY.items() if not n.startswith("hf_")]
     assert len(ours) > 25 and variants.TINY.keys() == variants.VARIANTS.keys()
@@ -225,7 +225,7 @@ def test_variants_run_at_small_sizes_and_are_near_float64(benchmark_module: Call
 
 
 def test_the_table_of_variants_names_what_failed_and_what_is_slower(benchmark_module: Callable[[str], Any]) -> None:
-    module = benchmark_module("gpu_variants")
+    module = benchmark_module("gpu.variants")
     slow = {**record(eager={"us": 30.0}, default={"us": 9.0}, ours={"us": 10.0}), "name": "lora_fp32_b4"}
     broken = {**record(eager={"us": 30.0}, ours={"failed": "ShapeError: no"}), "name": "experts_top2_t64"}
     for r in (slow, broken):
@@ -256,7 +256,7 @@ def test_whole_models_run_at_small_sizes_and_are_near_float64(
 
 
 def test_the_table_of_models_names_what_failed(benchmark_module: Callable[[str], Any]) -> None:
-    module = benchmark_module("gpu_models")
+    module = benchmark_module("gpu.whole_models")
     ours = {"us": 10.0, "cold_s": 58.0, "warm_s": 1.5, "error": 1e-3, "memory": 3 << 20, "kernels": [{"kernel": "a"}] * 3,
             "host": {"load": 2 << 30, "extract": 5 << 30}}  # fmt: skip
     half = {"us": 12.0, "cold_s": 29.0}
@@ -274,7 +274,7 @@ def test_the_table_of_models_names_what_failed(benchmark_module: Callable[[str],
 
 
 def test_products_of_odd_sizes_stand_beside_those_over_padded_weights(benchmark_module: Callable[[str], Any]) -> None:
-    odd = benchmark_module("gpu_odd_sizes")
+    odd = benchmark_module("gpu.odd_sizes")
     (name, work), *_ = odd.PRODUCTS.items()
     assert name == "1000x768x50257" and odd.TINY.keys() == odd.PRODUCTS.keys()
     (x,), (w,) = odd.TINY[name].arguments("cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from benchmarks.layer_chain import CHAINS, OWN, made, schedules
+from benchmarks.decoding.layer_chain import CHAINS, OWN, made, schedules
 
 
 @pytest.mark.parametrize("name", ["gemma", "llama-8b int4, norms apart"])

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def bench(benchmark_module: Callable[[str], Any]) -> Any:
-    return benchmark_module("packed_schedules")
+    return benchmark_module("decoding.packed_schedules")
 
 
 def test_a_grid_has_legal_schedules_of_every_prefetch_distance(bench: Any) -> None:

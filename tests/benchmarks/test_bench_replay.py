@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 @pytest.fixture(scope="module")
 def bench(benchmark_module: Callable[[str], Any]) -> Any:
-    return benchmark_module("schedule_replay")
+    return benchmark_module("search.schedule_replay")
 
 
 def moves(schedule: Schedule) -> Iterator[Move]:
@@ -82,7 +82,7 @@ def test_the_search_comes_near_the_best_of_what_was_measured(bench: Any) -> None
 
 
 def test_what_the_power_limit_leaves_is_told_beside_the_library(benchmark_module: Callable[[str], Any]) -> None:
-    power = benchmark_module("gpu_power")
+    power = benchmark_module("gpu.power")
     case = next(iter(power.CASES))
     row = lambda of, burst, us, mhz: {"schedule": of, "burst_us": burst, "us": us, "watts": 500.0, "mhz": mhz}
     rows = [row("cuBLAS", 100.0, 120.0, 1500), row({"m": 1}, 90.0, 130.0, 1400), row({"m": 2}, 95.0, 125.0, 1600)] * 2

@@ -15,7 +15,7 @@ def test_two_replays_of_one_search_are_equal(
     benchmark_module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the search ends shortly after its virtual time, with a measured plan. Longer solves leave fewer rounds."""
-    bench = benchmark_module("search_replay")
+    bench = benchmark_module("search.replay")
     monkeypatch.setenv("TENSOR_GRAPHS_GPU", bench.GPU)
     graph = bench.hypergraph_of("lora_b1", "gpu")
     pricer, schedules = bench.CostPricer(bench.Store(tmp_path)), bench.Schedules()

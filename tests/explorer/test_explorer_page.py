@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.browser import Browser, chromium
+from benchmarks.pages.browser import Browser, chromium
 
 import tensor_graphs as tg
 from tensor_graphs.cli.app import run

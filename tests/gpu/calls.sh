@@ -13,5 +13,5 @@ wait
 tail -n 40 "$out/graph.log"
 tail -n 90 "$out/calls.log"
 tail -n 60 "$out/saved.log"
-timeout -k 5 175 "$python" -m benchmarks.gpu_overhead --budget 5 --out "$out/overhead.json" 2>"$out/overhead.log"
+timeout -k 5 175 "$python" -m benchmarks.gpu.call_overhead --budget 5 --out "$out/overhead.json" 2>"$out/overhead.log"
 grep -E "Error|error" "$out/overhead.log" | tail -n 20

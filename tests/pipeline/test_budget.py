@@ -434,7 +434,7 @@ def test_measuring_leaves_the_stages_after_it_their_time(
     assert given[0][0] > 0.3 * budget, "an early search has more than its least share"
 
 
-#: Seconds of stages of a first call on a CPU (`benchmarks.first_budget`), beside 1.5 s of loading. Verification has
+#: Seconds of stages of a first call on a CPU (`benchmarks.cpu.first_budget`), beside 1.5 s of loading. Verification has
 #: the compiler's second.
 FIRST_CALL = {
     "saturate": 0.2,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.loop_notation import notation
+from benchmarks.rules.loop_notation import notation
 from tests.rules.output_regions import wrong_region
 
 import tensor_graphs as tg

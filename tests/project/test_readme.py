@@ -11,7 +11,12 @@ from tensor_graphs.backends.registry import BUILT_IN, CHOICES, HIDDEN
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "docs/readme_example.py"
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks/results").glob("*.md")]
+COMMANDS = [
+    *DOCUMENTS,
+    *(ROOT / "benchmarks").rglob("*.py"),
+    *(ROOT / "tests").rglob("*.sh"),
+]  # name `python -m` commands
 
 
 def blocks(language: str) -> list[str]:
@@ -64,9 +69,9 @@ def test_source_files_named_in_documents_exist() -> None:
 
 def test_modules_and_make_targets_named_in_documents_exist() -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    for path in DOCUMENTS:
+    for path in COMMANDS:
         text = path.read_text(encoding="utf-8")
-        for module in set(re.findall(r"python -m ([\w.]+)", text)):
+        for module in set(re.findall(r"python -m\s+([\w.]+)", text)):
             parts = module.removesuffix(".").split(".")
             found = ROOT.joinpath(*(parts[1:] if parts[0] == "tensor_graphs" else parts))
             sources = (

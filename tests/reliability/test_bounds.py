@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks import growth
+from benchmarks.saturation import growth
 
 import tensor_graphs as tg
 from tensor_graphs import settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.browser import Browser, chromium
+from benchmarks.pages.browser import Browser, chromium
 
 import tensor_graphs as tg
 from tensor_graphs.cli.app import run

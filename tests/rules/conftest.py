@@ -10,5 +10,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def rule_fuzz(benchmark_module: Callable[[str], Any]) -> Any:
-    """`benchmarks/rule_fuzz.py`."""
-    return benchmark_module("rule_fuzz")
+    """`benchmarks/rules/fuzz.py`."""
+    return benchmark_module("rules.fuzz")

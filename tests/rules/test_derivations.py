@@ -76,14 +76,14 @@ _DERIVED: dict[str, Explanation] = {}
 
 @pytest.fixture(scope="module")
 def derivations(benchmark_module: Callable[[str], Any]) -> dict[str, Any]:
-    """The derivations of benchmarks/derivations.py by name."""
-    return {d.name: d for d in benchmark_module("derivations").DERIVATIONS}
+    """The derivations of benchmarks/rules/derivations.py by name."""
+    return {d.name: d for d in benchmark_module("rules.derivations").DERIVATIONS}
 
 
 @pytest.fixture(scope="module")
 def notation(benchmark_module: Callable[[str], Any]) -> Callable[[Tensor], str]:
-    """The index notation of benchmarks/loop_notation.py."""
-    return benchmark_module("loop_notation").notation
+    """The index notation of benchmarks/rules/loop_notation.py."""
+    return benchmark_module("rules.loop_notation").notation
 
 
 def derived(derivations: dict[str, Any], name: str) -> Explanation:
@@ -170,7 +170,7 @@ def test_notation_means_the_term(number: int, notation: Callable[[Tensor], str])
 
 
 def test_index_arithmetic(benchmark_module: Callable[[str], Any]) -> None:
-    Index = benchmark_module("loop_notation").Index
+    Index = benchmark_module("rules.loop_notation").Index
     k, j = Index((("k", 1, 4),)), Index((("j", 1, 3),))
     flat = k * 3 + j
     assert flat.divided(3) == (k, j) and str(flat) == "3·k+j"

@@ -1,4 +1,4 @@
-"""Equations that benchmarks/rule_equations.py finds, and those about strides that it found: right, and derived."""
+"""Equations that benchmarks/rules/equations.py finds, and those about strides that it found: right, and derived."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROVER, SESSION = Prover(), InProcess()
 
 @pytest.fixture(scope="module")
 def found(benchmark_module: Any) -> Any:
-    return benchmark_module("rule_equations")
+    return benchmark_module("rules.equations")
 
 
 def test_equations_are_found_again(found: Any) -> None:

@@ -1,4 +1,4 @@
-"""Architectures of several kinds under the backend: the short form of `benchmarks.torch_compile_models`."""
+"""Architectures of several kinds under the backend: the short form of `benchmarks.torch_compile.architectures`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import torch_compile_models as record
 from benchmarks.models.torch_architectures import by_hand
+from benchmarks.torch_compile import architectures as record
 
 
 @pytest.mark.parametrize("name", ["convnext", "swin", "graph attention", "recommender"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from benchmarks.models.training_models import Attention
-from benchmarks.training import always
+from benchmarks.torch_compile.training import always
 
 import tensor_graphs as tg
 from tensor_graphs.backends.program.program import Program

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import training  # noqa: E402
+from benchmarks.torch_compile import training  # noqa: E402
 from tests.torch_compile import gpu_attention  # noqa: E402
 
 import tensor_graphs as tg  # noqa: E402

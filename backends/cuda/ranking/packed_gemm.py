@@ -17,7 +17,7 @@ from .model import (
 
 BYTES = 16  # of codes in a load
 ISSUED = 128 * 1700.0  # instructions of threads that an SM issues in a µs
-# What follows was fitted to the grids of benchmarks/packed_schedules.py, timed on an H200.
+# What follows was fitted to the grids of benchmarks/decoding/packed_schedules.py, timed on an H200.
 START, FIRST = 1.95, 0.43  # µs of a launch, and until a warp's first codes are there
 ROUND, COPIED, DIRECT = (1.01, 0.036), (0.53, 0.023), (0.21, 0.095)  # µs of a warp's round, and for each of its tiles:
 # all operands in registers, all copied, and codes in registers beside copied rows and scales

@@ -68,7 +68,7 @@ def test_schedules_of_older_stores_have_the_same_key(backend: str, strategy: str
 
 
 def test_recorded_schedules_parse_and_have_the_same_key() -> None:
-    """The searches that benchmarks/schedule_replay.py recorded on a GPU: some thousand schedules."""
+    """The searches that benchmarks/search/schedule_replay.py recorded on a GPU: some thousand schedules."""
     tables = json.loads((ROOT / "benchmarks/results/raw/schedules.json").read_text(encoding="utf-8"))
     found = [{n: v for n, v in zip(one["names"], row) if v} for one in tables.values() for row in one["rows"]]
     assert len(found) > 1000

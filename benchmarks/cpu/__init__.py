@@ -1,0 +1,1 @@
+"""Programs on a CPU beside PyTorch and ONNX Runtime, small budgets, and what calls and imports cost."""

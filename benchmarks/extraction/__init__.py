@@ -1,0 +1,1 @@
+"""Extraction: public e-graphs, proofs of optimality, and whether summed kernel times rank plans."""

@@ -1,0 +1,1 @@
+"""The pages of reports and e-graphs in a headless browser."""

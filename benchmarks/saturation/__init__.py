@@ -1,0 +1,1 @@
+"""Saturation: how time, memory and plan costs grow with graphs and limits."""

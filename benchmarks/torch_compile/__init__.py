@@ -1,0 +1,1 @@
+"""`tg.compile` and training steps beside eager PyTorch and `torch.compile`."""
