@@ -2,6 +2,6 @@
 
 In: a kernel with scans and a schedule.
 Out: CUDA source.
-Imports: backends, backends.cuda.emit, backends.cuda.windows, backends.generate, backends.ir, backends.lowering,
+Imports: backends, backends.cuda.emit, backends.cuda.unrolled, backends.generate, backends.ir, backends.lowering,
     egraph.types.
 """

@@ -20,10 +20,10 @@ from ...ir.index import WIDE, Axis, Index, index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import SHORT
 from ...ir.unfusable import Unfusable, if_fusable
+from ...ir.unrolling import COMBINING_OP, guarded, moved, unrolled
 from ...lowering.running_sums import ALONG, RUNNING, TOTAL, PositionLoop, over_positions
 from ..emit.spelling import CudaLaunch
-from ..windows.thread_text import ThreadText
-from ..windows.unrolling import FOLD, guarded, moved, unrolled
+from ..unrolled.thread_text import ThreadText
 
 SCAN_LIBRARY = (Path(__file__).parent / "kernel.cuh").read_text(encoding="utf-8")
 MAX_THREAD_EXPRESSIONS = 1 << 12  # limit of expressions per thread
@@ -59,7 +59,7 @@ def scanned(kernel: Kernel) -> PositionLoop | None:
         return None
     loop = if_fusable(over_positions, kernel, Builder())
     others = [] if loop is None else [e for e in walk(loop.roots) if e.op == "reduce"]
-    return loop if all(e.axis.size <= SHORT and e.value[0] in FOLD for e in others) else None
+    return loop if all(e.axis.size <= SHORT and e.value[0] in COMBINING_OP for e in others) else None
 
 
 def emit_scans(kernel: Kernel, schedule: ScanSchedule, name: str) -> CudaLaunch:

@@ -2,5 +2,5 @@
 
 In: a kernel whose result is added to in memory, and a schedule.
 Out: CUDA source.
-Imports: backends, backends.cuda.emit, backends.cuda.windows, backends.generate, backends.ir, egraph.types.
+Imports: backends, backends.cuda.emit, backends.cuda.unrolled, backends.generate, backends.ir, egraph.types.
 """

@@ -16,9 +16,9 @@ from ...ir.expr import below_maximum, walk
 from ...ir.index import WIDE, Axis, index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.unfusable import Unfusable
+from ...ir.unrolling import guarded, moved
 from ..emit.spelling import CTYPES, CudaLaunch, all_of
-from ..windows.thread_text import ThreadText
-from ..windows.unrolling import guarded, moved
+from ..unrolled.thread_text import ThreadText
 
 MAX_SHARED_BYTES = 32 << 10  # of a block's sums: six blocks of an SM hold as much
 #: Storage dtype of a sum -> the type whose atomic addition adds it.

@@ -2,5 +2,5 @@
 
 In: a window reduction and a schedule.
 Out: CUDA source.
-Imports: backends, backends.cuda.emit, backends.generate, backends.ir, egraph.types.
+Imports: backends, backends.cuda.emit, backends.cuda.unrolled, backends.generate, backends.ir, egraph.types.
 """

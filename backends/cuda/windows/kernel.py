@@ -22,9 +22,9 @@ from ...ir.index import WIDE, Axis, index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.tiling import is_window
 from ...ir.unfusable import Unfusable
+from ...ir.unrolling import COMBINING_OP, moved, unrolled
 from ..emit.spelling import CudaLaunch
-from .thread_text import ThreadText
-from .unrolling import FOLD, moved, unrolled
+from ..unrolled.thread_text import ThreadText
 
 MAX_THREAD_EXPRESSIONS = 1 << 14  # limit of expressions per thread
 NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
@@ -49,7 +49,7 @@ class WindowSchedule(Schedule):
 
 def is_windowed(kernel: Kernel) -> bool:
     """Whether all reductions of `kernel` (at least one) run over float windows and no position depends on data."""
-    reduced = all(is_window(e.axis) and e.kind == "float" and e.value[0] in FOLD for e in kernel.reductions)
+    reduced = all(is_window(e.axis) and e.kind == "float" and e.value[0] in COMBINING_OP for e in kernel.reductions)
     plain = all(not e.value[2] for e in kernel.exprs if e.op == "load") and all(not s.parts for s in kernel.stores)
     return bool(kernel.reductions) and reduced and plain and not any(map(below_maximum, kernel.exprs))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...ir.expr import Builder, Expr
-from ...ir.index import Axis, Index, index
-from ...ir.simplify import simplifies
+from .expr import Builder, Expr
+from .index import Axis, Index, index
+from .simplify import simplifies
 
 #: Reduction -> op that combines two values.
-FOLD = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+COMBINING_OP = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
 
 
 def moved(b: Builder, roots: Sequence[Expr], change: Mapping[Axis, Index]) -> list[Expr]:
@@ -58,11 +58,11 @@ def unrolled(b: Builder, roots: Sequence[Expr]) -> tuple[list[Expr], list[list[E
         found: list[Expr] = []
         for k in range(e.axis.size):
             (term,) = moved(b, args, {e.axis: index(k)})
-            found.append(b.pointwise(FOLD[e.value[0]], (found[-1], term)) if found else term)
+            found.append(b.pointwise(COMBINING_OP[e.value[0]], (found[-1], term)) if found else term)
         steps.append(found)
         return found[-1]
 
     return b.rebuilt(roots, one), steps
 
 
-__all__ = ["FOLD", "guarded", "moved", "unrolled"]
+__all__ = ["COMBINING_OP", "guarded", "moved", "unrolled"]

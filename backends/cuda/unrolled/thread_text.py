@@ -2,8 +2,7 @@
 indices share loads.
 
 Equal expressions are computed once. Loads whose constant offsets lie in one aligned run of memory become one access of
-up to 16 bytes, and so do stores. Kernels over short windows (windows/kernel.py) and of running sums (scans/kernel.py)
-are written so.
+up to 16 bytes, and so do stores.
 """
 
 from __future__ import annotations
