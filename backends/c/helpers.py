@@ -124,20 +124,50 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
             problem = error
         c_clean(path.parent)
         with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as part:
-            text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
-            text.write_text(source, encoding="utf-8")
-            # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
-            c_output(
-                [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"],
-                c_seconds(source),
-                temporary=part,
-            )
+            made = c_compiled(source, command, Path(part))
             whole = Path(part) / "sealed.so"
             with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(sealed(made.read_bytes(), path.name))
                 os.fsync(file.fileno())
             whole.replace(path)
     raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
+
+
+def c_compiled(source: str, command: list[str], folder: Path) -> Path:
+    """The shared library of a C source, compiled in an empty folder. RuntimeError as of `c_output`.
+
+    The compiler reads the headers of `c_short_headers` first. If it rejects them, it compiles the source as it is."""
+    text, made = folder / "kernels.c", folder / "kernels.so"
+    # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
+    command = [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"]
+    if (short := c_short_headers(source)) != source:
+        text.write_text(short, encoding="utf-8")
+        try:
+            # undeclared functions are errors: else they would be missing when the library is loaded
+            c_output([*command, "-Werror=implicit-function-declaration"], c_seconds(source), temporary=str(folder))
+            return made
+        except RuntimeError as error:
+            if not isinstance(error.__context__, subprocess.CalledProcessError):  # missing, or out of time
+                raise
+    text.write_text(source, encoding="utf-8")
+    c_output(command, c_seconds(source), temporary=str(folder))
+    return made
+
+
+def c_short_headers(source: str) -> str:
+    """A C source that includes, with GCC, only the parts of immintrin.h whose vector instructions kernels use.
+
+    The whole header declares those of every x86 processor, which takes half a second of each compilation. GCC lets the
+    header of one instruction set be included where a macro says that immintrin.h is."""
+    parts = ("f", "vl", "bw", "dq", "vlbw", "vldq", "vbmi", "vnni")
+    headers = (
+        "#define _IMMINTRIN_H_INCLUDED\n#include <smmintrin.h>\n#include <avxintrin.h>\n"
+        "#ifdef __AVXVNNI__\n#include <avxvnniintrin.h>\n#endif\n#include <avx2intrin.h>\n#ifdef __AVX512F__\n"
+        + "".join(f"#include <avx512{part}intrin.h>\n" for part in parts)
+        + "#endif\n#include <fmaintrin.h>\n#include <f16cintrin.h>\n"
+    )
+    whole = "#include <immintrin.h>\n"
+    return source.replace(whole, f"#if defined(__GNUC__) && !defined(__clang__)\n{headers}#else\n{whole}#endif\n")
 
 
 def c_opened(path: Path) -> Any:
@@ -250,6 +280,7 @@ __all__ = [
     "address",
     "c_beside",
     "c_clean",
+    "c_compiled",
     "c_compiler",
     "c_flags",
     "c_function",
@@ -260,5 +291,6 @@ __all__ = [
     "c_opened",
     "c_output",
     "c_processor",
+    "c_short_headers",
     "c_threads",
 ]
