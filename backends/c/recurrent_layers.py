@@ -16,7 +16,8 @@ from ..ir.definitions import source_of
 from ..library.numpy_products import RECURRENT as PATTERN
 from ..library.torch_calls import SINGLE, both, extents, filled, usable
 from . import convolutions
-from .convolutions import LARGEST, few_elements, from_cache_line
+from .call_facts import LARGEST, few_elements
+from .convolutions import from_cache_line
 from .linear_products import known_sizes
 from .recurrent_text import BLOCK, CELLS, LAYERS
 

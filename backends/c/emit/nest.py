@@ -41,7 +41,7 @@ class LoopScope:
         return outer | ({self.axis} if self.axis is not None else set())
 
     def opened(self, axis: Axis | None, *head: str) -> LoopScope:
-        """New block nested in this one, with the lines `head` before it; `axis`: what it loops over, None for no loop.
+        """New block nested in this one, with the lines `head` before it; `axis`: axis of its loop, None for no loop.
         `LoopScope.close` inserts it, so that statements hoisted out of it come first."""
         return LoopScope(self, axis, list(head))
 

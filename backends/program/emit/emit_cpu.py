@@ -41,7 +41,7 @@ class ProgramEmitter(EmittedValues):
     devices. Holds the state of one emission."""
 
     def emit(self) -> EmittedProgram:
-        """Emit the plan's program; returns its source with what it requires: weights, states, memory."""
+        """Emit the plan's program; returns its source with the weights, states and memory that it needs."""
         self._place_values()
         self._reserve()
         self._states()

@@ -72,7 +72,8 @@ def fastest_schedules(
     session: Session, choice: Choice, program: Program, build: Build, compiler: Compiler | None, measured: Measured,
     values: Sequence[Any], sample: Sample, fastest: Fastest, look: Look | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with its program, or with the kernels and the launch overlap that make it faster by more than noise.
+    """(choice, program) after trying other measured schedules of its repeated kernels, and other launch overlaps, in
+    the whole program: the given ones, unless others are faster by more than noise.
 
     `build` returns the program of a choice. `compiler` compiles kernels in advance. `measured` gives the prices of a
     candidate kernel's measured schedules. `values`: inputs on the device. `sample` times programs in turn until its
