@@ -81,7 +81,7 @@ class LoopNest:
         dtypes_ = {b.dtype for b in kernel.buffers.values()}
         if not dtypes_ <= TYPES.keys():
             raise Unfusable(f"no C type for {', '.join(sorted(dtypes_ - TYPES.keys()))}")
-        self.wide = "float64" in dtypes_
+        self.wide = kernel.compute_dtype == "float64"
         self.real, self.spelling = ("double", DOUBLE) if self.wide else ("float", SINGLE)
         self.axes = self._ordered()
         self.inner = self.axes[-1] if self.axes else None
