@@ -124,12 +124,12 @@ class BoundProgram(ProgramCalls):
         there += 0 if self._pool is None else self._pool.held(self._weights)
         return sum(memory_of(self.manifest).values()) - there
 
-    def check_room(self) -> None:
+    def check_free_memory(self) -> None:
         """Check, without allocating, that the program fits into the free memory of its device.
 
         Raises DeviceMemoryError if `missing_bytes` are not free.
         """
-        self._programs.check_room(self.device, self.missing_bytes())
+        self._programs.check_free_memory(self.device, self.missing_bytes())
 
     def preparing_s(self) -> float:
         """Estimated seconds of preparing the weights for the program, except those that the pool shared with other
@@ -149,7 +149,7 @@ class BoundProgram(ProgramCalls):
             executed(self.source, self.manifest.name, self._usable())
 
     def _bind(self) -> None:
-        self.check_room()
+        self.check_free_memory()
         space = executed(self.source, self.manifest.name, self._usable())
         self._space, self._tensors = space, self._tensor_calls(space)
         self._in_mode = mode_to_leave(space.get("torch"), bool(self.manifest.sizes))

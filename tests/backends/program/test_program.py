@@ -611,7 +611,7 @@ def test_a_gpu_copies_stored_weights_from_the_file(tmp_path: Path, monkeypatch: 
     specs = [("a", (3, 5), "bfloat16"), ("b", (4,), "int64"), ("c", (1,), "int64"), ("b", (5,), "int64")]
     manifest = Manifest("stored", (), (), None, tuple(specs[:2]), (), 0, 0, 1, 0.0, 0.0, device="cuda")
     program = Program.from_saved(manifest, "", StoredWeights(tmp_path / "weights.safetensors", specs[:3]), None, "cuda")
-    monkeypatch.setattr(Program, "check_room", lambda self: None)
+    monkeypatch.setattr(Program, "check_free_memory", lambda self: None)
     copied = stored_weights.uploaded_file
     monkeypatch.setattr(stored_weights, "uploaded_file", lambda data, device: copied(data, "cpu"))
     monkeypatch.setattr(program, "source", "def bind(weights, states=None, device='cpu'): return {**weights}.get")

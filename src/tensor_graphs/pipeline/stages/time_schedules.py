@@ -59,7 +59,7 @@ def begin_compiling_schedules(
 ) -> None:  # fmt: skip
     """Start compiling the kernels that `fastest_schedules` will try first, without waiting for the result."""
     plan: Plan | None = getattr(program, "plan", None)
-    if plan is None or compiler is None or not _room(session):
+    if plan is None or compiler is None or not _seconds_left(session):
         return
     swaps, overlap = Swaps(choice), choice.launching or HELD
     rank = _rank(overlap)
@@ -87,7 +87,7 @@ def fastest_schedules(
     swaps = Swaps(choice)
     if not trying_s(session) or not swaps.groups(choice, SHARE):
         return choice, program
-    seconds = _room(session)
+    seconds = _seconds_left(session)
     if not seconds:
         session.omitted.append(Omission(OmittedWork.TIMING_SCHEDULES))
         return choice, program
@@ -98,7 +98,7 @@ def fastest_schedules(
     return descent.run()
 
 
-def _room(session: Session) -> float:
+def _seconds_left(session: Session) -> float:
     """Seconds for trying schedules, 0.0 if they are too few."""
     left = min(MOST * trying_s(session), session.left - after_finalists_s(session))
     return left if left >= LEAST_S else 0.0
