@@ -54,7 +54,7 @@ def check_hardware(wanted: str, where: str = "") -> None:
         )  # fmt: skip
 
 
-def check_room(device: str, wanted: int) -> None:
+def check_free_memory(device: str, wanted: int) -> None:
     """Raise DeviceUnavailableError without a GPU, DeviceMemoryError if `wanted` bytes are not free on `device`, and
     DeviceFaultError if the GPU has failed before."""
     check_hardware("")
@@ -142,8 +142,8 @@ def keep_compiled() -> None:
 
 
 __all__ = [
+    "check_free_memory",
     "check_hardware",
-    "check_room",
     "device_error",
     "facts",
     "hardware",

@@ -16,7 +16,8 @@ from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import SINGLE, both, extents, filled, heads_fit, usable
 from ..library.torch_cuda_attention import heads_inside
-from .convolutions import SOURCE, few_elements
+from .call_facts import few_elements
+from .convolutions import SOURCE
 from .emit.attention import ROWS
 from .functions import c_function
 from .linear_products import known_sizes

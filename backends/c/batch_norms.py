@@ -14,7 +14,7 @@ from itertools import product
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import both, extents, filled, usable
-from .convolutions import SIDES, ending, few_elements
+from .call_facts import SIDES, ending, few_elements
 from .functions import c_function
 
 TRAINING = """/* The sum of n floats, of their products with another n, or of the squares of their distances from a centre:

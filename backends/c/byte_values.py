@@ -19,7 +19,7 @@ from ...extract.model.kernel import Call, Operand, Strides, contiguous
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import both, channels_last, extents, filled, is_channels_last
 from .byte_values_text import BYTE_VALUES, LONGEST_ROW
-from .convolutions import few_elements
+from .call_facts import few_elements
 from .linear_products import known_sizes
 
 BYTES = ("uint8", "int8")

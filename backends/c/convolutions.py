@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...extract.model.kernel import Call, Code, Operand
+from ...extract.model.kernel import Call, Code
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..ir.definitions import source_of
 from ..library.torch_calls import (
@@ -28,11 +28,11 @@ from ..library.torch_calls import (
     channels_last,
     extents,
     filled,
-    is_channels_last,
     planar,
     residual_fits_last,
     usable,
 )
+from .call_facts import LARGEST, channels_last_x, ending, few_elements, image, pads_before, pair, window_of
 from .depthwise import DEPTHWISE, by_ring
 from .grouped import GROUPED
 from .tiled_products import DIRECT, FEW_CHANNELS, MAX_TAPS, MICRO_KERNEL, PANEL
@@ -60,13 +60,10 @@ VERSION = _version("tiled_conv", "tiled_winograd", "tiled_windows")
 
 BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
 LEAST_IN_GROUP = 4  # output channels of a group from which a vector of 16 is worth computing
-LARGEST = 1 << 31  # elements of an operand that 32-bit sizes can describe
 
 #: activation pattern -> its number in C
 ACTIVATIONS = {"{}": 0, "relu({})": 1, "clip({}, lo=lo, hi=hi)": 2, "hard_swish({})": 3, "silu({})": 4}
 AFTER_RESIDUAL = ("{}", "relu({})")
-SIDES = {"": "{}", "_residual": "{} + r", "_residual_left": "r + {}"}
-"""Suffix of a kernel's name -> pattern of a residual that is added before the activation."""
 
 
 # ---------------------------------------------------------------- packed weights
@@ -110,32 +107,6 @@ HELPERS: dict[str, str] = {
 """Helper functions of emitted programs that pack weights: name -> source."""
 
 
-# ---------------------------------------------------------------- sizes
-def image(operand: Operand) -> tuple[int, int, int, int]:
-    """(batch, channels, height, width) of an image; a line of values has height 1."""
-    n, c, *space = extents(operand)
-    h, w = (1, *space)[-2:]
-    return n, c, h, w
-
-
-def pair(call: Call, attr: str) -> tuple[int, int]:
-    """(vertical, horizontal) stride or dilation; 1 along the height of a line of values."""
-    down, across = (1, *call.attrs[attr])[-2:]
-    return down, across
-
-
-def window_of(call: Call) -> tuple[int, int]:
-    """(height, width) of a convolution's window."""
-    height, width = (1, *extents(call.operands["w"])[2:])[-2:]
-    return height, width
-
-
-def pads_before(call: Call) -> tuple[int, int]:
-    """(rows above, columns before) the image."""
-    pads = call.attrs["pads"]
-    return (0, pads[0]) if len(pads) == 2 else (pads[0], pads[1])
-
-
 def direct_sizes(call: Call) -> str:
     """The arguments of a C function for direct convolutions: sizes and strides of the image, sizes of the result,
     groups, window, strides, dilations, and rows and columns before the image."""
@@ -153,11 +124,6 @@ def direct_sizes(call: Call) -> str:
 def _lines_or_images(call: Call) -> bool:
     """Condition on calls: images have one or two spatial axes."""
     return call.operands["x"].type.rank in (3, 4)
-
-
-def channels_last_x(call: Call) -> bool:
-    """Whether the image `x` of a convolution's call lies in memory with its channels innermost (NHWC)."""
-    return is_channels_last(call.operands["x"])
 
 
 def _channels_beside(call: Call) -> bool:
@@ -220,11 +186,6 @@ def _pool(call: Call) -> bool:
     fits = len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS and isinstance(extents(call.operands["x"])[1], int)
     inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))
     return fits and inside and planar(call) and channels_last_x(call)
-
-
-def few_elements(call: Call) -> bool:
-    """Condition on calls: sizes fit into 32 bits."""
-    return all(prod(map(int, extents(o))) < LARGEST for o in call.buffers.values())
 
 
 # ---------------------------------------------------------------- code
@@ -420,12 +381,13 @@ def pool_rows() -> list[LibraryKernel]:
     ]  # fmt: skip
 
 
-def ending(spelled: str) -> str:
-    """Suffix of a kernel's name for an activation pattern."""
-    return "" if spelled == "{}" else f"_{spelled.partition('(')[0]}"
-
-
 __all__ = [
-    "HELPERS", "SOURCE", "channels_last_x", "conv_packed", "convolution_rows", "depthwise_packed", "few_elements", "from_cache_line",
-    "image", "pads_before", "pair", "pool_rows", "window_of", "winograd_packed",
-]  # fmt: skip
+    "HELPERS",
+    "SOURCE",
+    "conv_packed",
+    "convolution_rows",
+    "depthwise_packed",
+    "from_cache_line",
+    "pool_rows",
+    "winograd_packed",
+]

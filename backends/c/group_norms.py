@@ -16,7 +16,7 @@ from itertools import product
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import SINGLE, both, channels_last, extents, filled, residual_fits_last, usable
-from .convolutions import SIDES, channels_last_x, ending, few_elements
+from .call_facts import SIDES, channels_last_x, ending, few_elements
 from .functions import c_function
 
 BLOCK = 64  # pixels of a partial sum: rounding grows with their number

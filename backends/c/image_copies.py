@@ -8,7 +8,7 @@ from math import prod
 from ...extract.model.kernel import Call, Code
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import SINGLE, both, channels_last, extents, filled, is_channels_last, of
-from .convolutions import few_elements
+from .call_facts import few_elements
 from .functions import c_function
 
 _TO_LAST = """/* n row-major images of c channels and s pixels, copied to channels-last ones in blocks of 16 x 16. */

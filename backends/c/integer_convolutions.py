@@ -25,9 +25,12 @@ from ...extract.model.kernel import Call, Code, Operand
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..ir.definitions import source_of
 from ..library.torch_calls import GEOMETRY, both, channels_last, extents, filled, is_channels_last
-from .convolutions import channels_last_x, direct_sizes, ending, few_elements, image, pads_before, pair, window_of
+from .call_facts import channels_last_x, ending, few_elements, image, pads_before, pair, window_of
+from .convolutions import direct_sizes
 from .integer_depthwise import INTEGER_DEPTHWISE
-from .integer_tiles import INTEGER_DIRECT, INTEGER_STACKS, INTEGER_TILES
+from .integer_direct import INTEGER_DIRECT
+from .integer_stacks import INTEGER_STACKS
+from .integer_tiles import INTEGER_TILES
 from .tiled_products import MAX_TAPS
 
 SOURCE: Mapping[str, str] = {

@@ -8,7 +8,7 @@ from math import prod
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified
 from ..library.torch_calls import both, channels_last, extents, filled, of, planar
-from .convolutions import channels_last_x, few_elements, image, pads_before, pair
+from .call_facts import channels_last_x, few_elements, image, pads_before, pair
 from .functions import c_function
 from .tiled_products import MAX_TAPS
 

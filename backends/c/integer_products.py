@@ -19,7 +19,7 @@ from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identified, identify
 from ..library.torch_calls import both, extents, filled, rows_in
 from ..runtime.views import view_strides
-from .convolutions import ending, few_elements
+from .call_facts import ending, few_elements
 from .integer_convolutions import (
     ADDED,
     BYTES,

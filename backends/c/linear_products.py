@@ -25,7 +25,8 @@ from ..library.torch_calls import (
     usable,
 )
 from . import convolutions
-from .convolutions import BIAS, RESIDUAL, SIDES, SOURCE, VERSION, ending, few_elements
+from .call_facts import SIDES, ending, few_elements
+from .convolutions import BIAS, RESIDUAL, SOURCE, VERSION
 
 #: Activation pattern -> its number in C: those of convolutions that have no attributes, and GELU.
 ACTIVATIONS = {p: n for p, n in convolutions.ACTIVATIONS.items() if "=" not in p} | {"gelu({})": 5, "gelu_tanh({})": 6}

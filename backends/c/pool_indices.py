@@ -12,7 +12,7 @@ from typing import Any
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
 from ..library.torch_calls import both, extents, filled, usable
-from .convolutions import few_elements
+from .call_facts import few_elements
 from .functions import c_function
 
 POOL = """/* Max pooling of planes of h x w floats with the index of each window's first maximum in its plane (NaN wins). */

@@ -16,7 +16,8 @@ from ..ir.definitions import source_of
 from ..library.numpy_products import RECURRENT as PATTERN
 from ..library.torch_calls import SINGLE, both, extents, filled, usable
 from . import convolutions
-from .convolutions import LARGEST, few_elements, from_cache_line
+from .call_facts import LARGEST, few_elements
+from .convolutions import from_cache_line
 from .linear_products import known_sizes
 from .recurrent_text import BLOCK, CELLS, LAYERS
 
@@ -77,10 +78,10 @@ def _fits(call: Call) -> bool:
     a, x = call.attrs, call.operands["x"]
     if _function(call) is None or a["width"] != a["hidden"] or x.strides[2] != 1 or max(x.strides) >= LARGEST:
         return False
-    return _room(call) < LARGEST
+    return _scratch_floats(call) < LARGEST
 
 
-def _room(call: Call) -> int:
+def _scratch_floats(call: Call) -> int:
     """Floats of scratch memory (`tiled_recurrent`)."""
     (steps, batch, size), a = extents(call.operands["x"]), call.attrs
     wide = a["directions"] * a["hidden"]
@@ -89,7 +90,7 @@ def _room(call: Call) -> int:
 
 
 def _scratch(call: Call) -> int:
-    return 4 * _room(call)
+    return 4 * _scratch_floats(call)
 
 
 def _source(call: Call) -> Mapping[str, str]:

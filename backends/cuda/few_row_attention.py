@@ -94,9 +94,9 @@ def positions_of(shape: Shape) -> Axis | None:
 class FewRowAttentionRanking:
     """Description of attention of few rows, from which its schedules are ranked.
 
-    `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `room`: number of positions;
-    `batch`: number of sets of keys; `itemsize`: bytes of an element of keys and values; `vector`: elements of the
-    widest vector access; `before`: vectors of head size that are read to compute queries (a norm's gain, rotary
+    `rows`: query rows of a block; `head`, `columns`: head sizes of keys and of values; `positions`: number of
+    positions; `batch`: number of sets of keys; `itemsize`: bytes of an element of keys and values; `vector`: elements
+    of the widest vector access; `before`: vectors of head size that are read to compute queries (a norm's gain, rotary
     tables), besides one per query; `splits`: whether the positions may be split; `seen`: whether a mask can end the
     loop over positions.
     """
@@ -104,7 +104,7 @@ class FewRowAttentionRanking:
     rows: int
     head: int
     columns: int
-    room: int
+    positions: int
     batch: int
     itemsize: int
     vector: int
@@ -118,7 +118,7 @@ class FewRowAttentionRanking:
         for vector, lanes, threads, deep in product(widths, LANES, THREADS, DEEP):
             if lanes > LANES[0] and lanes * vector >= 2 * max(self.head, self.columns):
                 continue
-            for split in (1, *(divisors(self.room, PARTS) if self.splits else ())):
+            for split in (1, *(divisors(self.positions, PARTS) if self.splits else ())):
                 s = FewRowAttentionSchedule(lanes, vector, threads // lanes, deep, split if split > 1 else None)
                 if self.fits(s):
                     yield s, self.us(s)
@@ -126,8 +126,12 @@ class FewRowAttentionRanking:
     def fits(self, s: FewRowAttentionSchedule) -> bool:
         """Whether the schedule `s` splits the positions into equal parts and leaves no group of threads idle, and its
         values fit into registers and shared memory."""
-        part, threads = self.room // s.scratch_parts, s.lanes * s.groups
-        if self.room % s.scratch_parts or part < min(MIN_PART_POSITIONS, self.room) or not 32 <= threads <= 1024:
+        part, threads = self.positions // s.scratch_parts, s.lanes * s.groups
+        if (
+            self.positions % s.scratch_parts
+            or part < min(MIN_PART_POSITIONS, self.positions)
+            or not 32 <= threads <= 1024
+        ):
             return False
         if self.vector % s.vector or s.groups * s.deep >= 2 * max(part, s.groups):
             return False
@@ -152,7 +156,7 @@ class FewRowAttentionRanking:
         busiest SM, and the combination of parts."""
         head, columns = self._own(s)
         parts, machine = s.scratch_parts, target()
-        part, threads = self.room // parts, s.lanes * s.groups
+        part, threads = self.positions // parts, s.lanes * s.groups
         blocks = self.batch * parts
         resident = max(1, min(machine.threads // threads, machine.registers // (threads * (self._registers(s) + 10))))
         share = -(-blocks // machine.multiprocessors)
@@ -161,7 +165,7 @@ class FewRowAttentionRanking:
         joined = self.rows * (columns + 2) * log2(max(2, s.groups))
         issued = share * threads / 32 * (rounds * s.deep * each + joined + 100) / ISSUED
         read = (self.head + self.columns) * self.itemsize * part * share / CACHE
-        dram = self.batch * self.room * (self.head + self.columns) * self.itemsize / machine.bytes_per_us
+        dram = self.batch * self.positions * (self.head + self.columns) * self.itemsize / machine.bytes_per_us
         waves = -(-share // resident)
         narrow = NARROW * (self.vector // s.vector - 1)
         us = LAUNCH + narrow + max(waves * rounds * ROUND, issued, read, dram)

@@ -19,7 +19,7 @@ from ..ir.tiling import Shape, padded, shape_of
 from ..ir.unfusable import Unfusable, if_fusable
 from ..lowering.split_reduction import split
 from .emit.fragments import refusal
-from .emit.packed_fragments import sides_of, span_of
+from .emit.packed_sides import sides_of, span_of
 from .emit.staged_row import staged_row
 from .emit.thread_layout import DimensionThreads, ThreadLayout, Warps, is_vectorizable, stride_in_runs
 from .ranking.gemv import WARM, GemvRanking

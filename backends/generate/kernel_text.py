@@ -30,7 +30,7 @@ def out_argument(name: str) -> str:
 
 @dataclass(frozen=True)
 class KernelText:
-    """Source of a Python module with one kernel (`text`), and what a caller of its function `run` needs to know.
+    """Source of a Python module with one kernel (`text`), and facts for callers of its function `run`.
 
     `operands`: arguments of `run` before the outputs and scratch; `prepared`: those of them that `prepare_<name>`
     converts once; `fresh`: whether `run` returns a new tensor instead of writing its output; `scratch`: bytes of

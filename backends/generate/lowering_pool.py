@@ -6,7 +6,7 @@ grows, or once `WIDE` workers have started, workers take jobs in order; with so 
 instead of doing jobs, and its other threads run meanwhile.
 
 A pool belongs to one optimization and is used by one thread at a time. That thread drives pipe I/O between its own
-jobs. All pools of a process share a limit on the number of workers (`_room`).
+jobs. All pools of a process share a limit on the number of workers (`_worker_slots`).
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class LowerPool:
         """Start workers without waiting for them. Idle workers that have ended are replaced."""
         for process in [p for p in self._processes if p.process.poll() is not None and not p.busy]:
             self._drop(process)
-        while len(self._processes) < self.size and _room.acquire(blocking=False):
+        while len(self._processes) < self.size and _worker_slots.acquire(blocking=False):
             count = len(self._processes)
             try:
                 self._start()
@@ -210,7 +210,7 @@ class LowerPool:
                 self.size = count
             finally:  # also after Ctrl-C
                 if len(self._processes) == count:
-                    _room.release()
+                    _worker_slots.release()
 
     def _start(self) -> None:
         environment = {"OMP_NUM_THREADS": "1", **bytecode_environment(), **limited_environment(self.size)}
@@ -309,7 +309,7 @@ class LowerPool:
         with contextlib.suppress(KeyError):  # Ctrl-C came before it was registered
             self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
         process.end()
-        _room.release()
+        _worker_slots.release()
         if not self._processes:
             self._selector.close()
             self._selector = None
@@ -320,11 +320,11 @@ class LowerPool:
             self._drop(process)
 
 
-_room = threading.BoundedSemaphore(MAX_WORKERS)  # free worker slots of this process
+_worker_slots = threading.BoundedSemaphore(MAX_WORKERS)  # free worker slots of this process
 
 
 @in_forked_child
 def _emptied() -> None:
     """Release all worker slots in a forked child, which has no workers."""
-    global _room
-    _room = threading.BoundedSemaphore(MAX_WORKERS)
+    global _worker_slots
+    _worker_slots = threading.BoundedSemaphore(MAX_WORKERS)

@@ -95,7 +95,8 @@ class GeneratedKernel(KernelBase):
 
     @cached_property
     def fills(self) -> dict[str, float]:
-        """Output -> number that its elements have which the kernel does not write (a scatter into a constant)."""
+        """The number that elements of an output hold before the kernel runs, by output: kernels that scatter into a
+        constant write some elements only."""
         outputs = zip(output_names(len(self.roots)), self.roots)
         return {name: t.args[0].attr("value") for name, t in outputs if fills_constant(t)}
 

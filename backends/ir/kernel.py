@@ -99,6 +99,11 @@ class Kernel:
         return max(depth.values(), default=0) > LONG
 
     @cached_property
+    def compute_dtype(self) -> str:
+        """Dtype in which generated kernels compute floats: float64 if an operand or result has it, else float32."""
+        return "float64" if any(b.dtype == "float64" for b in self.buffers.values()) else "float32"
+
+    @cached_property
     def adds(self) -> bool:
         """Whether a result is a sum that the kernel adds to in memory (`OutputStore.adds`)."""
         return any(s.adds for s in self.stores)

@@ -135,8 +135,7 @@ class _Writer:
         self.kernel, self.blocked, self.rows = kernel, blocked, rows
         bound = [e.axis for e in kernel.reductions]
         self.order = {a: n for n, a in enumerate(dict.fromkeys((*kernel.axes, *bound)))}
-        wide = any(b.dtype == "float64" for b in kernel.buffers.values())
-        self.real = "float64" if wide else "float32"
+        self.real = kernel.compute_dtype
         self.lines: list[str] = []
         self.names: dict[Expr, str] = {}
         self.indices: dict[Axis, str] = {}

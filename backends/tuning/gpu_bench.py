@@ -95,8 +95,8 @@ class Bench:
             n: gpu_operands.draw(n, o, self.roles.get(n, gpu_operands.OperandRole()), self.device.name, self.size)
             for n, o in self.call.operands.items()
         }
-        rooms = [gpu_operands.room(o, self.device.name) for o in self.call.outputs]
-        self.buffers, self.sets = [raw for raw, _ in rooms], [Arguments(operands, [out for _, out in rooms])]
+        made = [gpu_operands.guarded_memory(o, self.device.name) for o in self.call.outputs]
+        self.buffers, self.sets = [raw for raw, _ in made], [Arguments(operands, [out for _, out in made])]
         self.want = [evaluate(root, operands) for root in self.roots]
         self.before = self._sums(operands.values())
 
@@ -295,7 +295,7 @@ class Bench:
             for n, o in self.call.operands.items()
         }
         outputs = [
-            [first.outputs[n]] * count if n in self.unread else gpu_operands.rooms(o, count, device)
+            [first.outputs[n]] * count if n in self.unread else gpu_operands.guarded_memories(o, count, device)
             for n, o in enumerate(self.call.outputs)
         ]
         return [Arguments({n: x[i] for n, x in operands.items()}, [x[i] for x in outputs]) for i in range(count)]

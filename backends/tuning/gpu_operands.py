@@ -274,7 +274,7 @@ def span(operand: Operand) -> int:
     return 1 + sum((d - 1) * s for d, s in zip(shape, operand.strides)) if prod(shape) else 0
 
 
-def room(operand: Operand, device: str) -> tuple[Any, Any]:
+def guarded_memory(operand: Operand, device: str) -> tuple[Any, Any]:
     """Allocate memory filled with poison bytes, with a tensor of an operand's layout inside; returns (bytes, tensor).
 
     The tensor is `ZONE` bytes from either end, so that writes outside it are noticed (`is_guard_intact`).
@@ -288,8 +288,8 @@ def room(operand: Operand, device: str) -> tuple[Any, Any]:
     return raw, inner.as_strided(concrete(operand.type.shape), operand.strides)
 
 
-def rooms(operand: Operand, count: int, device: str) -> list[Any]:
-    """The tensors of `count` calls of `room`, in one allocation that is filled at once."""
+def guarded_memories(operand: Operand, count: int, device: str) -> list[Any]:
+    """The tensors of `count` calls of `guarded_memory`, in one allocation that is filled at once."""
     import torch
 
     dtype = torch_dtype(operand.type.dtype)
@@ -322,7 +322,7 @@ def _laid_out(raw: Any, operand: Operand, count: int, pitch: int, start: int) ->
 
 
 def is_guard_intact(raw: Any) -> Any:
-    """Whether the guard zones at both ends of poisoned memory (`room`) are unchanged, as a scalar tensor."""
+    """Whether the guard zones at both ends of poisoned memory (`guarded_memory`) are unchanged, as a scalar tensor."""
     return (raw[:ZONE] == POISON).all() & (raw[-ZONE:] == POISON).all()
 
 

@@ -114,7 +114,7 @@ class KernelSearches:
         if candidate.is_view or candidate.template.space is None:
             return False
         search = self.of(candidate.template, candidate.call)
-        if search is None or search.room > 0:
+        if search is None or search.remaining > 0:
             return False
         self._numbers[key_of(candidate.template, candidate.call).digest] = search.count + self.schedules
         return self.unfinished(candidate)

@@ -82,22 +82,22 @@ class ScheduleSearch:
         Results of earlier proposals must be recorded (`record`) before. `worth`: cost cutoff in µs. With `look`, the
         search ends after the first guesses if one of them succeeded.
         """
-        return self._noted(self._first_look(worth) if look else self._wanted(worth), self.room)
+        return self._noted(self._first_look(worth) if look else self._wanted(worth), self.remaining)
 
     @property
-    def room(self) -> int:
+    def remaining(self) -> int:
         """Number of schedules that may still be proposed. Up to `count` failures do not count towards `count`."""
         return min(self.count - len(self.measured), 2 * self.count - len(self.known))
 
     @property
     def unfinished(self) -> bool:
         """Whether schedules are left to propose."""
-        return self.room > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
+        return self.remaining > 0 and (any(map(self._open, self.ranked)) or bool(self._wanted(math.inf)))
 
     def ahead(self) -> list[Schedule]:
         """Likely next proposals given current results, to be compiled early. They do not count as proposed."""
         under_way = len(self.proposed - self.known.keys())
-        return self._wanted(math.inf)[: max(0, self.room - under_way)] if self.measured else []
+        return self._wanted(math.inf)[: max(0, self.remaining - under_way)] if self.measured else []
 
     def _first_look(self, worth: float) -> list[Schedule]:
         """The schedules of a first look: the best guess of each kind of code (`form`), then the other first guesses if
@@ -121,11 +121,11 @@ class ScheduleSearch:
             first.setdefault(self.form(s) if self.form is not None else None, s)
         return list(first.values())
 
-    def _noted(self, wanted: Iterable[Schedule], room: int) -> list[Schedule]:
+    def _noted(self, wanted: Iterable[Schedule], most: int) -> list[Schedule]:
         found: list[Schedule] = []
         for schedule in wanted:
             key = key_of_schedule(schedule)
-            if len(found) < room and key not in self.known and key not in self.proposed:
+            if len(found) < most and key not in self.known and key not in self.proposed:
                 self.proposed.add(key)
                 found.append(dict(schedule))
         return found

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..torch_compile.modules import Mixer
+from ..torch_compile.modules import GatedMLP, Mixer
 
 MODES = ("flat", "graph", "copying")
 RIVALS = ("default", "reduce-overhead")  # modes of torch.compile
@@ -102,14 +102,8 @@ def mixer() -> tuple[nn.Module, list[torch.Tensor]]:
     return Mixer().half(), [_randn(8, 196, 512, dtype=torch.float16)]
 
 
-class Gated(nn.Module):
-    """Gated feed-forward block of an 8B model."""
-
-    def __init__(self, width: int = 4096, inner: int = 14336) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-        self.up, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
+class Gated(GatedMLP):
+    """Gated feed-forward block of an 8B model, with PyTorch's RMS norm."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.rms_norm(x, (x.shape[-1],), self.gain, 1e-6)

@@ -29,6 +29,8 @@ from torch import nn
 
 import tensor_graphs as tg
 
+from .call_overhead import Gated
+
 LENGTHS = (1, 2, 3, 7, 16, 17, 63, 127, 128, 1000, 4096)
 WRONG = 2e-2  # relative error against float64 from which a result is wrong
 NEW = tuple(range(701, 761, 4))  # lengths that are called once
@@ -40,18 +42,11 @@ BEGUN = time.monotonic()
 HERE = Path(__file__).parents[1]
 
 
-class MLP(nn.Module):
+class MLP(Gated):
     """Norm, gated feed-forward block, residual."""
 
     def __init__(self, width: int = 1024, inner: int = 2816) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(width))
-        self.up, self.gate = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = nn.functional.rms_norm(x, (x.shape[-1],), self.gain, 1e-6)
-        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+        super().__init__(width, inner)
 
 
 class Layer(nn.Module):

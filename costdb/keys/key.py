@@ -34,7 +34,7 @@ _LONGEST_TEXT = 2000
 
 @dataclass(frozen=True)
 class Work:
-    """Compulsory work of a kernel, whatever its implementation.
+    """Work that a kernel must do in any implementation.
 
     `flops` arithmetic operations, `bytes` of memory traffic.
 

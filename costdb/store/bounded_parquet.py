@@ -32,7 +32,7 @@ class TooLarge(ValueError):
 
 @dataclass
 class Stored:
-    """What the pages of a column hold: the number of values, bytes before compression, and whether values are whole."""
+    """Contents of the pages of a column: number of values, bytes before compression, and whether values are whole."""
 
     text: bool
     values: int = 0

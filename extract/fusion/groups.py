@@ -430,6 +430,6 @@ class FusionGroups:
         whole = FusionGrowth(self, cls, policy, most_met=most)
         found = whole.grown(node)
         yield whole, found if whole.met <= MAX_SHARED_ON_PATH else None
-        for room in reversed(range(min(whole.met, MAX_SHARED_ON_PATH + 1))):
-            less = FusionGrowth(self, cls, policy, room)
+        for recomputed in reversed(range(min(whole.met, MAX_SHARED_ON_PATH + 1))):
+            less = FusionGrowth(self, cls, policy, recomputed)
             yield less, less.grown(node)

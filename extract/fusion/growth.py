@@ -46,7 +46,7 @@ class FusionGrowth:
     groups: FusionGroups
     cls: int
     policy: FusionPolicy
-    room: int = UNLIMITED_PRODUCTS  # how many values with consumers outside the group may be recomputed on a path
+    max_recomputed: int = UNLIMITED_PRODUCTS  # largest number of values with other consumers on a path of the group
     most_met: int = UNLIMITED_PRODUCTS  # largest number of such values on a path with which the group is used
     leaves: dict[int, Tensor | None] = field(default_factory=dict)
     spread: dict[int, None] = field(default_factory=dict)  # leaves that are broadcast over more elements
@@ -167,7 +167,7 @@ class FusionGrowth:
                 self.met = max(self.met, beside)
                 if self.met > self.most_met:
                     raise GroupTooLarge
-                node = node if beside <= self.room else None
+                node = node if beside <= self.max_recomputed else None
             found = self.done[key] = (
                 self._leaf(cls) if node is None else self._node(node, beside, products, below, lean)
             )

@@ -68,7 +68,8 @@ class MaximalFusionValues:
         return self.groups.uses.kids(cls)
 
     def fits(self, cls: int) -> bool:
-        """Whether a kernel of maximal fusion (`rows`, `unrolled`) can compute an e-class."""
+        """Whether a kernel of maximal fusion may contain the value of an e-class: an elementwise op or view, a product
+        of vectors, or a reduction that `rows` and `unrolled` allow."""
         if self._sums(cls):
             return self.short(cls) if self.unrolled else self.rows
         op = self.op(cls)

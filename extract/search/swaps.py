@@ -33,7 +33,7 @@ class Swap:
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What distinguishes exchanges of one choice."""
+        """Key that is equal for equal exchanges in one choice: the places of the kernels, and the new schedule."""
         return (*sorted(self.places.values()), self.price.schedule)
 
     def applied(self, choice: Choice) -> Choice:

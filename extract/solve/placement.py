@@ -53,19 +53,19 @@ def place(
     copy: Mapping[tuple[str, str], FloatArray],
     roots: Mapping[int, str] | str,
     *,
-    room: Mapping[str, float] | None = None,
+    memory: Mapping[str, float] | None = None,
     size: Sequence[float] | FloatArray | None = None,
 ) -> Placement:
     """The placement problem of an e-graph over the devices that are keys of `cost`.
 
     cost[d]: float64[n_nodes], cost of each node on device d; inf if it cannot run there. copy[a, b]:
     float64[n_classes], cost of copying each class from a to b; missing pairs cannot be copied directly. roots: the
-    device on which each root class, or all, must be. room[d]: memory limit of device d, on the sum of `size`
+    device on which each root class, or all, must be. memory[d]: memory limit of device d, on the sum of `size`
     (float64[n_classes]) over the values there. Limits of `problem` count each kernel on whichever device it runs;
     copies count 0. Raises ExtractionError if array shapes do not match or a device is unknown."""
     devices = tuple(cost)
     where = {r: roots if isinstance(roots, str) else roots.get(r, "") for r in problem.roots}
-    for name in [*where.values(), *(d for pair in copy for d in pair), *(room or {})]:
+    for name in [*where.values(), *(d for pair in copy for d in pair), *(memory or {})]:
         if name not in devices:
             raise ExtractionError(f"no device {name!r}", where="place", hint="devices are " + ", ".join(devices))
     sizes = np.zeros(problem.n_classes) if size is None else np.asarray(size, np.float64)
@@ -88,8 +88,8 @@ def place(
         for limit in problem.limits
     ]
     capacities = [
-        Limit(f"room on {d}", np.where(placed.cls % n == devices.index(d), sizes[placed.cls // n], 0.0), most)
-        for d, most in (room or {}).items()
+        Limit(f"memory on {d}", np.where(placed.cls % n == devices.index(d), sizes[placed.cls // n], 0.0), most)
+        for d, most in (memory or {}).items()
     ]
     return Placement(replace(placed, limits=(*inherited, *capacities)), devices, tuple(made))
 

@@ -1,5 +1,5 @@
-"""What Python, NumPy and PyTorch may ask of an array for which a traced array has no answer: its values, and protocols
-without a meaning for expressions. Each raises TraceError, with what to write instead."""
+"""Refuses requests of Python, NumPy and PyTorch that a traced array cannot answer: for its values, and protocols
+without a meaning for expressions. Each raises TraceError, with a hint what to write instead."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_two_batches_that_grow_by_turns_get_the_replies_to_their_own_jobs(pool: 
 
 
 def test_pools_have_a_number_of_processes_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lower_pool, "_room", threading.BoundedSemaphore(3))
+    monkeypatch.setattr(lower_pool, "_worker_slots", threading.BoundedSemaphore(3))
     pools = [LowerPool(2) for _ in range(3)]
     try:
         for pool in pools:

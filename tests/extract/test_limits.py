@@ -197,7 +197,7 @@ def test_error_memory_and_devices_together(data: Any) -> None:
     copy = {pair: np.array([data.draw(move) for _ in range(3)]) for pair in (("cpu", "gpu"), ("gpu", "cpu"))}
     size, room = np.array([1.0, 2.0, 4.0]), {"gpu": data.draw(st.sampled_from([1.0, 3.0])), "cpu": 6.0}
     best = cheapest_placement(problem, cost, copy, "cpu", room, size)
-    placed = place(problem, cost, copy, "cpu", room=room, size=size)
+    placed = place(problem, cost, copy, "cpu", memory=room, size=size)
     if best == math.inf:
         with pytest.raises(ExtractionError):
             solve(placed.problem)
@@ -285,7 +285,7 @@ def test_placement_is_the_cheapest(data: Any) -> None:
     size = np.array([1.0, 2.0, 4.0])
     room = {"gpu": data.draw(st.sampled_from([1.0, 3.0, 7.0]))}
     best = cheapest_placement(problem, cost, copy, "cpu", room, size)
-    placed = place(problem, cost, copy, "cpu", room=room, size=size)
+    placed = place(problem, cost, copy, "cpu", memory=room, size=size)
     if best == math.inf:
         with pytest.raises(ExtractionError):
             solve(placed.problem)

@@ -41,7 +41,7 @@ class LoopScope:
         return outer | ({self.axis} if self.axis is not None else set())
 
     def opened(self, axis: Axis | None, *head: str) -> LoopScope:
-        """New block nested in this one, with the lines `head` before it; `axis`: what it loops over, None for no loop.
+        """New block nested in this one, with the lines `head` before it; `axis`: axis of its loop, None for no loop.
         `LoopScope.close` inserts it, so that statements hoisted out of it come first."""
         return LoopScope(self, axis, list(head))
 
@@ -81,7 +81,7 @@ class LoopNest:
         dtypes_ = {b.dtype for b in kernel.buffers.values()}
         if not dtypes_ <= TYPES.keys():
             raise Unfusable(f"no C type for {', '.join(sorted(dtypes_ - TYPES.keys()))}")
-        self.wide = "float64" in dtypes_
+        self.wide = kernel.compute_dtype == "float64"
         self.real, self.spelling = ("double", DOUBLE) if self.wide else ("float", SINGLE)
         self.axes = self._ordered()
         self.inner = self.axes[-1] if self.axes else None

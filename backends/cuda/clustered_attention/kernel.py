@@ -103,11 +103,11 @@ class ClusteredAttentionEmitter(BlockPositions):
         results = self._results()
         whole = self.slice == s.chunk and found.positions.size == self.slice * s.parts and not s.seen
         numbers = [CTYPES[found.keys.value[3]], self.rows, self.head, self.columns, s.warps, s.across, s.deep, s.parts]
-        room = s.room(self.rows, self.head, self.columns)
-        starts = accumulate((row_bytes([r]) for r in found.rows), initial=room)
+        shared_bytes = s.shared_bytes(self.rows, self.head, self.columns)
+        starts = accumulate((row_bytes([r]) for r in found.rows), initial=shared_bytes)
         opened = [
             f"using Attention = ClusteredAttention<{', '.join(map(str, numbers))}, {str(whole).lower()}>;",
-            f'static_assert(Attention::SIZE == {room}, "shared memory");',
+            f'static_assert(Attention::SIZE == {shared_bytes}, "shared memory");',
             "ROOM(float, room);",
             "Attention attention(room);",
             "const int thread = threadIdx.x;",
@@ -148,7 +148,7 @@ class ClusteredAttentionEmitter(BlockPositions):
             f"{self.name}({', '.join(parameters)}) {{", *body, "}", "",
         ])  # fmt: skip
         return CudaLaunch(
-            self.name, text, batch * s.parts, s.threads, tuple(used), s.early, room + row_bytes(found.rows),
+            self.name, text, batch * s.parts, s.threads, tuple(used), s.early, shared_bytes + row_bytes(found.rows),
             beside={"CUDA_CLUSTERS": CLUSTER_LIBRARY},
         )  # fmt: skip
 

@@ -35,17 +35,17 @@ class ClusteredAttentionSchedule(Schedule):
         """Number of positions that a block processes at a time."""
         return TILE * self.warps * self.deep
 
-    def slice(self, room: int) -> int:
-        """Number of positions that one block of a cluster reads, of `room` positions in all; a multiple of the tile of
+    def slice(self, positions: int) -> int:
+        """Number of positions that one block of a cluster reads, of `positions` in all; a multiple of the tile of
         16."""
-        return -(-room // (self.parts * TILE)) * TILE
+        return -(-positions // (self.parts * TILE)) * TILE
 
     def tile(self, shape: Shape) -> tuple[int, int]:
         """(rows, columns) of the result that a block finishes: all query rows, and its share of the columns of a kernel
         with the axes that `shape` describes."""
         return shape.m, max(1, shape.n // self.parts)
 
-    def room(self, rows: int, head: int, columns: int) -> int:
+    def shared_bytes(self, rows: int, head: int, columns: int) -> int:
         """Bytes of shared memory that a block needs (`ClusteredAttention::SIZE` in kernel.cuh). `rows`: number of query
         rows; `head`, `columns`: head sizes of keys and of values."""
 

@@ -75,9 +75,9 @@ class AttentionSizes:
             return False
         eights = ceil(self.rows / 8)
         held = s.deep * (8 * keys + 16 * values) + 16 * values * eights + 4 * s.deep * eights * min(keys, 2)
-        room = s.room(self.rows, self.head, self.columns) + self.written
+        shared_bytes = s.shared_bytes(self.rows, self.head, self.columns) + self.written
         others = OTHERS + (LOOP if s.chunk < part else 0)
-        return held + others <= min(255, target().registers // s.threads) and room <= target().dynamic_shared
+        return held + others <= min(255, target().registers // s.threads) and shared_bytes <= target().dynamic_shared
 
     def us(self, s: ClusteredAttentionSchedule) -> float:
         """Estimated µs of the kernel with the schedule `s`. Sum of: launch and memory latency; reads of the busiest SM

@@ -55,7 +55,7 @@ class ThreadFrame(Writer[CudaScope]):
         self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, constant: frozenset[str] = frozenset()
     ) -> None:
         self.kernel, self.layout, self.name, self.shape = kernel, layout, name, shape
-        self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.wide = kernel.compute_dtype
         self.spelling = SPELLINGS[self.wide]
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
         own = [a for a in shape.inner if a not in shape.joined]

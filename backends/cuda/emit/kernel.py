@@ -174,10 +174,10 @@ class SimtEmitter(CudaPart):
         used = [n for n in buffers if frame.param[n] in mentioned]
         parameters = [frame.parameter(n, buffers[n], n in written) for n in used]
         more = [] if last is None else ["counters"]
-        room = self._room()
-        text = self._function([*parameters, *(f"int* {n}" for n in more)], body, room, len(head.lines))
+        shared_bytes = self._shared_bytes()
+        text = self._function([*parameters, *(f"int* {n}" for n in more)], body, shared_bytes, len(head.lines))
         return CudaLaunch(
-            frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, room, beside=frame.beside
+            frame.name, text, blocks, self.layout.threads, (*used, *more), self.layout.early, shared_bytes, beside=frame.beside
         )  # fmt: skip
 
     def _load_all(self) -> None:
@@ -214,7 +214,7 @@ class SimtEmitter(CudaPart):
         ]
         after.ring_bytes += 16 * count
 
-    def _room(self) -> int:
+    def _shared_bytes(self) -> int:
         """Bytes of dynamic shared memory to request; 0 if static shared memory suffices. A request is more than
         `SHARED`, so that the launch asks for the limit to be raised: a flag may lie in static memory beside it.
 
@@ -227,14 +227,16 @@ class SimtEmitter(CudaPart):
             raise Unfusable(f"{used} bytes of shared memory")
         return asked
 
-    def _function(self, parameters: Sequence[str], body: Sequence[str], room: int, head: int) -> str:
+    def _function(self, parameters: Sequence[str], body: Sequence[str], shared_bytes: int, head: int) -> str:
         """The function's text around its body, whose first `head` lines are coordinates."""
         frame = self.frame
-        declared = "ROOM(float, shared);" if room else f"__shared__ {CTYPES[frame.wide]} shared[{frame.shared}];"
+        declared = (
+            "ROOM(float, shared);" if shared_bytes else f"__shared__ {CTYPES[frame.wide]} shared[{frame.shared}];"
+        )
         shared = [f"    {declared}"] if frame.shared else []
         rings = frame.rings
         if frame.codes:
-            ring = "ROOM(Slot, ring);" if room else f"__shared__ Slot ring[{-(-frame.shared // 4)}];"
+            ring = "ROOM(Slot, ring);" if shared_bytes else f"__shared__ Slot ring[{-(-frame.shared // 4)}];"
             rings = [f"    {ring}", "    float* const shared = (float*)ring;"]
             shared = []
         early = ["    begin_next();", "    await_previous();"] if self.layout.early else []

@@ -19,9 +19,10 @@ class CudaLaunch:
     """One emitted kernel and its launch.
 
     `text` is the CUDA source, `grid` and `block` are the numbers of blocks and of threads per block, `args` the names
-    of the buffers that are passed. `early` enables programmatic dependent launch; `room` is the dynamic shared memory
-    in bytes. `boxes` describes the tensor maps that are passed after the arguments: (operand, matrix shape, box shape,
-    row stride in elements or 0 if contiguous). `beside` maps names to further library texts that the source needs.
+    of the buffers that are passed. `early` enables programmatic dependent launch; `shared_bytes` is the dynamic shared
+    memory in bytes. `boxes` describes the tensor maps that are passed after the arguments: (operand, matrix shape, box
+    shape, row stride in elements or 0 if contiguous). `beside` maps names to further library texts that the source
+    needs.
     """
 
     name: str
@@ -30,14 +31,14 @@ class CudaLaunch:
     block: int
     args: tuple[str, ...]
     early: bool = False
-    room: int = 0
+    shared_bytes: int = 0
     boxes: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...] = ()
     beside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
         """The Python statement that defines the object to launch the kernel with; it contains the CUDA source."""
-        options = (", early=True" if self.early else "") + (f", room={self.room}" if self.room else "")
+        options = (", early=True" if self.early else "") + (f", room={self.shared_bytes}" if self.shared_bytes else "")
         options += f", beside=({', '.join(self.beside)},)" if self.beside else ""
         return (
             f'{self.name} = CudaKernel("{self.name}", {self.grid}, {self.block}{options}, text=r"""\n{self.text}""")\n'

@@ -18,7 +18,8 @@ from .frame import CudaPart, Local, ThreadFrame
 from .loads import ThreadLoads
 from .loops import ThreadLoops
 from .nest import ThreadNest
-from .packed_fragments import PackedFragments, span_of
+from .packed_fragments import PackedFragments
+from .packed_sides import span_of
 from .reductions import Reductions
 from .spelling import sum_of
 from .thread_layout import DimensionThreads, ThreadLayout

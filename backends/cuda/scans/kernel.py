@@ -116,7 +116,8 @@ class ScanEmitter(ThreadText):
                           beside={"CUDA_SCANS": SCAN_LIBRARY})  # fmt: skip
 
     def after_loop(self, sums: Sequence[Expr]) -> None:
-        """Forget what was computed in the loop, but for those of the `sums` that are of all positions."""
+        """Drop the variables of the loop's body, which do not exist behind it; of the `sums`, those over all positions
+        stay known by their variable."""
         self.known = {e: f"carried{n}" for n, e in enumerate(sums) if e.op == TOTAL}
         self.read.clear()
         self.pointers.clear()
@@ -144,7 +145,8 @@ class ScanEmitter(ThreadText):
         return stores, [list(step) for step in zip(*values, strict=True)]
 
     def kept(self, guards: tuple[Expr, ...], e: Expr) -> Expr:
-        """A sum `e` to which a thread adds nothing beyond the last position, where `guards` do not hold."""
+        """The running sum `e`, rebuilt so that a thread adds zero at positions beyond the last one, where `guards` do
+        not hold; an expression without such a sum is returned as it is."""
         b, (value, *_) = self.builder, e.args
         if e.op != TOTAL or not guards:
             return e  # what a running sum is beyond its last position is not stored
@@ -188,7 +190,8 @@ class ScanEmitter(ThreadText):
         return blocks
 
     def declare(self, sums: Sequence[Expr]) -> None:
-        """Emit the shared memory and what earlier iterations have added, of each of the running `sums`."""
+        """Emit, for each of the running `sums`, its shared memory and the variable that carries its value from one
+        iteration to the next."""
         s = self.schedule
         for n, e in enumerate(sums):
             kind = self.number(e)

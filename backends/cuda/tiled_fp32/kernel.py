@@ -80,7 +80,7 @@ class TiledSchedule(SplitSchedule):
         """
         return self.high * self.wide // (32 if self.precision else 1) * (2 if self.precision == THREE.number else 1)
 
-    def room(self, left: bool, right: bool, rights: int) -> int:
+    def shared_bytes(self, left: bool, right: bool, rights: int) -> int:
         """Bytes of shared memory of the tiles, with rows padded against bank conflicts.
 
         `left`, `right`: whether the left and right matrices are contiguous along K; `rights`: number of
@@ -218,8 +218,8 @@ class TiledGemm(CudaPart):
         t, s, rights = self.t, self.shape, len(self.rights)
         counts = {d: -(-frame.extent[d] // frame.tile[d]) for d in "mn"}
         blocks = prod(counts.values()) * prod(a.size for a in s.batch)
-        room = t.room(self.left.along, self.right[0].along, rights)
-        if room > target().dynamic_shared or blocks >= 1 << 31:
+        shared_bytes = t.shared_bytes(self.left.along, self.right[0].along, rights)
+        if shared_bytes > target().dynamic_shared or blocks >= 1 << 31:
             raise Unfusable("tiles that exceed shared memory, or a grid of 2**31 blocks or more")
         numbers = (
             HOW[PRECISIONS[t.precision or 0]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
@@ -261,7 +261,14 @@ class TiledGemm(CudaPart):
             f'extern "C" __global__ void __launch_bounds__({t.threads}, 1)', f"{frame.name}({parameters}) {{", *body, "}", "",
         ])  # fmt: skip
         return CudaLaunch(
-            frame.name, text, blocks, t.threads, (*used, *more), t.early, room, beside={"CUDA_TILES": TILE_LIBRARY}
+            frame.name,
+            text,
+            blocks,
+            t.threads,
+            (*used, *more),
+            t.early,
+            shared_bytes,
+            beside={"CUDA_TILES": TILE_LIBRARY},
         )
 
     def _joined(self, last: SimtEmitter, blocks: int) -> list[str]:

@@ -109,12 +109,12 @@ def _estimates(
             or (deep > 16 and deep >= 2 * size)
         ):
             continue
-        room = t.room(left=True, right=False, rights=rights)
+        shared_bytes = t.shared_bytes(left=True, right=False, rights=rights)
         held = t.held * rights + (t.high + t.wide) * (4 if not precision.number else 1) + 40
         resident = min(
             target().threads // t.threads,
             target().registers // (t.threads * min(held, 255)),
-            target().dynamic_shared // room,
+            target().dynamic_shared // shared_bytes,
         )
         if not resident:
             continue

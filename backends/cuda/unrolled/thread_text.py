@@ -13,7 +13,7 @@ from ....egraph.types.dtypes import HALVES, itemsize
 from ...ir.expr import Builder, Expr
 from ...ir.index import WIDE, Axis, Index
 from ...ir.kernel import Kernel, OutputStore
-from ..emit.spelling import CTYPES, SPELLINGS, all_of, enclosed, integer, operation
+from ..emit.spelling import CTYPES, SPELLINGS, all_of, enclosed, integer, operation, span
 from .aligned_runs import AlignedRun, aligned, aligned_vectors, covering, run_of
 
 INLINE = 60  # characters up to which an expression is inlined instead of named
@@ -25,7 +25,7 @@ class ThreadText:
 
     def __init__(self, kernel: Kernel, name: str, threads: int, early: bool) -> None:
         self.kernel, self.name, self.threads, self.early, self.builder = kernel, name, threads, early, Builder()
-        self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.wide = kernel.compute_dtype
         self.results = frozenset(kernel.buffers[s.buffer].dtype for s in kernel.stores)
         self.param = {b: f"{b}_" for b in kernel.buffers}
         self.lines: list[str] = []
@@ -124,7 +124,7 @@ class ThreadText:
 
     def position(self, at: Index) -> str:
         """CUDA expression of the value of the index `at`, in 64-bit arithmetic if it may exceed 32 bits."""
-        wide = max(abs(at.range[0]), at.range[1]) >= WIDE
+        wide = span(at, ()) >= WIDE
         parts = []
         for atom, c in at.terms:
             inner = (

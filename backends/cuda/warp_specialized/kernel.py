@@ -195,14 +195,22 @@ class Gemm(CudaPart):
         function = [head, f"{frame.name}({', '.join(parameters)}) {{", *body, "}", ""]
         boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
         rights = len(self.rights)
-        room = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
-        room += r.store_buffers(rights) * GROUPS * r.height * 2 * PIECE
+        shared_bytes = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
+        shared_bytes += r.store_buffers(rights) * GROUPS * r.height * 2 * PIECE
         beside = {
             "CUDA_ROLES": ROLE_LIBRARY,
             f"CUDA_ROLES_{r.instruction_columns(rights)}": product_text(r.instruction_columns(rights)),
         }
         return CudaLaunch(
-            frame.name, "\n".join(function), clusters * r.blocks, THREADS, tuple(used), r.early, room, boxes, beside
+            frame.name,
+            "\n".join(function),
+            clusters * r.blocks,
+            THREADS,
+            tuple(used),
+            r.early,
+            shared_bytes,
+            boxes,
+            beside,
         )
 
     @property

@@ -174,7 +174,7 @@ class SizedEmitter(ProgramEmitter):
     def _offset(self, buffer: int) -> str:
         return f"offsets[{self.slots[buffer]}]"
 
-    def _scratch_room(self, step: Step) -> tuple[str, str]:
+    def _scratch_range(self, step: Step) -> tuple[str, str]:
         slot, size = self.scratches[step.output]
         return f"offsets[{slot}]", size
 

@@ -41,7 +41,7 @@ class ProgramEmitter(EmittedValues):
     devices. Holds the state of one emission."""
 
     def emit(self) -> EmittedProgram:
-        """Emit the plan's program; returns its source with what it requires: weights, states, memory."""
+        """Emit the plan's program; returns its source with the weights, states and memory that it needs."""
         self._place_values()
         self._reserve()
         self._states()
@@ -101,12 +101,12 @@ class ProgramEmitter(EmittedValues):
 
     def _scratch(self, step: Step, kind: str) -> str:
         """Variable of the step's scratch memory in the workspace, in an operand kind; emits its definition."""
-        offset, size = self._scratch_room(step)
+        offset, size = self._scratch_range(step)
         self._use("workspace")
         name = self._once(f"{self._use('place')}(memory, {offset}, ({size},), np.uint8)", "scratch")
         return name if kind == "numpy" else self._once(f"{self._use(CONVERSIONS[kind])}({name})", f"{name}_{kind[0]}")
 
-    def _scratch_room(self, step: Step) -> tuple[str, str]:
+    def _scratch_range(self, step: Step) -> tuple[str, str]:
         """Offset and bytes of a step's scratch memory, as source."""
         offset, size = self.layout.scratch[step.output]
         return str(offset), str(size)

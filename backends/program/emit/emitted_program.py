@@ -12,7 +12,7 @@ from . import memory_plan as memory
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Source of a program with what it requires.
+    """Emitted source of a program, with the weights, states and memory that it needs.
 
     `weights`: weight key -> term to evaluate. `states`: name of a state (memory kept between calls) -> type. `layout`:
     memory plan of the workspace. `fresh_bytes`: peak of the memory that a call allocates besides. `plain`: keys of

@@ -82,7 +82,7 @@ class DevicePrograms:
         `wanted`: its name, as `hardware` gives it. `where`: path for the message.
         """
 
-    def check_room(self, place: str, wanted: int) -> None:
+    def check_free_memory(self, place: str, wanted: int) -> None:
         """Raise DeviceMemoryError if `wanted` bytes are not free on the device `place`."""
 
     def wait(self, place: str, what: str) -> None:

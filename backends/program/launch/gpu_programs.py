@@ -97,10 +97,10 @@ class GpuPrograms(DevicePrograms):
         name, as `hardware` gives it. `where`: path for the message."""
         gpu.check_hardware(wanted, where=where)
 
-    def check_room(self, place: str, wanted: int) -> None:
-        """Raise DeviceMemoryError if `wanted` bytes are not free on the GPU `place` (`DevicePrograms.check_room`)."""
+    def check_free_memory(self, place: str, wanted: int) -> None:
+        """Raise DeviceMemoryError if `wanted` bytes are not free on a GPU (`DevicePrograms.check_free_memory`)."""
         if place != "cpu":
-            gpu.check_room(place, wanted)
+            gpu.check_free_memory(place, wanted)
 
     def wait(self, place: str, what: str) -> None:
         """Wait until the kernels that were launched on the GPU `place` have ended; `what`: the operation, for the

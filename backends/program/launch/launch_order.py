@@ -57,7 +57,8 @@ class KernelAccesses:
 
 @dataclass
 class LaunchAccesses:
-    """One statement of a program: what it reads and writes, and what it reads before it waits for its predecessor.
+    """Memory accesses of one statement of a program: the ranges of bytes that it reads, writes, and reads before it
+    waits for its predecessor (`ahead`).
 
     `early`: it starts while its predecessor runs. `waits`: no later than when it ends, its predecessor has ended.
     """

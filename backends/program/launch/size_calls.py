@@ -154,8 +154,8 @@ class SizeCalls:
         return None
 
     def learn(self, make: Callable[[], SizeCall | SizeCallFailure | str], bound: Any, given: Sequence[Any]) -> None:
-        """Add what `make()` returns, a function for other sizes or the reason for none. To be called after the emitted
-        code of `bound` made the first call at some sizes, with inputs `given`.
+        """Add the function for other sizes that `make()` returns, or its reason for none. To be called after the
+        emitted code of `bound` made the first call at some sizes, with inputs `given`.
 
         `make` is not called for shapes for which there is a function or a final reason for none, nor after too many
         attempts.

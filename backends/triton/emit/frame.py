@@ -38,7 +38,7 @@ class TileFrame(Writer[TritonScope]):
 
     def __init__(self, kernel: Kernel, tiling: Tiling, name: str, shape: Shape) -> None:
         self.kernel, self.tiling, self.name, self.shape = kernel, tiling, name, shape
-        self.wide = "float64" if any(b.dtype == "float64" for b in kernel.buffers.values()) else "float32"
+        self.wide = kernel.compute_dtype
         self.order = ["m", *(a.name for a in shape.inner), "n"]
         self.extent = {"m": shape.m, "n": shape.n, **{a.name: a.size for a in shape.inner}}
         self.block = {"m": tiling.m, "n": tiling.n, **{a.name: tiling.k[a] for a in shape.inner}}

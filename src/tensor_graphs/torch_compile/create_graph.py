@@ -7,8 +7,8 @@ from typing import Any
 
 
 def on_create_graph(results: Iterable[Any], noted: Callable[[], Callable[[], None] | None]) -> None:
-    """Call what `noted()`, a weak reference, gives when a backward pass with `create_graph=True` reaches one of the
-    `results` of a call. Values without gradients are ignored; the results themselves do not change.
+    """When a backward pass with `create_graph=True` reaches one of the `results` of a call, call the function that the
+    weak reference `noted` refers to. Values without gradients are ignored; the results themselves do not change.
     """
     import torch
 

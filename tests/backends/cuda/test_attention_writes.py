@@ -169,7 +169,7 @@ def test_a_row_is_computed_once_a_block_and_replaces_what_was_loaded() -> None:
     )
     assert loaded < row < meet < replaced < scores
     assert text.count("across_warp<Sum") == 2  # the norms of a query and of the key
-    assert launch.room > 2 * 2 * 256
+    assert launch.shared_bytes > 2 * 2 * 256
 
 
 @pytest.mark.parametrize("seen", [0, 1])

@@ -175,7 +175,9 @@ def test_what_is_proposed_is_legal_and_stays_so_by_moves(precision: Precision, m
     for schedule in lowered.space:
         assert BACKEND.emitter.fits(lowered.kernel, lowered.shape, schedule, lowered.cuts)
         tiles = TiledSchedule.parse(schedule)
-        assert tiles is not None and tiles.threads <= 512 and tiles.room(True, False, 1) <= target().dynamic_shared
+        assert (
+            tiles is not None and tiles.threads <= 512 and tiles.shared_bytes(True, False, 1) <= target().dynamic_shared
+        )
     for wrong in ({"tiles": 2}, {"high": 3}, {"stages": 1}, {"deep": 4}, {"m": 512}, {"walk": 1}):
         assert not BACKEND.emitter.fits(lowered.kernel, lowered.shape, {**lowered.space[0], **wrong}, lowered.cuts)
 

@@ -15,8 +15,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
-from tensor_graphs.backends.program import program as program_module
-from tensor_graphs.backends.program import stored_weights
+from tensor_graphs.backends.program import bound_program, stored_weights
 from tensor_graphs.backends.program import weights as program_weights
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
@@ -535,7 +534,7 @@ def test_a_program_that_lets_go_gives_memory_back(monkeypatch: pytest.MonkeyPatc
     program = Program(direct_plan(graph, backends("numpy")), params)
     x = np.ones((2, 8, 16), np.float32)
     before, calls = program(x)["y"], []
-    monkeypatch.setattr(program_module, "trim", lambda: calls.append(program._run))
+    monkeypatch.setattr(bound_program, "trim", lambda: calls.append(program._run))
     program.unbind()
     assert calls == [None], "after what it held is free"
     np.testing.assert_array_equal(program(x)["y"], before)
@@ -612,7 +611,7 @@ def test_a_gpu_copies_stored_weights_from_the_file(tmp_path: Path, monkeypatch: 
     specs = [("a", (3, 5), "bfloat16"), ("b", (4,), "int64"), ("c", (1,), "int64"), ("b", (5,), "int64")]
     manifest = Manifest("stored", (), (), None, tuple(specs[:2]), (), 0, 0, 1, 0.0, 0.0, device="cuda")
     program = Program.from_saved(manifest, "", StoredWeights(tmp_path / "weights.safetensors", specs[:3]), None, "cuda")
-    monkeypatch.setattr(Program, "check_room", lambda self: None)
+    monkeypatch.setattr(Program, "check_free_memory", lambda self: None)
     copied = stored_weights.uploaded_file
     monkeypatch.setattr(stored_weights, "uploaded_file", lambda data, device: copied(data, "cpu"))
     monkeypatch.setattr(program, "source", "def bind(weights, states=None, device='cpu'): return {**weights}.get")

@@ -133,7 +133,7 @@ def test_copies_of_operands_and_outputs_lie_apart() -> None:
         assert len({x.data_ptr() for x in copies}) == (3 if one.numel() else 1)
         assert all(torch.equal(x, one) and x.stride() == one.stride() for x in copies)
         assert (last.data_ptr() - first.data_ptr()) % gpu_operands.ALIGNED == 0
-        (_, room), rooms = gpu_operands.room(operand, "cpu"), gpu_operands.rooms(operand, 3, "cpu")
+        (_, room), rooms = gpu_operands.guarded_memory(operand, "cpu"), gpu_operands.guarded_memories(operand, 3, "cpu")
         for x in rooms:
             assert x.stride() == room.stride() and bool(x.isnan().all())
             x.fill_(1.0)

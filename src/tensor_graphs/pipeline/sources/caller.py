@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -191,7 +191,7 @@ class CallerProgram(Program):
             made._kinds = [(type(x), x.dtype, tuple(x.shape), getattr(x, "device", None)) for x in caller.args]
         return made
 
-    def bind(self, params: Mapping[str, Any] | None = None) -> Program:
+    def bind(self, params: Mapping[str, Any] | None = None) -> Self:
         """Bind weights and return this program (`Program.bind`).
 
         After binding other weights the compiled plan runs, because the caller's function has its own weights.

@@ -37,7 +37,7 @@ def begin_compiling(session: Session, program: Program, compiler: Compiler | Non
     measured. `compiler` None: nothing is started.
     """
     plan: Plan | None = getattr(program, "plan", None)
-    if plan is None or compiler is None or session.progress.stopped or _room(session) < SHORTEST_S:
+    if plan is None or compiler is None or session.progress.stopped or _seconds_left(session) < SHORTEST_S:
         return
     compiler(_calls(plan, _other_overlaps(plan)), 0.0)
 
@@ -57,10 +57,10 @@ def other_forms(
     overlaps = _other_overlaps(plan)
     if not overlaps:
         return []
-    if _room(session) < SHORTEST_S:
+    if _seconds_left(session) < SHORTEST_S:
         session.omitted.append(Omission(OmittedWork.TIMING_OVERLAPS))
         return []
-    if not compiler(_calls(plan, overlaps), max(0.0, _room(session))):
+    if not compiler(_calls(plan, overlaps), max(0.0, _seconds_left(session))):
         session.omitted.append(Omission(OmittedWork.TIMING_OVERLAPS))
         return []
     choices = [replace(choice, launching=one) for one in overlaps]
@@ -77,7 +77,7 @@ def _calls(plan: Plan, overlaps: Sequence[str]) -> list[tuple[Template, Call]]:
     return [call for one in overlaps for call in _changed(plan, plan_for_launching(replace(plan, launching=one)))]
 
 
-def _room(session: Session) -> float:
+def _seconds_left(session: Session) -> float:
     """Seconds that compilers may take; the programs share the weights of the one that has run."""
     return min(LONGEST_S, session.left - after_launching_s(session) - SAMPLING_S)
 

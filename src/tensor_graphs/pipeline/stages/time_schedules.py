@@ -59,7 +59,7 @@ def begin_compiling_schedules(
 ) -> None:  # fmt: skip
     """Start compiling the kernels that `fastest_schedules` will try first, without waiting for the result."""
     plan: Plan | None = getattr(program, "plan", None)
-    if plan is None or compiler is None or not _room(session):
+    if plan is None or compiler is None or not _seconds_left(session):
         return
     swaps, overlap = Swaps(choice), choice.launching or HELD
     rank = _rank(overlap)
@@ -72,7 +72,8 @@ def fastest_schedules(
     session: Session, choice: Choice, program: Program, build: Build, compiler: Compiler | None, measured: Measured,
     values: Sequence[Any], sample: Sample, fastest: Fastest, look: Look | None = None,
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with its program, or with the kernels and the launch overlap that make it faster by more than noise.
+    """(choice, program) after trying other measured schedules of its repeated kernels, and other launch overlaps, in
+    the whole program: the given ones, unless others are faster by more than noise.
 
     `build` returns the program of a choice. `compiler` compiles kernels in advance. `measured` gives the prices of a
     candidate kernel's measured schedules. `values`: inputs on the device. `sample` times programs in turn until its
@@ -86,7 +87,7 @@ def fastest_schedules(
     swaps = Swaps(choice)
     if not trying_s(session) or not swaps.groups(choice, SHARE):
         return choice, program
-    seconds = _room(session)
+    seconds = _seconds_left(session)
     if not seconds:
         session.omitted.append(Omission(OmittedWork.TIMING_SCHEDULES))
         return choice, program
@@ -97,7 +98,7 @@ def fastest_schedules(
     return descent.run()
 
 
-def _room(session: Session) -> float:
+def _seconds_left(session: Session) -> float:
     """Seconds for trying schedules, 0.0 if they are too few."""
     left = min(MOST * trying_s(session), session.left - after_finalists_s(session))
     return left if left >= LEAST_S else 0.0

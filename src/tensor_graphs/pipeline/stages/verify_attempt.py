@@ -86,7 +86,7 @@ class AttemptVerifier:
     def verdict(self, program: Program) -> tuple[Verification, str]:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
         poll = self.polled()
-        program.check_room()  # fail on insufficient memory before references are computed
+        program.check_free_memory()  # fail on insufficient memory before references are computed
         check_order(program)
         given, self.ahead = self.ahead(), dict
         self.references |= given
