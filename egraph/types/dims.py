@@ -212,7 +212,7 @@ def symbols(value: Dim) -> dict[str, Atom]:
 def bind(value: Dim, sizes: Mapping[str, Dim]) -> Dim:
     """The dimension with numbers or expressions in place of named sizes; an int if all sizes were given as ints.
 
-    Raises ShapeError for a size out of range.
+    Raises ShapeError for a size out of range, or at which a divisor is 0.
     """
     if not isinstance(value, DimExpr):
         return value
@@ -234,6 +234,8 @@ def _bind_atom(atom: Atom, sizes: Mapping[str, Dim]) -> Dim:
             raise ShapeError(f"dimension {atom.name}={size} is outside {atom.min}..{atom.max}")
         return size
     left, right = (bind(a, sizes) for a in atom.args)
+    if right == 0:
+        raise ShapeError(f"the size {atom} divides by {atom.args[1]}, which is 0 at these sizes")
     if atom.op == "//":
         return left // right
     return left % right

@@ -129,13 +129,16 @@ _TAPS: dict[str, Callable[[Tensor], list[Tap]]] = {
 }  # fmt: skip
 
 
-def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -> Tensor:
+def grid_sample(
+    x: Tensor, grid: Tensor, mode: str, padding: str, align: bool, *, rounded_first: bool = False
+) -> Tensor:
     """Return x[N, C, *S] sampled at grid[N, *O, n]; the result has shape [N, C, *O].
 
     The grid's last axis holds coordinates in [-1, 1], last spatial axis first. `mode` is nearest, linear or cubic;
     `padding` is zeros, border or reflection. With `align`, -1 and 1 are the centres of the outermost elements,
-    otherwise their outer edges. The lowering has one gather for each combination of neighbours. Raises UnsupportedError
-    for x without elements.
+    otherwise their outer edges. `rounded_first`: with mode nearest, a coordinate is rounded before it is reflected
+    (ONNX), not after (PyTorch), which differ at halves. The lowering has one gather for each combination of neighbours.
+    Raises UnsupportedError for x without elements.
     """
     sizes = whole_sizes(x.shape[2:], "a grid sample")
     if 0 in sizes:
@@ -146,6 +149,7 @@ def grid_sample(x: Tensor, grid: Tensor, mode: str, padding: str, align: bool) -
     for i, size in enumerate(sizes):
         place = t.squeeze(t.slice_axis(grid, -1, n - 1 - i, n - i), -1)
         at = (place + 1) * ((size - 1) / 2) if align else ((place + 1) * size - 1) / 2
+        at = t.round(at) if rounded_first and mode == "nearest" else at
         if mode == "cubic":  # each of the four neighbours is padded separately
             axes.append([_kept(_inside(p, size, padding, align), w, size) for p, w in _TAPS[mode](at)])
         else:

@@ -109,7 +109,7 @@ def _gather_nd(n: Node) -> Result:
 _MODES = {"none": "set", "add": "add", "mul": "mul", "max": "max", "min": "min"}
 
 
-@operator("ScatterElements")
+@operator("ScatterElements", "Scatter")
 def _scatter_elements(n: Node) -> Result:
     x, index, updates = n.x(0), n.x(1), n.x(2)
     axis = n.axis(0, x.rank)

@@ -224,11 +224,11 @@ def _pad_axis(n: Node, x: Tensor, axis: int, lo: Dim, hi: Dim, value: Any) -> Te
         lo, hi = (0 if start else lo), (0 if stop else hi)
     if mode == "constant":
         return t.pad(x, [(lo, hi) if i == axis else (0, 0) for i in range(x.rank)], value)
+    if (lo, hi) == (0, 0):
+        return x
     size = x.shape[axis]
     if any(isinstance(d, DimExpr) for d in (size, lo, hi)):
         raise n.unsupported(f"mode {mode} with free dimensions")
-    if (lo, hi) == (0, 0):
-        return x
     count, before, after = concrete((size, lo, hi))
     n.context.check(t.zeros([count + before + after], "int64"))  # size check of the index array before it is created
     index = np.pad(np.arange(count), (before, after), mode=mode)

@@ -36,6 +36,7 @@ from .input_sizes import named_sizes, unique
 from .masked import masked_value
 from .names import MICROSOFT, node_label, operator_key, short
 from .node import OPSETS, Node, Result
+from .older import current
 from .ops import OPERATORS
 from .read_file import check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
 from .shapes import shape_dtype, shape_value
@@ -260,6 +261,7 @@ class _Loader:
             node = Node(operator_key(proto), label, operands, self.attributes(proto), wanted, self.context, branch)
             check_attributes(node)
             check_operands(node)
+            node = current(node)
             if (symbolic := shape_value(node)) is not None:
                 result: Result = self.context.value(symbolic, shape_dtype(node))
             elif (picked := masked_value(node)) is not None:

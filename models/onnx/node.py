@@ -17,7 +17,7 @@ from .context import Context
 from .values import ELEMENT_TYPES, Array, FourBits, KnownSequence, Opaque, SymbolicInts, Value, element_name
 
 #: Supported versions of the default operator set (first, last).
-OPSETS = (11, 28)
+OPSETS = (7, 28)
 
 
 class Branch(Protocol):

@@ -205,19 +205,21 @@ def check_with_onnx(model: Any, file: Path) -> None:
 
 
 def _unknown(node: Any, version: int) -> bool:
-    """Whether a node is one of `OF_RUNTIME` and the ONNX checker does not know it at this version of the operator
-    set."""
+    """Whether the ONNX checker refuses a node that is supported at this version of the operator set: one of
+    `OF_RUNTIME`, or an operator that was replaced later (GroupNormalization before opset 21)."""
     import onnx.defs
 
     key = operator_key(node)
-    return key in OF_RUNTIME and not onnx.defs.has(key, max_inclusive_version=version)
+    if not onnx.defs.has(key, max_inclusive_version=version):
+        return key in OF_RUNTIME
+    return key in OPERATORS and bool(onnx.defs.get_schema(key, version, "").deprecated)
 
 
 def checkable(model: Any) -> Any:
     """Return a copy of the model for the ONNX checker, which rejects outputs without a shape and operators of the
-    default domain that it does not know.
+    default domain that it does not know or that are deprecated.
 
-    Those outputs get an empty shape, those operators (`OF_RUNTIME`) another domain. References to external data,
+    Those outputs get an empty shape, those operators another domain. References to external data,
     checked before, are removed.
     """
     import onnx

@@ -22,7 +22,8 @@ _MODES = {
 def _grid_sample(n: Node) -> Result:
     mode = n.choice("mode", "linear", *_MODES)
     padding = n.choice("padding_mode", "zeros", "border", "reflection")
-    return grid_sample(n.x(0), n.x(1), _MODES[mode], padding, bool(n.attr("align_corners", 0)))
+    align = bool(n.attr("align_corners", 0))
+    return grid_sample(n.x(0), n.x(1), _MODES[mode], padding, align, rounded_first=True)
 
 
 @operator("Col2Im")

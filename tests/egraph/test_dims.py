@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensor_graphs.egraph.types.dims import Dim, bind, bounds, dim, parse
+from tensor_graphs.errors import ShapeError
 
 H, T = dim("H", min=1, max=64), dim("T", min=1, max=300)
 BY_NUMBER = (operator.floordiv, operator.mod)
@@ -70,3 +71,9 @@ def test_sizes_that_took_different_ways_meet(one: Dim, other: Dim) -> None:
 @pytest.mark.parametrize(("one", "other"), [(2 * (T // 2), T), ((T + 1) // 2, T // 2), (halved(halved(T)), T // 4)])
 def test_sizes_that_differ_at_some_size_stay_apart(one: Dim, other: Dim) -> None:
     assert one != other and any(bind(one, {"T": t}) != bind(other, {"T": t}) for t in range(1, 9))
+
+
+@pytest.mark.parametrize("one", [T // (H // 3), T % (H - 1)])
+def test_sizes_at_which_a_divisor_is_zero_are_named(one: Dim) -> None:
+    with pytest.raises(ShapeError, match="which is 0 at these sizes"):
+        bind(one, {"T": 7, "H": 1})

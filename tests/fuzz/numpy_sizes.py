@@ -207,9 +207,12 @@ def compared(one: Function, arguments: Sequence[Array], found: Sequence[Any]) ->
     return "good", ""
 
 
-def tried(seed: int, program: bool, lines: int = 0) -> tuple[str, str]:
+Grown = Callable[[int, int], Any]  # the `Function` of a seed and a number of lines
+
+
+def tried(seed: int, program: bool, grown: Grown) -> tuple[str, str]:
     """(kind, message) of a seed."""
-    one = Function(seed, lines or 1 + seed % 6)
+    one = grown(seed, 1 + seed % 6)
     rng = random.Random(seed + 1)
     backend, searched = rng.choice(("numpy", "c", "c", "torch")), {n: rng.choice((4, 7, 16)) for n in one.free}
     options: dict[str, Any] = {"backend": backend, "budget": 1.5, "measure": False, "verify": rng.random() < 0.5}
@@ -257,16 +260,16 @@ def _late(signal: int, frame: object) -> None:
     raise TimeoutError
 
 
-def main() -> None:
-    """Run the command line described above."""
-    given = seed_arguments(__doc__, "functions", "traced").parse_args()
+def run(doc: str | None, grown: Grown) -> None:
+    """Run a command line as described above, with functions that `grown` makes."""
+    given = seed_arguments(doc, "functions", "traced").parse_args()
     signal.signal(signal.SIGALRM, _late)
     end, seed, counts = time.monotonic() + given.seconds, given.seed, Counter[str]()
     while time.monotonic() < end:
         program = is_program(seed, given.programs)
         signal.alarm(given.limit)
         try:
-            kind, message = tried(seed, program)
+            kind, message = tried(seed, program, grown)
         except TimeoutError:
             kind, message = "SLOW", traceback.format_exc(limit=-6)
         signal.alarm(0)
@@ -281,4 +284,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, Function)

@@ -155,7 +155,7 @@ class Graph:
 
     def __post_init__(self) -> None:
         self.rng, self.np = random.Random(self.seed), np.random.default_rng(self.seed)
-        self.opset = self.rng.choice((11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24))
+        self.opset = self.rng.choice((7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24))
         self.float = np.dtype(self.rng.choice(FLOATS))
         self.sizes = self.rng.choice(((1, 2, 3, 4), (2, 3, 5), (4, 4, 6), (1, 7), (3, 8)))
 
