@@ -90,18 +90,20 @@ def c_threads() -> list[str]:
     return ["-fopenmp"]
 
 
-def c_library(source: str, threads: bool = True) -> Any:
+def c_library(source: str, threads: bool = True, parts: tuple[str, ...] = ()) -> Any:
     """The compiled library of a C source for this machine's processor, from the cache if possible. `threads`: whether
-    long loops run in parallel (not beside NumPy's threads, which spin on all cores)."""
+    long loops run in parallel (not beside NumPy's threads, which spin on all cores). `parts`: texts of functions that
+    the source declares; each is compiled by itself and kept for other libraries."""
     command = [*c_compiler(), *c_flags()]
     machine = c_machine(tuple(command))
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     # "named": the name is part of the checksum in the file (emitted programs of other versions have their own files)
-    name = hashlib.blake2b(repr(("named", source, command, machine)).encode(), digest_size=16).hexdigest()
+    named = lambda *texts: hashlib.blake2b(repr(("named", *texts)).encode(), digest_size=16).hexdigest()
+    name, kept = named(source, command, machine, *parts), {f"{named(p, command, machine)}.o": p for p in parts}
     folder = code_folder("c")
     if folder is not None:
         try:
-            return c_loaded(folder / f"{name}.so", source, command)
+            return c_loaded(folder / f"{name}.so", source, command, kept)
         except (OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free > 1 << 20:  # the compiler has failed
                 raise
@@ -109,12 +111,12 @@ def c_library(source: str, threads: bool = True) -> Any:
     with tempfile.TemporaryDirectory(
         prefix="tensor_graphs-c-", dir=temporary_place()
     ) as own:  # a loaded library needs no file
-        return c_loaded(Path(own) / f"{name}.so", source, command)
+        return c_loaded(Path(own) / f"{name}.so", source, command, kept)
 
 
-def c_loaded(path: Path, source: str, command: list[str]) -> Any:
-    """The library at a path in a private folder; compiled if missing, foreign or damaged. RuntimeError if the compiled
-    library cannot be loaded."""
+def c_loaded(path: Path, source: str, command: list[str], parts: dict[str, str] | None = None) -> Any:
+    """The library at a path in a private folder; compiled if missing, foreign or damaged, with the compiled `parts`
+    (file name in the same folder -> C source). RuntimeError if the compiled library cannot be loaded."""
     problem: Exception | None = None
     for _ in range(3):
         try:
@@ -124,20 +126,48 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
             problem = error
         c_clean(path.parent)
         with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as part:
-            text, made = Path(part) / "kernels.c", Path(part) / "kernels.so"
-            text.write_text(source, encoding="utf-8")
-            # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
-            c_output(
-                [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"],
-                c_seconds(source),
-                temporary=part,
-            )
-            whole = Path(part) / "sealed.so"
-            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(sealed(made.read_bytes(), path.name))
-                os.fsync(file.fileno())
-            whole.replace(path)
+            c_sealed(path, c_compiled(path.parent, source, command, parts or {}, Path(part)), Path(part))
     raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
+
+
+def c_compiled(folder: Path, source: str, command: list[str], parts: dict[str, str], room: Path) -> bytes:
+    """Content of the library that a C source and its parts make, which are compiled at the same time unless `folder`
+    has them. Intermediate files are in the folder `room`."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    made = room / "kernels.so"
+    # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
+    ends = ["-shared", "-fPIC", "-nostdlib", "-o", str(made)]
+    texts = {"kernels.o": source, **parts}
+
+    def compiled(name: str, seconds: float) -> None:
+        text, object_ = room / f"{name}.c", room / name
+        try:
+            object_.write_bytes(read_sealed(folder / name, name=name))
+        except (OSError, ValueError):  # missing, foreign or damaged
+            text.write_text(texts[name], encoding="utf-8")
+            c_output([*command, "-c", "-fPIC", "-o", str(object_), str(text)], seconds, temporary=str(room))
+            if name in parts:
+                c_sealed(folder / name, object_.read_bytes(), room)
+
+    if parts:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(compiled, texts, [c_seconds(text) for text in texts.values()]))
+        c_output([*command, *ends, *(str(room / n) for n in texts), "-lm", "-lgcc"], c_seconds(""), temporary=str(room))
+    else:
+        text = room / "kernels.c"
+        text.write_text(source, encoding="utf-8")
+        c_output([*command, *ends, str(text), "-lm", "-lgcc"], c_seconds(source), temporary=str(room))
+    return made.read_bytes()
+
+
+def c_sealed(path: Path, content: bytes, room: Path) -> None:
+    """Write a file with its checksum to a private folder at once, by way of the folder `room`."""
+    whole = room / f"{path.name}.sealed"
+    with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(sealed(content, path.name))
+        os.fsync(file.fileno())
+    whole.replace(path)
 
 
 def c_opened(path: Path) -> Any:
@@ -250,6 +280,7 @@ __all__ = [
     "address",
     "c_beside",
     "c_clean",
+    "c_compiled",
     "c_compiler",
     "c_flags",
     "c_function",
@@ -260,5 +291,6 @@ __all__ = [
     "c_opened",
     "c_output",
     "c_processor",
+    "c_sealed",
     "c_threads",
 ]
