@@ -90,18 +90,20 @@ def c_threads() -> list[str]:
     return ["-fopenmp"]
 
 
-def c_library(source: str, threads: bool = True) -> Any:
+def c_library(source: str, threads: bool = True, parts: tuple[str, ...] = ()) -> Any:
     """The compiled library of a C source for this machine's processor, from the cache if possible. `threads`: whether
-    long loops run in parallel (not beside NumPy's threads, which spin on all cores)."""
+    long loops run in parallel (not beside NumPy's threads, which spin on all cores). `parts`: texts of functions that
+    the source declares; each is compiled by itself and kept for other libraries."""
     command = [*c_compiler(), *c_flags()]
     machine = c_machine(tuple(command))
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     # "named": the name is part of the checksum in the file (emitted programs of other versions have their own files)
-    name = hashlib.blake2b(repr(("named", source, command, machine)).encode(), digest_size=16).hexdigest()
+    named = lambda *texts: hashlib.blake2b(repr(("named", *texts)).encode(), digest_size=16).hexdigest()
+    name, kept = named(source, command, machine, *parts), {f"{named(p, command, machine)}.o": p for p in parts}
     folder = code_folder("c")
     if folder is not None:
         try:
-            return c_loaded(folder / f"{name}.so", source, command)
+            return c_loaded(folder / f"{name}.so", source, command, kept)
         except (OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free > 1 << 20:  # the compiler has failed
                 raise
@@ -109,12 +111,12 @@ def c_library(source: str, threads: bool = True) -> Any:
     with tempfile.TemporaryDirectory(
         prefix="tensor_graphs-c-", dir=temporary_place()
     ) as own:  # a loaded library needs no file
-        return c_loaded(Path(own) / f"{name}.so", source, command)
+        return c_loaded(Path(own) / f"{name}.so", source, command, kept)
 
 
-def c_loaded(path: Path, source: str, command: list[str]) -> Any:
-    """The library at a path in a private folder; compiled if missing, foreign or damaged. RuntimeError if the compiled
-    library cannot be loaded."""
+def c_loaded(path: Path, source: str, command: list[str], parts: dict[str, str] | None = None) -> Any:
+    """The library at a path in a private folder; compiled if missing, foreign or damaged, with the compiled `parts`
+    (file name in the same folder -> C source). RuntimeError if the compiled library cannot be loaded."""
     problem: Exception | None = None
     for _ in range(3):
         try:
@@ -124,34 +126,55 @@ def c_loaded(path: Path, source: str, command: list[str]) -> Any:
             problem = error
         c_clean(path.parent)
         with tempfile.TemporaryDirectory(prefix=".compile-", dir=path.parent) as part:
-            made = c_compiled(source, command, Path(part))
-            whole = Path(part) / "sealed.so"
-            with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(sealed(made.read_bytes(), path.name))
-                os.fsync(file.fileno())
-            whole.replace(path)
+            c_sealed(path, c_compiled(path.parent, source, command, parts or {}, Path(part)), Path(part))
     raise RuntimeError(f"compiled kernels cannot be loaded: {problem}")
 
 
-def c_compiled(source: str, command: list[str], folder: Path) -> Path:
-    """The shared library of a C source, compiled in an empty folder. RuntimeError as of `c_output`.
+def c_compiled(folder: Path, source: str, command: list[str], parts: dict[str, str], temporary: Path) -> bytes:
+    """Content of the shared library that a C source and its parts make. They are compiled at the same time, parts only
+    where `folder` does not have them. RuntimeError as of `c_output`."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    made, texts = temporary / "kernels.so", {"kernels.o": source, **parts}
+    # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
+    command, shared = [*command, "-fPIC"], ["-shared", "-nostdlib", "-lm", "-lgcc"]
+
+    def compiled(name: str, seconds: float) -> None:
+        try:
+            (temporary / name).write_bytes(read_sealed(folder / name, name=name))
+        except (OSError, ValueError):  # missing, foreign or damaged
+            c_made(temporary / name, texts[name], [*command, "-c"], [], seconds)
+            if name in parts:
+                c_sealed(folder / name, (temporary / name).read_bytes(), temporary)
+
+    if parts:
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(compiled, texts, [c_seconds(text) for text in texts.values()]))
+        objects = [str(temporary / name) for name in texts]
+        c_output([*command, "-o", str(made), *objects, *shared], c_seconds(""), temporary=str(temporary))
+    else:
+        c_made(made, source, command, shared, c_seconds(source))
+    return made.read_bytes()
+
+
+def c_made(made: Path, source: str, command: list[str], ends: list[str], seconds: float) -> None:
+    """Compile a C source to the file `made`, whose folder holds intermediate files; `ends` are arguments after the
+    source. RuntimeError as of `c_output`.
 
     The compiler reads the headers of `c_short_headers` first. If it rejects them, it compiles the source as it is."""
-    text, made = folder / "kernels.c", folder / "kernels.so"
-    # link nothing else: OpenMP symbols resolve to the library that c_threads has loaded
-    command = [*command, "-shared", "-fPIC", "-nostdlib", "-o", str(made), str(text), "-lm", "-lgcc"]
+    text, temporary = made.with_name(f"{made.name}.c"), str(made.parent)
+    command = [*command, "-o", str(made), str(text), *ends]
     if (short := c_short_headers(source)) != source:
         text.write_text(short, encoding="utf-8")
         try:
             # undeclared functions are errors: else they would be missing when the library is loaded
-            c_output([*command, "-Werror=implicit-function-declaration"], c_seconds(source), temporary=str(folder))
-            return made
+            c_output([*command, "-Werror=implicit-function-declaration"], seconds, temporary)
+            return
         except RuntimeError as error:
             if not isinstance(error.__context__, subprocess.CalledProcessError):  # missing, or out of time
                 raise
     text.write_text(source, encoding="utf-8")
-    c_output(command, c_seconds(source), temporary=str(folder))
-    return made
+    c_output(command, seconds, temporary)
 
 
 def c_short_headers(source: str) -> str:
@@ -168,6 +191,15 @@ def c_short_headers(source: str) -> str:
     )
     whole = "#include <immintrin.h>\n"
     return source.replace(whole, f"#if defined(__GNUC__) && !defined(__clang__)\n{headers}#else\n{whole}#endif\n")
+
+
+def c_sealed(path: Path, content: bytes, temporary: Path) -> None:
+    """Write a file with its checksum to a private folder at once, by way of the folder `temporary`."""
+    whole = temporary / f"{path.name}.sealed"
+    with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(sealed(content, path.name))
+        os.fsync(file.fileno())
+    whole.replace(path)
 
 
 def c_opened(path: Path) -> Any:
@@ -288,9 +320,11 @@ __all__ = [
     "c_library",
     "c_loaded",
     "c_machine",
+    "c_made",
     "c_opened",
     "c_output",
     "c_processor",
+    "c_sealed",
     "c_short_headers",
     "c_threads",
 ]

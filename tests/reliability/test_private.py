@@ -72,6 +72,23 @@ def test_planted_code_does_not_run(hole: str, tmp_path: Path, monkeypatch: pytes
     assert not mark.exists()
 
 
+def test_functions_of_libraries_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSOR_GRAPHS_HOME", str(tmp_path))
+    seven = "int seven(void) { return 7; }\n"
+    source = lambda more: f"int seven(void);\nint f(void) {{ return seven() + {more}; }}\n"
+    commands = list[list[str]]()
+    monkeypatch.setattr(
+        c_helpers, "command_output", lambda c, *a, run=c_helpers.command_output: (commands.append(c), run(c, *a))[1]
+    )
+    assert [c_helpers.c_library(source(more), parts=(seven,)).f() for more in (1, 2)] == [8, 9]
+    assert sum("-c" in c for c in commands) == 3  # two programs, one function
+    (kept,) = (tmp_path / "c").glob("*.o")
+    kept.write_bytes(kept.read_bytes()[:-80] + kept.read_bytes()[-72:])  # damaged
+    assert c_helpers.c_library(source(3), parts=(seven,)).f() == 10
+    with pytest.raises(RuntimeError, match="failed"):
+        c_helpers.c_library(source(4), parts=("int seven(void) { return }\n",))
+
+
 def loaded_names(code: CodeType) -> Iterator[str]:
     """Global names that a code object and those in it read."""
     yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))

@@ -251,7 +251,8 @@ class ProgramEmitter(EmittedValues):
             blas = any(s.template.backend == "numpy" and s.template.family in POOLED for s in self.plan.steps)
             alone = not any(map(self._in_torch_threads, self.plan.steps))
             called = set(re.findall(r"\w+", "\n".join([*function, *defined])))
-            defined.append(library_text(self.in_c, called, threads=not blas, own_threads=alone))
+            threads = {"threads": not blas, "own_threads": alone}
+            defined.append(library_text(self.in_c, called, **threads, before=self.before_in_c))
         imports = imports_of("\n".join([*function, *defined]))
         lines = [
             f'"""{title(self.plan)}"""', "", "from __future__ import annotations", "", *imports, "",

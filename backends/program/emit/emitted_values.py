@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from ....egraph.ir.tensor import Tensor, structural_digest
 from ....egraph.ops.ops import Type
 from ....extract.model.kernel import Template, contiguous
+from ....extract.model.library_kernel import LibraryKernel
 from ....extract.model.plan import Plan, Step, Value
 from ...ir.source_text import dtype_text, identifier, literal
 from ...runtime.views import has_torch_view, torch_view
@@ -57,6 +58,8 @@ class EmittedValues:
     helpers: set[str] = field(default_factory=set)
     definitions: dict[str, str] = field(default_factory=dict)  # generated kernels: name -> source
     in_c: dict[str, str] = field(default_factory=dict)  # generated C kernels: name -> source
+    # functions of C libraries, each with those that stand before it in its library
+    before_in_c: dict[str, list[str]] = field(default_factory=dict)
     made_once: dict[str, str] = field(default_factory=dict)  # line of `run` that calls C -> call at fixed addresses
     movable: set[str] = field(default_factory=set)  # lines of `run` that make arrays, views and addresses
     setups: set[tuple[str, str]] = field(default_factory=set)
@@ -87,7 +90,10 @@ class EmittedValues:
             if step.template.source is not None:
                 python = isinstance(step.template, UserKernel) or self._kind(step.template) != "address"
                 found = self.definitions if python else self.in_c
-                found |= step.template.source(step.call)
+                found |= (texts := step.template.source(step.call))
+                if not python and type(step.template) is LibraryKernel:  # not one of a generated kernel
+                    for at, name in enumerate(texts):
+                        self.before_in_c.setdefault(name, [*texts][:at])
         self.taken |= self.definitions.keys() | self.in_c.keys()
         names = [str(leaf.attr("name")) for leaf in self.plan.graph.inputs]
         self.inputs = {name: identifier(name, self.taken) for name in names}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from ...ir import c_math
 from .any_size_helpers import SIZED_HELPERS
@@ -12,6 +12,8 @@ from .c_threads import THREADS
 
 #: Of functions of a library whose names others see: they call one another, whatever has the same name elsewhere.
 PROTECTED = '__attribute__((visibility("protected")))'
+
+_WORD = re.compile(r"\w+")
 
 #: Helper name -> source. Emitted source includes the helpers it uses and, transitively, those that they use.
 HELPERS: dict[str, str] = {
@@ -94,7 +96,8 @@ HELPERS: dict[str, str] = {
 
 
 def library_text(
-    functions: Mapping[str, str], called: Collection[str] | None = None, threads: bool = True, own_threads: bool = False
+    functions: Mapping[str, str], called: Collection[str] | None = None, threads: bool = True, own_threads: bool = False,
+    before: Mapping[str, Sequence[str]] | None = None,
 ) -> str:  # fmt: skip
     """Python source that defines the C kernels of an emitted program: their C text, its compilation, and one function
     per kernel that is called. `functions`: kernel name -> C text. `called`: names in the program's own text (default:
@@ -105,20 +108,53 @@ def library_text(
 
     `threads`: whether long loops run in parallel. `own_threads`: parallel loops use the threads of `c_threads` instead
     of the OpenMP threads that Torch uses.
+
+    `before`: functions of libraries, each with those that stand before it in its library. The text of each that is
+    called is compiled by itself (`C_PARTS`) and kept for other programs; the program's own text (`C_SOURCE`) declares
+    it.
     """
-    called = functions if called is None else called
-    body = _with_static("\n\n".join(functions.values()), functions.keys() - set(called))
-    first = [THREADS] if threads and own_threads and "#pragma omp parallel" in body else []
+    called, before = functions.keys() if called is None else called, before or {}
+    own = {name: text for name, text in functions.items() if name not in before}
+    used = {*called, *_WORD.findall("\n".join(own.values()))}
+    parts = {
+        name: _part(name, [*before[name], name], functions) for name in functions if name in before and name in used
+    }
+    body = _with_static("\n\n".join(own.values()), own.keys() - set(called))
+    first = (
+        [THREADS]
+        if threads and own_threads and any("#pragma omp parallel" in t for t in (body, *parts.values()))
+        else []
+    )
     if first:
         body = re.sub(r"^(?=void \w+\()", f"{PROTECTED} ", body, flags=re.MULTILINE)
-    source = "\n".join([c_math.HEAD, *first, *(f"{text}\n" for text in c_math.needed(body)), body])
+    declared = [_declaration(name, functions[name]) for name in parts]
+    source = "\n".join([c_math.HEAD, *first, *(f"{text}\n" for text in c_math.needed(body)), *declared, body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions if name in called)
     given = "" if threads else ", threads=False"
+    texts = "".join(f'r"""{text}\n""", ' for text in parts.values())
     return (
-        f'C_SOURCE = r"""{source}\n"""\n# machine code for this processor, of saved programs\n'
+        (f"C_PARTS = ({texts.rstrip()})  # functions of libraries\n" if parts else "")
+        + f'C_SOURCE = r"""{source}\n"""\n# machine code for this processor, of saved programs\n'
         f'C_BINARY = globals().get("C_BINARY") or c_beside(globals().get("__file__"))\n'
-        f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given})\n{made}"
+        f"kernels = c_kept(C_BINARY{given}) or c_library(C_SOURCE{given}{', parts=C_PARTS' if parts else ''})\n{made}"
     )
+
+
+def _part(name: str, names: Sequence[str], functions: Mapping[str, str]) -> str:
+    """C text of the function `name` with what it needs of those before it in its library, `names`: the others are
+    static. It does not depend on the program, which is why it can be compiled once for all of them."""
+    body = "\n\n".join(functions[n] for n in names)
+    for other in names:
+        kind = PROTECTED if other == name else "static"
+        body = re.sub(rf"^(?=void {other}\()", f"{kind} ", body, flags=re.MULTILINE)
+    return "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
+
+
+def _declaration(name: str, text: str) -> str:
+    """Declaration of a function that a C text defines."""
+    found = re.search(rf"^void {name}\([^{{;]*\)", text, flags=re.MULTILINE)
+    assert found is not None, name
+    return f"{found[0]};\n"
 
 
 def _with_static(body: str, uncalled: Collection[str]) -> str:

@@ -7,19 +7,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...backends.registry import on_gpu
+from ...backends.registry import on_gpu, select
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
 from ...egraph.saturate.worker import default_pool
 from ...egraph.simplify.empty import without_empty
+from ...egraph.simplify.jumps import deciding
 from ...egraph.simplify.masks import canonical_masks
 from ...egraph.simplify.simplify import simplify
 from ...egraph.simplify.wide_numbers import numbers_kept_wide
 from ...egraph.simplify.widen import widen
+from ...egraph.view.recognized import recognized
 from ...errors import ShapeError
 from ...extract.model.kernel import Backend
 from ...wording import counted
 from ..context.session import Session
+from ..costs.measuring import SMALL_S
 from ..sizes.any_size import Symbolic
 from ..sizes.size_ranges import why_fixed
 from ..sources.source import bound
@@ -95,7 +98,17 @@ def prepare(
             if exact
             else simplify(widen(canonical_masks(work), in_place=in_place, rounds=rounds))
         )
+        if _recognizes(session) and not deciding(work):
+            work = simplify(recognized(work, session.rules))
     return Prepared(original, work, used, narrow)
+
+
+def _recognizes(session: Session) -> bool:
+    """Whether composite ops are recognized before saturation, whose time may be too short for that: in small budgets on
+    a CPU."""
+    options = session.options
+    small = options.budget <= SMALL_S and not options.deterministic
+    return small and options.effort > 0 and not options.exact and not on_gpu(select(options.backend_name))
 
 
 def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends: Sequence[Backend]) -> Symbolic | None:
