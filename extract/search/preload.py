@@ -12,18 +12,18 @@ SOLVER_MODULES = ("ortools.math_opt.python.mathopt", "ortools.sat.python.cp_mode
 STORE_MODULES = ("duckdb", "pyarrow")
 
 
-def import_in_background(modules: Sequence[str], then: Callable[[], object] = lambda: None) -> Thread:
-    """Start a thread that imports modules and then calls `then`, and return the thread.
+def import_in_background(modules: Sequence[str], first: Callable[[], object] = lambda: None) -> Thread:
+    """Start a thread that calls `first` and then imports modules, and return the thread.
 
     Solvers take half a second to import, and so does the cost store. Errors are left to the later user.
     """
 
     def load() -> None:
+        with suppress(Exception):
+            first()
         for module in modules:
             with suppress(ImportError, RuntimeError):  # the process may be ending
                 import_module(module)
-        with suppress(Exception):
-            then()
 
     thread = Thread(target=copy_context().run, args=(load,), name="load-ahead")
     thread.start()

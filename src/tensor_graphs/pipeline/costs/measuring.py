@@ -25,6 +25,7 @@ from ...options import CommonOptions, Options
 from ..context.reserves import closing_s
 from ..context.session import Session, kept_warnings, store_of
 
+EARLY_S = 30.0  # budget up to which the processes that lower kernels for a GPU start before the model is loaded
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
 
 
@@ -80,8 +81,8 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
     """Context manager that starts worker processes before the model is loaded, and ends them.
 
     Started are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's, the saturation workers, and those
-    that lower kernels for a GPU, because starting takes seconds, as loading does. Without `early`, for models that are
-    loaded already, `start_measurer` starts the first two kinds.
+    that lower kernels for a GPU (these for budgets up to EARLY_S), because starting takes seconds, as loading does.
+    Without `early`, for models that are loaded already, `start_measurer` starts the first two kinds.
     """
     options = session.options
     with session.stage_clock.running("start workers"):
@@ -91,8 +92,8 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
             default_pool().begin()
         if early:
             start_measurer(session, backends)
-        if early and small and on_gpu(backends) and any(b.generates for b in backends):
-            session.lowerings.pool.begin()  # in a small budget kernels are formed before workers started later are ready
+        if early and options.budget <= EARLY_S and on_gpu(backends) and any(b.generates for b in backends):
+            session.lowerings.pool.begin()  # kernels would be formed before workers started later are ready
     try:
         yield
     finally:
