@@ -94,6 +94,10 @@ class Predictor:
         self._nearest: dict[tuple[str, ...], tuple[Place | None]] = {}  # results of `_relatives`
         self._predicted: dict[tuple[str, Work], tuple[RelatedKernels, Price]] = {}  # last predictions, and their groups
 
+    def prepare(self) -> None:
+        """Sort the snapshot's kernels into groups of relatives, which the first prediction would do."""
+        self._places()
+
     def price(self, queries: Sequence[Query]) -> list[Price]:
         """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline
         bound.

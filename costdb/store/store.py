@@ -105,6 +105,11 @@ class Store:
                 self._predictors[regime] = Predictor(self.snapshot, regime)
             return self._predictors[regime]
 
+    def prepare(self, regime: str = "hot") -> None:
+        """Load the rows and what predictions in a regime need, in advance; may run in another thread."""
+        with self._lock:
+            self.predictor(regime).prepare()
+
     @property
     def snapshot(self) -> Snapshot:
         """The visible rows; loaded on first use."""

@@ -11,9 +11,10 @@ expressions of parameters stay and are folded when weights are bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..ir.graph import Graph
+from ..ir.tensor import Tensor
 from ..ops.ops import OPS
 from .casts import simplify_cast
 from .folding import canonical_fill, empty_as_fill, fold, uniform_constant
@@ -51,9 +52,17 @@ def simplify(graph: Graph, *, exact: bool = False, fold_bytes: int = FOLD_BYTES)
 
     `exact`: only rules that change no bit of a value. Constant folding is limited to `fold_bytes` per value.
     """
+    return simplified(graph, (), exact=exact, fold_bytes=fold_bytes)[0]
+
+
+def simplified(
+    graph: Graph, values: Iterable[Tensor], *, exact: bool = False, fold_bytes: int = FOLD_BYTES
+) -> tuple[Graph, list[Tensor]]:
+    """(`simplify(graph)`, what became of some of its values)."""
     run = Simplifier(_rules, exact, fold_bytes, sharp=before_jumps(graph.roots))
     roots = [run.visit(r) for r in graph.roots]
-    return graph if all(a is b for a, b in zip(roots, graph.roots, strict=True)) else graph.with_roots(roots)
+    same = all(a is b for a, b in zip(roots, graph.roots, strict=True))
+    return graph if same else graph.with_roots(roots), [run.visit(v) for v in values]
 
 
 _POINTWISE: tuple[Rule, ...] = (operand_order, without_broadcasts)
@@ -103,4 +112,4 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
-__all__ = ["simplify"]
+__all__ = ["simplified", "simplify"]

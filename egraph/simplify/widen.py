@@ -36,6 +36,18 @@ def widen(graph: Graph, *, in_place: bool = False, rounds: bool = False) -> Grap
     return graph.with_roots([as_dtype(w, r.dtype) for w, r in zip(wide, graph.roots, strict=True)])
 
 
+def float32_values(graph: Graph, *, in_place: bool = False) -> list[Tensor]:
+    """Values of `widen(graph)` that a graph with 16-bit leaves computes in float32 itself, and that are no value of its
+    16-bit floats as well: sums and logarithms that a model widens on purpose. Empty for other graphs."""
+    if not any(n.is_leaf and n.dtype in HALVES for n in graph.nodes()):
+        return []
+    nodes = [n for n in graph.nodes() if n.dtype == WIDE or n.dtype in HALVES]
+    decides = frozenset(n for n in rounded_before_jumps(graph.roots) if n.dtype in HALVES)
+    images = rebuild(nodes, partial(_change, in_place=in_place, rounds=False, decides=decides))
+    narrow = {image for node, image in zip(nodes, images, strict=True) if node.dtype in HALVES}
+    return [image for image in dict.fromkeys(images) if image not in narrow and not image.is_leaf]
+
+
 def as_dtype(x: Tensor, dtype: str) -> Tensor:
     """The value in a dtype: unchanged, the operand of the cast that produced the value, or a new cast.
 
@@ -89,4 +101,4 @@ def _widened(node: Tensor, args: tuple[Tensor, ...], *, in_place: bool, rounds: 
     return as_dtype(new, WIDE) if node.is_leaf and node.dtype in HALVES else new
 
 
-__all__ = ["as_dtype", "widen"]
+__all__ = ["as_dtype", "float32_values", "widen"]

@@ -2,12 +2,12 @@
 
 16-bit models are widened to float32 before the e-graph. On devices whose kernels read and write 16-bit floats, values
 of a widened model are stored in the model's own dtype, so rounding happens where the original rounded. Statistics (one
-value per row), other small values, and positions stay float32: an angle of 1000 radians is off by up to 2 in
-bfloat16."""
+value per row), other small values, positions, and values that the model itself computes in float32 stay float32: an
+angle of 1000 radians is off by up to 2 in bfloat16, as is a sum of logarithms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from ...egraph.ir.tensor import LEAVES
@@ -19,12 +19,12 @@ from ...egraph.view.view import EGraphView
 MOVES = ("view", "layout", "index")
 
 
-def narrow_types(view: EGraphView) -> list[Type]:
+def narrow_types(view: EGraphView, wide: Collection[int] = ()) -> list[Type]:
     """The storage type of each e-class: the model's 16-bit dtype for float32 values with rows longer than one element.
 
-    E-classes of `positions(view)` stay float32. If no leaf has a 16-bit dtype, but values are rounded to one
-    (autocast), only those e-classes are stored in it that are computed from such values alone, or that the model only
-    rounds. Without either, the view's types unchanged.
+    E-classes of `positions(view)` and those in `wide`, which the model itself computes in float32, stay float32. If no
+    leaf has a 16-bit dtype, but values are rounded to one (autocast), only those e-classes are stored in it that are
+    computed from such values alone, or that the model only rounds. Without either, the view's types unchanged.
     """
     leaves = [i for i, op in enumerate(view.op) if op in LEAVES]
     counts: dict[str, int] = {}
@@ -32,7 +32,7 @@ def narrow_types(view: EGraphView) -> list[Type]:
         dtype = view.types[int(view.cls[i])].dtype
         counts[dtype] = counts.get(dtype, 0) + 1
     narrow = max((d for d in HALVES if d in counts), key=lambda d: counts[d], default=None)
-    kept = {*(int(view.cls[i]) for i in leaves), *view.roots, *positions(view), *_statistics(view)}
+    kept = {*(int(view.cls[i]) for i in leaves), *view.roots, *positions(view), *_statistics(view), *wide}
     exact = set[int]()
     if narrow is None:
         narrow, rounded = _rounded(view)

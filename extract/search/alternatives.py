@@ -1,5 +1,6 @@
 """Finds plans (choices of kernels that compute a graph) other than the cheapest of a finished search: the next ones in
-rising cost, the cheapest that avoid certain kernels, and the finalists, whose programs are timed as a whole."""
+rising cost, the cheapest that avoid certain kernels, and the finalists, whose programs are timed as a whole, with one
+that has unmeasured kernels."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from typing import Any
 
 from ...errors import ExtractionError
 from ..model.gc_pause import gc_paused
-from ..model.kernel import Candidate
+from ..model.kernel import Call, Candidate, Template
+from ..model.pricing import Priced
 from ..solve.kbest import k_best
 from ..solve.solve import solve
 from .encoding import EncodedHypergraph
+from .plan_solver import SIMPLE_FAMILIES, pessimistic_us
 from .search import Choice
 
 
@@ -143,6 +146,42 @@ def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> 
     return list(found.values())
 
 
+@gc_paused()
+def unmeasured_alternative(choice: Choice, *, gain: float, seconds: float) -> Choice | None:
+    """The cheapest choice found in which library kernels, and generated pointwise and reduction kernels, may be
+    unmeasured, if it is cheaper than the given one by the share `gain` even if they take as long as they may
+    (`pessimistic_us`); else None. It has the given choice as `Choice.alone`.
+
+    A search that the budget cut short has many good kernels that it could not measure: whether such a choice is faster
+    is found by timing its program.
+    """
+
+    def us(candidate: Candidate, price: Priced) -> float:
+        known = candidate.is_view or price.source == "measured" or candidate.template.space is None
+        return pessimistic_us(candidate, price) if known or candidate.template.family in SIMPLE_FAMILIES else math.inf
+
+    own = set(choice.chosen)
+    pairs = enumerate(zip(choice.hypergraph.candidates, choice.prices, strict=True))
+    costs = [pessimistic_us(c, p) if i in own else us(c, p) for i, (c, p) in pairs]
+    found = _solved(choice, costs, seconds)
+    if found is None or sum(costs[i] for i in found.chosen) > (1 - gain) * sum(costs[i] for i in own):
+        return None
+    extraction = replace(found.extraction, cost=found.cost, lower_bound=choice.extraction.lower_bound, optimal=False)
+    return replace(choice, chosen=found.chosen, extraction=extraction, alone=choice)
+
+
+def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
+    """Generated kernels of a choice that were never measured on this machine, each with the schedule that the plan
+    uses.
+
+    The caller compiles them in advance.
+    """
+    for i in choice.chosen:
+        candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
+        if candidate.template.space is not None and price.origin != "measured":
+            yield candidate.template, replace(candidate.call, schedule=dict(price.schedule))
+
+
 def _kernels(choice: Choice) -> frozenset[Any]:
     """The kernels of a choice with the number of calls of each."""
     candidates = choice.hypergraph.candidates
@@ -151,4 +190,4 @@ def _kernels(choice: Choice) -> frozenset[Any]:
     )
 
 
-__all__ = ["alternatives", "finalists", "variants"]
+__all__ = ["alternatives", "finalists", "unmeasured_alternative", "unmeasured_kernels", "variants"]

@@ -11,7 +11,8 @@ from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
-from tensor_graphs.egraph.simplify.widen import widen
+from tensor_graphs.egraph.simplify.simplify import simplified
+from tensor_graphs.egraph.simplify.widen import float32_values, widen
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.model.storage_dtypes import narrow_types
 
@@ -36,6 +37,19 @@ def test_angles_stay_wide_and_their_cosines_do_not() -> None:
     assert kinds["concat"] == {"float32"}, "of positions times frequencies, float32 in the model"
     assert kinds["cos"] == kinds["sin"] == kinds["add"] == {"bfloat16"}
     assert kinds["mul"] == {"float32", "bfloat16"}
+
+
+def test_values_that_the_model_widens_on_purpose_stay_wide() -> None:
+    x = tg.input("x", (4, 64), "float16")
+    total = t.cumsum(t.cast(x * 3.0, "float32"), 1) * -1.0
+    graph = Graph.of(t.cast(t.exp(total), "float16") * x @ t.transpose(x))
+    work, wide = simplified(widen(graph), float32_values(graph))
+    view = view_of(work)
+    types = narrow_types(view, [view.classes[value] for value in wide if value in view.classes])
+    kinds = {op: types[cls].dtype for op, cls in zip(view.op, view.cls, strict=True)}
+    assert kinds["cumsum"] == "float32", "a float16 sum of logarithms would be off by a few percent below exp"
+    assert kinds["exp"] == "float16", "the model rounds it"
+    assert not float32_values(Graph.of(x * 2.0)), "a 16-bit model without float32 values"
 
 
 def test_activations_below_a_cosine_are_stored_as_the_model_does() -> None:

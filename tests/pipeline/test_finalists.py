@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,6 +176,25 @@ def test_finalists_that_fail_or_do_not_fit_are_left_out(choice: Choice) -> None:
         assert best is choice and not session.finalists and not session.warnings
     best, _, session = timed(choice, lambda c: SimulatedProgram(c, 4.0, fails=True))
     assert best is choice and "no such kernel" in session.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "fails", "taken"), [(50.0, False, True), (50.0, True, False), (60.0, False, False)]
+)
+def test_a_cut_search_tries_a_plan_with_unmeasured_kernels(
+    choice: Choice, predicted: float, fails: bool, taken: bool
+) -> None:
+    """If it is a tenth cheaper with its kernels at their pessimistic times; it is taken if its program is faster."""
+    found = choice.hypergraph.candidates
+    prices = [
+        Priced(predicted, predicted, 3 * predicted, "predicted") if "unmeasured" in c.template.name else p
+        for c, p in zip(found, choice.prices, strict=True)
+    ]
+    cut = replace(choice, prices=prices, stopped="budget")
+    best, _, _ = timed(cut, lambda c: SimulatedProgram(c, 1.5, fails=fails and len(c.chosen) == 1))
+    assert (names(best) == ["both, unmeasured"]) is taken and (best.alone is cut) is taken
+    whole = replace(cut, stopped="measured")
+    assert names(timed(whole, lambda c: SimulatedProgram(c, 1.5))[0]) == ["np.exp", "np.tanh"]
 
 
 def test_programs_that_take_long_to_bind_are_timed_more_than_once(

@@ -46,6 +46,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import DeviceMemoryError, DeviceUnavailableError, NoPlanError
 from tensor_graphs.extract.model.kernel import Call, Operand
 from tensor_graphs.extract.model.pricing import Priced
+from tensor_graphs.extract.search.alternatives import unmeasured_kernels
 from tensor_graphs.extract.search.plan import plan_of
 from tensor_graphs.models import random_checkpoints
 from tensor_graphs.models.common import quantized_graph
@@ -62,7 +63,6 @@ from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages import exclusions, time_finalists, time_program
 from tensor_graphs.pipeline.stages import verify_or_retry as accept
-from tensor_graphs.pipeline.stages.accept import unmeasured_kernels
 from tensor_graphs.pipeline.stages.choose import choose
 from tensor_graphs.pipeline.stages.match import hypergraph
 from tensor_graphs.pipeline.stages.prepare import prepare

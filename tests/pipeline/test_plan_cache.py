@@ -356,6 +356,9 @@ def plans() -> Iterator[tuple[str, Any]]:
     yield "state", Graph.of({"r": t.gather(k, i, axis=0)}, updates={"k": k * 2.0}, inputs=[i])
     table = t.constant(RNG.standard_normal((300, 24)).astype(np.float32))
     yield "constants", t.matmul(t.input("z", (3, 300)), table * 2.0)
+    large = np.linspace(1.0, 2.0, 5000, dtype=np.float32)  # its bytes in two shapes: a table of differences
+    column, row = (t.constant(large.reshape(shape)) for shape in ((5000, 1), (1, 5000)))
+    yield "constants of equal bytes", t.exp(t.input("c", (5000, 1)) * column) * t.tanh(row) + row
 
 
 def wanted(source: Any) -> list[str]:

@@ -119,14 +119,14 @@ def _weights_out(plan: Plan) -> Json | None:
         return None
     terms = Graph.of({str(number): term for number, term in plan.weights.items()})
     value, arrays = graph_to_json(terms)
-    given = {n.attr("digest") for n in plan.graph.leaves("constant")}
+    given = {_constant_key(n) for n in plan.graph.leaves("constant")}
     constants: Json = {}
     for i, node in enumerate(terms.nodes()):
         if node.op != "constant":
             continue
         array = load_data(arrays[f"constant/{i}"])
-        if node.attr("digest") in given:
-            constants[f"constant/{i}"] = {"given": node.attr("digest")}
+        if (key := _constant_key(node)) in given:
+            constants[f"constant/{i}"] = {"given": key}
         elif array.nbytes <= LARGEST_CONSTANT:
             text = base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
             constants[f"constant/{i}"] = {"dtype": node.dtype, "shape": list(array.shape), "data": text}
@@ -135,6 +135,11 @@ def _weights_out(plan: Plan) -> Json | None:
                 f"the plan has a constant of {array.nbytes} bytes; a plan file holds at most {LARGEST_CONSTANT} bytes of one"
             )
     return {"graph": value, "constants": constants}
+
+
+def _constant_key(node: Tensor) -> str:
+    """Text that identifies a constant: its digest is that of its bytes, which two shapes or dtypes may share."""
+    return f"{node.attr('digest')} {node.type}"
 
 
 # ---------------------------------------------------------------- reading
@@ -243,7 +248,7 @@ def _step(item: Json, template: Template, call: Call, count: int) -> Step:
 def _weights(item: Json | None, graph: Graph) -> Mapping[int, Tensor]:
     if item is None:
         return {}
-    given = {n.attr("digest"): n for n in graph.leaves("constant")}
+    given = {_constant_key(n): n for n in graph.leaves("constant")}
     arrays: dict[str, Tensor] = {}
     for name, held in item["constants"].items():
         if "given" in held:

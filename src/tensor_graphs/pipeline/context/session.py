@@ -17,6 +17,7 @@ from ...backends.registry import select
 from ...backends.runtime.compile_clock import compilers_within
 from ...costdb.store.store import Store, default_root
 from ...egraph.ir.memo import forget
+from ...egraph.ir.tensor import Tensor
 from ...egraph.patterns.rule import Rule
 from ...errors import warnings_into
 from ...extract.model.clock import Clock, Halted
@@ -69,6 +70,7 @@ class Session:
     background_clocks: list[tuple[str, Clock]] = field(default_factory=list)  # (activity, clock), for the timeline
     keeps_measurer: bool = False  # whether a search leaves its measurer's processes to the next one
     timed: bool = True  # whether the latency of the program that is found is measured
+    float32_values: set[Tensor] = field(default_factory=set)  # of prepared 16-bit models, which compute them in float32
 
     def __post_init__(self) -> None:
         self.budget_start = self.now()

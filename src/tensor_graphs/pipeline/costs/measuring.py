@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from threading import Thread
 from typing import Any
 
 from ...backends.admission.use import admitted
+from ...backends.program.helpers.helper_functions import host_helpers
 from ...backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
 from ...backends.tuning.measure_cpu import CpuMeasurer
 from ...backends.tuning.measure_gpu import GpuMeasurer
@@ -21,8 +23,9 @@ from ...extract.model.pricing import Measurer
 from ...extract.search.preload import STORE_MODULES, import_in_background
 from ...options import CommonOptions, Options
 from ..context.reserves import closing_s
-from ..context.session import Session, store_of
+from ..context.session import Session, kept_warnings, store_of
 
+EARLY_S = 30.0  # budget up to which the processes that lower kernels for a GPU start before the model is loaded
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
 
 
@@ -78,8 +81,8 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
     """Context manager that starts worker processes before the model is loaded, and ends them.
 
     Started are a GPU's measuring processes, and for budgets up to SMALL_S a CPU's, the saturation workers, and those
-    that lower kernels for a GPU, because starting takes seconds, as loading does. Without `early`, for models that are
-    loaded already, `start_measurer` starts the first two kinds.
+    that lower kernels for a GPU (these for budgets up to EARLY_S), because starting takes seconds, as loading does.
+    Without `early`, for models that are loaded already, `start_measurer` starts the first two kinds.
     """
     options = session.options
     with session.stage_clock.running("start workers"):
@@ -89,8 +92,8 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
             default_pool().begin()
         if early:
             start_measurer(session, backends)
-        if early and small and on_gpu(backends) and any(b.generates for b in backends):
-            session.lowerings.pool.begin()  # in a small budget kernels are formed before workers started later are ready
+        if early and options.budget <= EARLY_S and on_gpu(backends) and any(b.generates for b in backends):
+            session.lowerings.pool.begin()  # kernels would be formed before workers started later are ready
     try:
         yield
     finally:
@@ -100,15 +103,24 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
 
 def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
     """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started; and, in
-    threads, what this process needs after loading the model: the cost store's libraries, its context on the GPU."""
+    threads, what this process needs after loading the model: the cost store's libraries, on a GPU also its rows and
+    predictor, and its context there."""
     if session.started is None and (on_gpu(backends) or session.options.budget <= SMALL_S):
         store = store_of(session)
         measurer = measurer_of(session.options, backends, store)
         if measurer is not None:
             session.started = store, measurer
-            import_in_background(STORE_MODULES)
-            if on_gpu(backends):
+            gpu = on_gpu(backends)
+            import_in_background(STORE_MODULES, partial(_begin_prices, session, store) if gpu else lambda: None)
+            if gpu:
                 Thread(target=_begin_device, args=(sys.modules.get("torch"),), name="device", daemon=True).start()
+
+
+def _begin_prices(session: Session, store: Store) -> None:
+    """Prepare what the first prices of kernels on a GPU need: the device would wait a second or more for them."""
+    with kept_warnings(session):
+        store.prepare("cold")
+    host_helpers()  # keys of kernels are made with these names
 
 
 def _begin_device(torch: Any) -> None:

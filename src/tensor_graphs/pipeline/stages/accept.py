@@ -3,15 +3,14 @@ kernels) whose program fails, set up for the options of `optimize`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...egraph.patterns.rule import Rule
 from ...egraph.view.view import EGraphView, view_of
 from ...extract.candidates.hypergraph import Hypergraph
-from ...extract.model.kernel import Call, Template
 from ...extract.model.pricing import Measurer
+from ...extract.search.alternatives import unmeasured_kernels
 from ...extract.search.search import Choice
 from ...extract.solve import budgets
 from ...report.omissions import Omission, OmittedWork
@@ -95,16 +94,4 @@ def acceptance(
     return loop
 
 
-def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:
-    """Generated kernels of a choice that were never measured on this machine, each with the schedule that the plan
-    uses.
-
-    The caller compiles them in advance.
-    """
-    for i in choice.chosen:
-        candidate, price = choice.hypergraph.candidates[i], choice.prices[i]
-        if candidate.template.space is not None and price.origin != "measured":
-            yield candidate.template, replace(candidate.call, schedule=dict(price.schedule))
-
-
-__all__ = ["acceptance", "unmeasured_kernels"]
+__all__ = ["acceptance"]

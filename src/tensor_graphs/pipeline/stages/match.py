@@ -11,6 +11,7 @@ import numpy as np
 from ...backends.registry import backends_storing_narrow, on_gpu
 from ...backends.runtime.views import view_strides
 from ...backends.user.templates import USER_PREFIX
+from ...egraph.explain.explain import classes_of
 from ...egraph.saturate.pruned_views import cheap_terms
 from ...egraph.saturate.term_cost import Roofline
 from ...egraph.simplify.jumps import JUMPS, SORTS
@@ -75,8 +76,15 @@ def match_kernels(
         types = symbolic.narrow(lifted) if narrow and not exact else ()
         return symbolic.hypergraph(candidate_hypergraph(lifted, chosen, view_strides, types or None, stop, enough))
     narrow = narrow and on_gpu(backends) and not exact  # exact programs keep the model's dtypes
-    stored = narrow_types(view) if narrow else None
+    stored = narrow_types(view, _float32_classes(session, view)) if narrow else None
     return candidate_hypergraph(view, chosen, view_strides, stored, stop, enough, carried)
+
+
+def _float32_classes(session: Session, view: EGraphView) -> list[int]:
+    """The e-classes of values that a 16-bit model computes in float32."""
+    terms = session.float32_values
+    found = classes_of(view, terms) if terms else {}
+    return [found[t] for t in terms if t in found]
 
 
 def match_all(

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from ...backends.registry import on_gpu, select
 from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
+from ...egraph.ir.tensor import Tensor
 from ...egraph.saturate.worker import default_pool
 from ...egraph.simplify.empty import without_empty
 from ...egraph.simplify.jumps import deciding
 from ...egraph.simplify.masks import canonical_masks
-from ...egraph.simplify.simplify import simplify
+from ...egraph.simplify.simplify import simplified, simplify
 from ...egraph.simplify.wide_numbers import numbers_kept_wide
-from ...egraph.simplify.widen import widen
+from ...egraph.simplify.widen import float32_values, widen
 from ...egraph.view.recognized import recognized
 from ...errors import ShapeError
 from ...extract.model.kernel import Backend
@@ -85,7 +86,8 @@ def prepare(
 
     With tolerance "exact" nothing is widened; composite ops are replaced by their decompositions, as in the
     interpreter. `begin`: also start the saturation workers. `in_place`: values that elements are written into (caches)
-    stay 16-bit. `rounds`: a float32 model keeps its casts to 16 bits (`widen`).
+    stay 16-bit. `rounds`: values are stored in 16 bits, so that a float32 model keeps its casts to them (`widen`), and
+    values that a 16-bit model computes in float32 are noted in `session.float32_values`.
     """
     if begin and session.options.saturation_limits.iterations:
         default_pool().begin()  # worker processes start in the background
@@ -93,13 +95,16 @@ def prepare(
         original, used = bound(graph, sizes)
         exact = session.options.exact
         narrow = work = simplify(without_empty(original), exact=exact)
-        work = (
-            work.with_roots(numbers_kept_wide(expand_all(work.roots)))
-            if exact
-            else simplify(widen(canonical_masks(work), in_place=in_place, rounds=rounds))
-        )
+        wide: list[Tensor] = []
+        if exact:
+            work = work.with_roots(numbers_kept_wide(expand_all(work.roots)))
+        else:
+            masked = canonical_masks(work)
+            wide = float32_values(masked, in_place=in_place) if rounds else []
+            work, wide = simplified(widen(masked, in_place=in_place, rounds=rounds), wide)
         if _recognizes(session) and not deciding(work):
-            work = simplify(recognized(work, session.rules))
+            work, wide = simplified(recognized(work, session.rules), wide)
+        session.float32_values |= {*wide}.intersection(work.nodes() if wide else ())
     return Prepared(original, work, used, narrow)
 
 

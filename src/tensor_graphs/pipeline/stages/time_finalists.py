@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from ...backends.program.program import Program
-from ...extract.search.alternatives import finalists
+from ...extract.search.alternatives import finalists, unmeasured_alternative, unmeasured_kernels
 from ...extract.search.search import Choice
 from ...report.omissions import Omission, OmittedWork
 from ...report.records import FinalistReport
 from ...verification.reference import sampled_near
-from ..context.reserves import after_finalists_s, launching_s, schedules_s
+from ..context.reserves import after_finalists_s, after_launching_s, launching_s, schedules_s
 from ..context.session import Session
 from ..execution import timing
 from ..execution.full_states import state_resets
@@ -33,6 +33,8 @@ from .time_schedules import Measured, begin_compiling_schedules, fastest_schedul
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 # time limit: share of the budget, and seconds; share of it for finding finalists
 SHARE, MAX_S, SOLVING = 0.05, 3.0, 0.4
+# share by which a choice with unmeasured kernels has to be cheaper for a trial, and seconds in which it is sought
+GAIN, GAIN_S = 0.1, 0.3
 LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
 MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise
@@ -61,11 +63,15 @@ def fastest_finalist(
         return choice, program
     try:
         with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
+            unmeasured = _unmeasured(choice, compiler)
             begin_compiling(session, program, compiler)
             begin_compiling_schedules(session, choice, program, compiler, measured)
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
+        if compiler is not None and unmeasured is not None and session.left > after_launching_s(session):
+            with session.stage(STAGE):
+                choice, program = _faster_unmeasured(session, choice, program, unmeasured, build, compiler, values)
         if session.left < after_finalists_s(session):
             session.omitted += [Omission(OmittedWork.TIMING_PLANS), Omission(OmittedWork.TIMING_OVERLAPS)]
             return choice, program
@@ -88,6 +94,34 @@ def _seconds(session: Session) -> float:
 def _later_s(session: Session) -> float:
     """Seconds of the stages after timing finalists."""
     return after_finalists_s(session) + launching_s(session) + schedules_s(session)
+
+
+def _unmeasured(choice: Choice, compiler: Compiler | None) -> Choice | None:
+    """The choice with unmeasured kernels that is worth a trial, whose kernels begin to be compiled; None if there is
+    none."""
+    if choice.stopped != "budget" or compiler is None:
+        return None
+    found = unmeasured_alternative(choice, gain=GAIN, seconds=GAIN_S)
+    if found is not None:
+        compiler(unmeasured_kernels(found), 0.0)
+    return found
+
+
+def _faster_unmeasured(
+    session: Session, choice: Choice, program: Program, unmeasured: Choice, build: Callable[[Choice], Program],
+    compiler: Compiler, values: Sequence[Any],
+) -> tuple[Choice, Program]:  # fmt: skip
+    """The choice with unmeasured kernels and its program, if that is faster than `program` by more than noise; else
+    `choice` and `program`."""
+    room = min(MAX_S, session.left - after_launching_s(session))
+    if not compiler(unmeasured_kernels(unmeasured), room):
+        return choice, program
+    runnable = [(choice, program), *_bound([(unmeasured, build(unmeasured))], values, MAX_BYTES, lambda: False)]
+    if len(runnable) == 1:
+        return choice, program
+    until = session.now() + LEAST_S
+    ended = lambda: session.now() >= until or session.progress.stopped
+    return _chosen(session, runnable, sample_programs([p for _, p in runnable], values, ended))
 
 
 def _fastest(

@@ -1,8 +1,8 @@
 """Builds and verifies the program of the extracted plan (choice of kernels); if that fails, extracts another plan under
 stricter limits and tries again.
 
-Where schedules were chosen by the time of the whole program (time_schedules.py), the plan before that comes first. The
-attempts then, from the fastest plan to the unoptimized graph, which always passes:
+Where kernels or schedules were chosen by the time of the whole program (`Choice.alone`), the plan before that comes
+first. The attempts then, from the fastest plan to the unoptimized graph, which always passes:
 
 0. Exclude kernels that are wrong when run alone, beyond rounding; a warning of the report names them.
 1. If the plan stores 16-bit intermediates and a failing output has a wider dtype: store all intermediates in their
@@ -46,7 +46,7 @@ from .exclusions import REWRITES, REWRITTEN, STORED, Exclusions
 from .verify_attempt import NO_DIAGNOSIS, AttemptVerifier, FailedPlan
 
 MAX_ATTEMPTS = 8
-IN_PROGRAM = "schedules chosen by the time of the whole program"
+IN_PROGRAM = "kernels chosen by the time of the whole program"
 
 
 @dataclass
