@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -70,9 +71,8 @@ def generated(folder: Path, name: str, options: argparse.Namespace, home: str, s
 def by_transformers(folder: Path, name: str, new: int) -> dict[str, Any]:
     """Figures of `transformers` for the same folder, prompt and number of tokens, the second call of two."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype="auto").to("cuda")
+    model = import_module("transformers").AutoModelForCausalLM.from_pretrained(folder, torch_dtype="auto").to("cuda")
     ids = torch.tensor([prompt(name)], device="cuda")
 
     def seconds(count: int) -> float:
