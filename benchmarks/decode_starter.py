@@ -1,4 +1,4 @@
-"""Starter rows of decode steps: `python -m benchmarks.decode_starter --keep STORE [--only TEXT ...] [--seconds S]
+"""Starter rows of decode steps: `python -m benchmarks.decode_starter --keep STORE [--only CASE ...] [--seconds S]
 [--limit S]`, on a GPU; `--export FOLDER` writes a starter file of the rows in STORE and of the shipped ones, anywhere.
 
 Each case is a decode step of a published decoder's sizes with few layers (an inner layer has the kernels of all),
@@ -119,7 +119,7 @@ def measured(options: argparse.Namespace) -> None:
     measurer = GpuMeasurer(store)
     measurer.start()
     try:
-        for case in (c for c in CASES if not options.only or any(c.startswith(text) for text in options.only)):
+        for case in options.only or CASES:
             begun = time.monotonic()
             if begun + options.seconds + 10 > end:
                 print(f"{case}: no time was left", flush=True)
@@ -154,7 +154,7 @@ def main() -> None:
     """Parse the command line; measure or export."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", type=Path, required=True, help="cost store of the rows")
-    parser.add_argument("--only", nargs="*", help="only cases whose names begin with one of these texts")
+    parser.add_argument("--only", nargs="*", choices=list(CASES), help="these cases, in this order")
     parser.add_argument("--seconds", type=float, default=16.0, help="measuring of a case")
     parser.add_argument("--limit", type=float, default=600.0, help="no case is begun that would end later")
     parser.add_argument("--export", type=Path, help="folder of the starter files")
