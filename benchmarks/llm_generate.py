@@ -2,12 +2,12 @@
 [--quantize F] [--runs N] [--limit S] [--to FILE]`.
 
 For each model of `benchmarks.llm` a folder with random weights is written. Then processes of `tensor-graphs generate
-FOLDER --prompt-tokens ... --json` run one after another with one home: the first searches the programs, `--runs` others
-find their plans. Rows: seconds of the process, of its programs, from the prompt to the first token, tokens per second
-and the share of the device's bandwidth. Beside them, on a GPU: the same folder by `transformers` if it is installed
-(`peer`: "transformers"), else the eager step of plain PyTorch layers, launched from the host ("eager step"; tokens per
-second are the reciprocal of its time). Each model's folder is deleted afterwards. What `--limit` leaves no time for is
-named.
+FOLDER --prompt-tokens ... --json` run one after another with one home: the first searches the programs, `--runs`
+others find their plans. Rows: seconds until the answer (checks may follow it) and of the process, of its programs,
+from the prompt to the first token, tokens per second and the share of the device's bandwidth. Beside them, on a GPU:
+the same folder by `transformers` if it is installed (`peer`: "transformers"), else the eager step of plain PyTorch
+layers, launched from the host ("eager step"; tokens per second are the reciprocal of its time). Each model's folder
+is deleted afterwards, unless it is kept. What `--limit` leaves no time for is named.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,19 +55,32 @@ def generated(folder: Path, name: str, options: argparse.Namespace, home: str, s
     """Figures of one process of the command; an error in their place if it fails or takes longer than `seconds`."""
     command = [sys.executable, "-m", "tensor_graphs", "generate", str(folder), "--json", "--max-length", str(LENGTH)]
     command += ["--prompt-tokens", ",".join(map(str, prompt(name))), "--max-new-tokens", str(options.new)]
+    command += ["--verbose"] if options.stages else []
     command += ["--budget", str(options.budget), *(("--quantize", options.quantize) if options.quantize else ())]
     begun = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=seconds, env={**os.environ, "TENSOR_GRAPHS_HOME": home}
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done in {seconds:.0f} s"}
-    took = time.perf_counter() - begun
-    if done.returncode:
-        return {"error": (done.stderr or done.stdout)[-600:], "process_s": round(took, 2)}
-    answer = json.loads(done.stdout)
-    return {"process_s": round(took, 2), **{k: answer[k] for k in FIELDS}, "count": len(answer["tokens"])}
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, "TENSOR_GRAPHS_HOME": home}
+        ) as process,
+    ):
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        text = process.stdout.read(1)
+        answered = time.perf_counter() - begun
+        text += process.stdout.read()
+        code = process.wait()
+        timer.cancel()
+        said.seek(0)
+        stages = said.read()
+    took = {"answer_s": round(answered, 2), "process_s": round(time.perf_counter() - begun, 2)}
+    if options.stages:
+        print(stages, flush=True)
+    if code:
+        return {"error": (stages or text)[-600:], **took}
+    answer = json.loads(text)
+    return {**took, **{k: answer[k] for k in FIELDS}, "count": len(answer["tokens"])}
 
 
 def by_transformers(folder: Path, name: str, new: int) -> dict[str, Any]:
@@ -122,7 +137,7 @@ def rows(name: str, options: argparse.Namespace, left: float) -> list[dict[str, 
         found.append({"model": name, "what": what, **row})
         print(json.dumps(found[-1]), flush=True)
 
-    with tempfile.TemporaryDirectory(dir=os.environ.get("TENSOR_GRAPHS_HOME")) as top:
+    with nullcontext(str(options.keep)) if options.keep else tempfile.TemporaryDirectory() as top:
         begun = time.perf_counter()
         folder = written(Path(top) / "model", name)
         print(f"{name}: folder written in {time.perf_counter() - begun:.1f} s", flush=True)
@@ -144,6 +159,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="processes after the first one")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of the whole run")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--stages", action="store_true", help="print what the processes say to standard error")
+    parser.add_argument(
+        "--keep", type=Path, help="folder for the model and the processes' home, otherwise a temporary one"
+    )
     parser.add_argument("--to", type=Path, help="write the rows as JSON")
     parser.add_argument("--peer", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
