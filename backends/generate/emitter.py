@@ -267,7 +267,8 @@ class PackedLowered:
 
     def opened(self) -> Lowered:
         """The lowered kernel."""
-        return Lowered(*pickle.loads(self.content), self.space)
+        kernel, shape = pickle.loads(self.content)
+        return Lowered(kernel, shape, self.space)
 
 
 def split_axis(shape: Shape) -> Axis:
