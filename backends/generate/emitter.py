@@ -3,6 +3,7 @@ default members."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -247,6 +248,27 @@ class Lowered:
         if parts not in self.cut:
             self.cut[parts] = split(self.kernel, split_axis(self.shape), parts)
         return self.cut[parts]
+
+
+@dataclass(frozen=True)
+class PackedLowered:
+    """A lowered kernel as a worker process sends it: what its price depends on (candidate schedules; operations of a
+    call with the best guess, `GeneratedKernel.effort`), and the rest pickled, since few kernels are ever emitted."""
+
+    space: tuple[Numbers, ...]
+    effort: float
+    content: bytes  # (kernel, roles of its axes)
+
+    @classmethod
+    def of(cls, found: Lowered, effort: float) -> PackedLowered:
+        """A lowered kernel, packed."""
+        content = pickle.dumps((found.kernel, found.shape), pickle.HIGHEST_PROTOCOL)
+        return cls(found.space, effort, content)
+
+    def opened(self) -> Lowered:
+        """The lowered kernel."""
+        kernel, shape = pickle.loads(self.content)
+        return Lowered(kernel, shape, self.space)
 
 
 def split_axis(shape: Shape) -> Axis:

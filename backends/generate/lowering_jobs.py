@@ -11,6 +11,7 @@ from typing import IO, Any
 from ...egraph.ir.tensor import Tensor, make, topological
 from ...extract.model.kernel import Call
 from ..machine import Machine
+from .emitter import PackedLowered
 
 Flat = tuple[list[tuple[str, tuple[int, ...], dict[str, Any]]], list[int]]
 
@@ -42,9 +43,9 @@ class Job:
     machine: Machine | None = None  # the GPU to schedule for; None for kernels of the CPU
 
 
-# Per generator: (name, [(form, call key, pickled kernel or None)], answers). The answers are [(form, flops, size)] of
+# Per generator: (name, [(form, call key, packed kernel or None)], answers). The answers are [(form, flops, size)] of
 # the forms that compute the group; None for jobs with a `form`.
-Reply = list[tuple[str, list[tuple[Form, Any, bytes | None]], list[tuple[Form, float, int]] | None]]
+Reply = list[tuple[str, list[tuple[Form, Any, PackedLowered | None]], list[tuple[Form, float, int]] | None]]
 
 
 def flattened_terms(terms: Sequence[Tensor]) -> Flat:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import signal
 import sys
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...processes import memory_limits as host
 from ...processes.child import die_with_parent, yield_to_others
 from ..machine import using_machine
+from .emitter import Lowered, PackedLowered
 from .lowering_jobs import Form, Job, Reply, framed, read, rebuilt_terms
+
+if TYPE_CHECKING:
+    from .template import GeneratedKernel
 
 NICE = 2  # behind the search, before the compilers
 IDLE_S = 60  # seconds without input after which a worker ends
@@ -38,11 +41,7 @@ def answer(job: Job) -> Reply:
         lowering = lowerings.of(generator)
         answers = lowering.lower_all(rebuilt_terms(job.terms), job)
         forms: dict[Any, Form] = {t: (turned, last, p.number) for (_, turned, last, p), t in lowering.known.items()}
-        made = [
-            (form, key, None if lowered is None else packed(lowered))
-            for t, form in forms.items()
-            for key, lowered in t.lowered.items()
-        ]
+        made = [(form, key, packed(t, lowered)) for t, form in forms.items() for key, lowered in t.lowered.items()]
         sized = None if job.form else [(forms[t], effort, size) for t, effort, size in answers]
         found.append((name, made, sized))
     return found
@@ -56,10 +55,11 @@ def load() -> None:
     backends()
 
 
-def packed(lowered: Any) -> bytes:
-    """A lowered kernel pickled as (kernel; roles of its axes, such as row, column, batch, reduction; candidate
-    schedules)."""
-    return pickle.dumps((lowered.kernel, lowered.shape, lowered.space), pickle.HIGHEST_PROTOCOL)
+def packed(template: GeneratedKernel, found: Lowered | PackedLowered | None) -> PackedLowered | None:
+    """A lowered kernel of a template as it is sent."""
+    if found is None or isinstance(found, PackedLowered):
+        return found
+    return PackedLowered.of(found, template.effort_of(found, template.emitter.parse(found.space[0])))
 
 
 def main() -> None:

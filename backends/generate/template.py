@@ -8,7 +8,6 @@ share, does everything else.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,7 +33,7 @@ from ..lowering.ieee_decisions import rounded_once
 from ..lowering.lower import kernel_of
 from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
 from ..lowering.split_reduction import COUNTERS, partial_layout
-from .emitter import Emitter, Launch, Lowered, can_split
+from .emitter import Emitter, Launch, Lowered, PackedLowered, can_split
 from .kernel_family import family_of, fills_constant, updates_input
 from .recursion_limit import raise_recursion_limit
 from .schedule import Move, Numbers, Schedule
@@ -71,7 +70,7 @@ class GeneratedKernel(KernelBase):
     others: tuple[Tensor, ...] = ()
     precision: Precision = IEEE
     last: bool = False
-    lowered: dict[Any, Lowered | bytes | None] = field(default_factory=dict)
+    lowered: dict[Any, Lowered | PackedLowered | None] = field(default_factory=dict)
     _alike: dict[Any, Hashable | None] = field(default_factory=dict, repr=False)
     _legal: dict[Any, bool] = field(default_factory=dict, repr=False)
     _writes: dict[Any, bool] = field(default_factory=dict, repr=False)
@@ -177,7 +176,7 @@ class GeneratedKernel(KernelBase):
     def space(self, call: Call) -> Sequence[Mapping[str, int]]:
         """Candidate schedules (parameter name -> integer) of a call, best guess first; empty if it cannot be
         lowered."""
-        found = self.lower(call)
+        found = self._known(call)
         return found.space if found is not None else ()
 
     def write(self, call: Call) -> str:
@@ -206,10 +205,14 @@ class GeneratedKernel(KernelBase):
 
     def effort(self, call: Call) -> float:
         """Flops of a call, including what its schedule computes more than once."""
+        known = self._known(call)
+        if isinstance(known, PackedLowered) and not call.schedule:
+            return known.effort
         found = self.lower(call)
-        if found is None:
-            return self.work
-        schedule = self.scheduled(call, found)
+        return self.work if found is None else self.effort_of(found, self.scheduled(call, found))
+
+    def effort_of(self, found: Lowered, schedule: Schedule) -> float:
+        """Flops of calls whose lowered kernel is `found` with a schedule."""
         rows, columns = schedule.tile(found.shape)
         return self.work + repeated(found.kernel, found.shape, rows, columns) + schedule.again(found.kernel)
 
@@ -253,13 +256,17 @@ class GeneratedKernel(KernelBase):
     def lower(self, call: Call) -> Lowered | None:
         """Lower the terms to the kernel IR for the layouts of `call`, and rank their schedules; None if that is
         impossible. Cached by layout."""
+        found = self._known(call)
+        if isinstance(found, PackedLowered):
+            found = self.lowered[layout_key(call)] = found.opened()
+        return found
+
+    def _known(self, call: Call) -> Lowered | PackedLowered | None:
+        """The same, or as a worker process has packed it (generate/lowering_worker.py)."""
         key = layout_key(call)
         if key not in self.lowered:
             self.lowered[key] = self._lower(call)
-        found = self.lowered[key]
-        if isinstance(found, bytes):  # pickled by a worker process (generate/lowering_worker.py)
-            found = self.lowered[key] = Lowered(*pickle.loads(found))
-        return found
+        return self.lowered[key]
 
     def lower_for(self, call: Call) -> Lowered | None:
         """Lower the terms for the layouts of `call` with the call's schedule as the only candidate, without ranking;

@@ -31,6 +31,7 @@ from .cpu_tensors import (
     tensor_of,
     without_data,
 )
+from .upload import uploaded_tensor
 
 Array = np.ndarray[Any, Any]
 Takes = Callable[[], TensorCalls | None]
@@ -205,7 +206,7 @@ class TensorMarshalling:
 
     def near(self, x: Any) -> Any:
         """`x`, an array or tensor, as a tensor on the program's device (`Marshalling.near`)."""
-        return (x if is_torch(x) else tensor_of(x)).to(self.device)
+        return uploaded_tensor(x if is_torch(x) else tensor_of(x), str(self.device))
 
     def zeros(self, spec: Spec) -> Any:
         """New tensor for a state (a value kept between calls) of the type `spec`, filled with zeros."""

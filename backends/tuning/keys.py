@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
@@ -11,8 +12,9 @@ from typing import Any
 
 from ... import settings
 from ...costdb.keys.device import MachineKey, host_key, toolchain_key
-from ...costdb.keys.key import KernelKey, Plain, canonical
+from ...costdb.keys.key import FORM, KernelKey, Plain, canonical
 from ...costdb.keys.source import normalise
+from ...egraph.ir.memo import memo
 from ...egraph.types.dims import concrete
 from ...extract.model.kernel import Call, Template, output_names
 
@@ -26,7 +28,7 @@ def key_of(template: Template, call: Call) -> KernelKey:
     machine = machine_of(template.backend)
     return KernelKey(
         kernel=template.identity,
-        name=template.name,
+        name=_label(template),
         family=template.family,
         backend=template.backend,
         emitter=EMITTER,
@@ -40,6 +42,23 @@ def key_of(template: Template, call: Call) -> KernelKey:
         driver=machine.driver,
         toolchain=machine.toolchain,
     )
+
+
+def _label(template: Template) -> str:
+    """Name of a kernel in the store; that of a generated one ends with the digest of its form: "triton.reduction/8c…".
+
+    Kernels of one form differ in numbers only (sizes, epsilons): a norm of 2048 and one of 4096 columns. They are the
+    nearest relatives of a kernel that was never measured (costdb/price/predict.py).
+    """
+    return template.name if template.space is None else f"{template.name}{FORM}{_form(template.pattern)}"
+
+
+@memo(1 << 14)
+def _form(pattern: str) -> str:
+    return blake2b(_NUMBER.sub("#", pattern).encode(), digest_size=4).hexdigest()
+
+
+_NUMBER = re.compile(r"(?<!\w)-?\d[\w.]*(?:(?<=e)[+-]\d+)?")  # no part of names: not the digits of x0 and float32
 
 
 def _plain(value: Any) -> Plain:

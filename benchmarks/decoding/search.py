@@ -37,7 +37,7 @@ from unittest import mock
 
 from ..common import Sampler, cpu_seconds
 from ..fingerprint import GPU, digest
-from .llm import CONFIGS, LENGTH, Repeated
+from .llm import BATCH, CONFIGS, LENGTH, Repeated
 
 NAMES = ("gemma-270m", "llama-1b")
 BUDGET = 40.0  # of the plan that `--again` recalls
@@ -72,8 +72,8 @@ def config_of(name: str, layers: int | None) -> dict[str, Any]:
     return config
 
 
-def decode_graph(config: dict[str, Any], quantize: str = "") -> Any:
-    """Graph of a decode step with lazy random weights. `quantize`: their form, if any."""
+def decode_graph(config: dict[str, Any], quantize: str = "", rows: int = 1) -> Any:
+    """Graph of a decode step of `rows` rows with lazy random weights. `quantize`: their form, if any."""
     from tensor_graphs.generation.cached_model import caches_of
     from tensor_graphs.generation.programs import step_graph
     from tensor_graphs.models.common.quantized_graph import quantized
@@ -82,7 +82,7 @@ def decode_graph(config: dict[str, Any], quantize: str = "") -> Any:
 
     weights: dict[str, Any] = {n: Repeated(w) for n, w in random_checkpoint(config).items()}  # type: ignore[arg-type]
     folder = Folder.of(config, weights)
-    graph = step_graph(folder, caches_of(folder.config, 1, LENGTH, gpu=True), 1)
+    graph = step_graph(folder, caches_of(folder.config, rows, LENGTH, gpu=True), 1)
     return quantized(graph, quantize)[0] if quantize else graph
 
 
@@ -163,7 +163,7 @@ def searched(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         Store(folder, starter=(lambda: [GPU.partition("|")[0]]) if options.starter else None),
     )
     with stage("load"):
-        graph = decode_graph(config_of(name, options.layers), options.quantize)
+        graph = decode_graph(config_of(name, options.layers), options.quantize, BATCH.get(name, 1))
     with stage("simplify"):
         task = Task(graph, prepare(session, graph, None), backends)
     session.lowerings.pool.begin()
@@ -206,7 +206,7 @@ def recalled(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         from tensor_graphs.pipeline.stages.prepare import Task, prepare
     session, backends = Session(Options(backend="gpu", budget=BUDGET, costdb=folder)), select("gpu")
     with stage("load"):
-        graph = decode_graph(config_of(name, options.layers), options.quantize)
+        graph = decode_graph(config_of(name, options.layers), options.quantize, BATCH.get(name, 1))
     with stage("look up"):
         slot = look_up(session, graph, None, backends)
     assert slot.entry is not None and slot.data is not None, session.plan_cache_notes
@@ -322,7 +322,7 @@ def on_gpu(name: str, options: argparse.Namespace) -> dict[str, Any]:
     program.flat_near()
     program.wait("a decode step")
     first = time.perf_counter()
-    made._programs.set("length", [LENGTH // 2], "int64")
+    made._programs.set("length", [LENGTH // 2] * BATCH.get(name, 1), "int64")
     us = timed(program.flat_near, lambda: program.wait("a decode step"))
     report = program.report
     assert report is not None

@@ -28,6 +28,8 @@ IDENTITY_FIELDS = TEXT_FIELDS + TUPLE_FIELDS
 """The fields hashed into the digest, in this order."""
 LABEL_FIELDS = ("name", "family")
 """Descriptive fields, for prediction and display: changing these keeps every measurement."""
+FORM = "/"
+"""Divides a generated kernel's name from the digest of its form, the kernel's terms without numbers."""
 
 _LONGEST_TEXT = 2000
 
@@ -56,11 +58,12 @@ class KernelKey:
 
     Equal keys have equal digests; `name` and `family` are not part of the digest.
 
-    `kernel` is the structural hash of what the kernel computes, without shapes, `source` the `source_hash` of the code,
-    `emitter` the version of the code generator, `schedule` the tuning parameters (a mapping is sorted). Lists become
-    tuples, NumPy integers ints, floats and bools texts (`float:0x1.8p+0`, `bool:true`); a text above 2,000 characters
-    is replaced by its beginning and its hash. Raises UsageError for other types or an empty `kernel`, `backend` or
-    `source`: different codes must not share a price.
+    `kernel` is the structural hash of what the kernel computes, without shapes, `name` ends with a generated
+    kernel's form (`FORM`), `source` is the `source_hash` of the code, `emitter` the version of the code generator,
+    `schedule` the tuning parameters (a mapping is sorted). Lists become tuples, NumPy integers ints, floats and
+    bools texts (`float:0x1.8p+0`, `bool:true`); a text above 2,000 characters is replaced by its beginning and its
+    hash. Raises UsageError for other types or an empty `kernel`, `backend` or `source`: different codes must not
+    share a price.
     """
 
     kernel: str

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...egraph.types.dtypes import itemsize
 from ..keys import rates
-from ..keys.key import Work
+from ..keys.key import FORM, Work
 from .gaussian_process import Array
 
 PARAMETERS = ("m", "n", "k0", "deep", "tm", "tn", "t0", "um", "un", "u0", "vm", "vn", "v0", "warps", "threads", "stages",
@@ -53,7 +53,9 @@ def features(columns: Sequence[Mapping[str, Any]], work: Sequence[Work]) -> Arra
     sizes, tiles = _sizes(calls, amount, machine), _tiles(calls, known, amount, machine)
     schedules = np.array([_scheduled(c["schedule"]) for c in columns]).T
     kinds = [str(c["device"]).partition(":")[0] for c in columns]
-    labels = np.array([_label(c["name"], c["backend"], c["family"], k) for c, k in zip(columns, kinds)]).T
+    labels = np.array(
+        [_label(str(c["name"]).partition(FORM)[0], c["backend"], c["family"], k) for c, k in zip(columns, kinds)]
+    ).T
     return np.concatenate([sizes, tiles, schedules, labels]).T
 
 

@@ -35,6 +35,11 @@ SHIPPED_FACTOR = 1.25
 """Factor within which this machine is expected to confirm a shipped time. Above 1 / MIN_CERTAINTY of a search
 (extract/search/measurement_state.py): kernels of a plan with such a price are measured again."""
 
+REACHED, DOUBTED = 0.97, 0.85
+"""On a GPU with cold caches, where rooflines follow the fastest measured kernels, an interval begins at this share of
+the roofline, or of the estimate if that is less. Else each further form of a product that reads its weights at full
+bandwidth may seem to save a quarter of its time, and searches measure all of them."""
+
 _LEVELS = (("kernel", 1), ("name", 2), ("family", 3))
 """Field that relatives share (besides backend and device), nearest level first, and the number of relatives
 required."""
@@ -129,6 +134,8 @@ class Predictor:
             asked, base = [queries[i] for i, _ in members], np.array([bases[i] for i, _ in members])
             group = self._group(place)
             for (index, bound), (low, middle, high, n) in zip(members, group.predict(asked, base)):
+                if self._regime == "cold":
+                    low = max(low, min(REACHED, DOUBTED * middle))
                 made = prices[index] = Price(bound * middle, bound * low, bound * high, "predicted", n)
                 self._predicted[queries[index].key.digest, queries[index].work] = group, made
         for index, bound in without_relatives:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..keys.key import FORM
 from ..reports.reports import StoreReport, shown
 from .valid_rows import readable_tables
 
@@ -65,7 +66,7 @@ def failed(root: Path) -> FailedReport:
     tried: dict[tuple[str, str], set[str]] = {}
     kinds: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for row in _rows(root):
-        kernel = row["name"], row["backend"]
+        kernel = row["name"].partition(FORM)[0], row["backend"]
         tried.setdefault(kernel, set()).add(row["digest"])
         if row["kind"] == "failure":
             found = kinds.setdefault((*kernel, row["status"], row["stage"]), {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -27,19 +27,37 @@ class TermLookup:
             key = keys.get(id(attrs)) or keys.setdefault(id(attrs), attrs_key(attrs))
             self._nodes.setdefault((op, key, tuple(kid[off[n] : off[n + 1]])), set()).add(cls)
 
-    def holds(self, terms: Sequence[Tensor], classes: Mapping[Tensor, int], made: Iterable[int]) -> bool:
-        """Whether each term over leaves of the given e-classes is in the e-class that it has in `made`."""
-        found: dict[Tensor, Iterable[int]] = {}
-        for t in topological(terms):
-            if t in classes:
-                found[t] = (classes[t],)
-            elif t.op in LEAVES:
-                found[t] = self._leaves.get(t, NOWHERE)
-            else:
-                key = attrs_key(t.attrs)
-                kids = product(*(found[a] for a in t.args))
-                found[t] = {c for k in kids for c in self._nodes.get((t.op, key, k), NOWHERE)}
-        return all(c in found[t] for t, c in zip(terms, made, strict=True))
+    def checker(
+        self, terms: Sequence[Tensor], given: Sequence[Tensor]
+    ) -> Callable[[Sequence[int], Iterable[int]], bool]:
+        """Function of the e-classes of the leaves `given` and of those of `terms`: whether each term over the leaves is
+        in its e-class. For many places of equal terms: what does not depend on the place is computed once."""
+        nodes, free = topological(terms), set(given)
+        number = {t: n for n, t in enumerate(nodes)}
+        places = [number.get(leaf, -1) for leaf in given]
+        fixed: list[Iterable[int]] = [
+            self._leaves.get(t, NOWHERE) if t.op in LEAVES and t not in free else NOWHERE for t in nodes
+        ]
+        steps = [
+            (number[t], t.op, attrs_key(t.attrs), [number[a] for a in t.args])
+            for t in nodes
+            if t not in free and t.op not in LEAVES
+        ]
+        results = [number[t] for t in terms]
+
+        def holds(classes: Sequence[int], made: Iterable[int]) -> bool:
+            found = list(fixed)
+            for place, c in zip(places, classes, strict=True):
+                if place >= 0:
+                    found[place] = (c,)
+            for n, op, key, kids in steps:
+                several = product(*(found[k] for k in kids))
+                found[n] = {c for k in several for c in self._nodes.get((op, key, k), NOWHERE)}
+                if not found[n]:
+                    return False
+            return all(c in found[n] for n, c in zip(results, made, strict=True))
+
+        return holds
 
 
 __all__ = ["TermLookup"]

@@ -52,12 +52,8 @@ def _proof(c: Candidate, view: EGraphView, lookup: TermLookup) -> Callable[[Sequ
     operands."""
     leaves = {name: placeholder(name, view.types[v.cls].shape, view.types[v.cls].dtype) for name, v in c.inputs}
     terms = [build(term, leaves, dict(c.call.attrs)) for term in c.template.terms]
-
-    def holds(classes: Sequence[int]) -> bool:
-        made, operands = classes[: len(terms)], classes[len(terms) :]
-        return lookup.holds(terms, dict(zip(leaves.values(), operands, strict=True)), made)
-
-    return holds
+    holds = lookup.checker(terms, list(leaves.values()))
+    return lambda classes: holds(classes[len(terms) :], classes[: len(terms)])
 
 
 __all__ = ["CarriedKernels", "carried_kernels"]

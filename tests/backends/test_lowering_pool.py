@@ -17,10 +17,12 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.generate import lowering_pool as lower_pool
+from tensor_graphs.backends.generate.emitter import PackedLowered
 from tensor_graphs.backends.generate.lowering_jobs import Job, flattened_terms, rebuilt_terms
 from tensor_graphs.backends.generate.lowering_pool import LowerPool
 from tensor_graphs.backends.generate.lowering_worker import answer
 from tensor_graphs.backends.generate.lowerings import Lowerings
+from tensor_graphs.backends.generate.template import layout_key
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.library.torch_cuda import BACKEND as LIBRARIES
 from tensor_graphs.backends.runtime.views import view_strides
@@ -30,6 +32,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.work import call_work
 
 GENERATORS = (TRITON, CUDA)
 
@@ -55,8 +58,20 @@ def found(pool: LowerPool | None = None) -> list[Any]:
     lowerings = Lowerings(pool=pool)
     made = candidate_hypergraph(view_of(graph()), [LIBRARIES, *map(lowerings.of, GENERATORS)], view_strides)
     return [
-        (k.template.name, k.template.pattern, k.outputs, k.inputs, k.call.output, k.weights) for k in made.candidates
+        (k.template.name, k.template.pattern, k.outputs, k.inputs, k.call.output, k.weights, priced_by(k))
+        for k in made.candidates
     ]
+
+
+def priced_by(candidate: Any) -> Any:
+    """What the price of a candidate depends on: for this a kernel that a worker has lowered stays packed."""
+    template, call = candidate.template, candidate.call
+    if template.space is None:
+        return None
+    found = call_work(template, call), template.space(call)
+    ours = template.lowered.get(layout_key(call))
+    assert not isinstance(ours, PackedLowered) or ours.opened().space == found[1]
+    return found
 
 
 def test_the_same_candidates_come_out_whoever_reads_them(pool: LowerPool) -> None:
@@ -135,7 +150,7 @@ def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
     second = batch(3.0)
     replies = [r for _ in range(20) for r in taken(second)]
     assert replies, "processes had a part in it"
-    assert all("3.0" in str(pickle.loads(made)[0]) for _, found, _ in replies for *_, made in found if made)
+    assert all("3.0" in str(made.opened().kernel) for _, found, _ in replies for *_, made in found if made)
 
 
 def test_two_batches_that_grow_by_turns_get_the_replies_to_their_own_jobs(pool: LowerPool) -> None:
@@ -153,7 +168,7 @@ def test_two_batches_that_grow_by_turns_get_the_replies_to_their_own_jobs(pool: 
     for factor, batch in batches.items():
         batch.close()
         replies = [r for _ in range(20) for r in batch.take()]
-        kernels = [str(pickle.loads(made)[0]) for _, found, _ in replies for *_, made in found if made]
+        kernels = [str(made.opened().kernel) for _, found, _ in replies for *_, made in found if made]
         assert kernels and all(str(factor) in kernel for kernel in kernels)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
+from tensor_graphs.backends.generate.template import template_of
+from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.costdb.keys.device import device_key
 from tensor_graphs.costdb.keys.key import KernelKey, Work
 from tensor_graphs.costdb.price.predict import Query
@@ -19,6 +24,9 @@ from tensor_graphs.costdb.store import calibrate
 from tensor_graphs.costdb.store.schema import TimingRow
 from tensor_graphs.costdb.store.snapshot import Snapshot
 from tensor_graphs.costdb.store.store import Store
+from tensor_graphs.egraph.composites import composite_ops as c
+from tensor_graphs.egraph.ops.ops import Type
+from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 Make = Callable[..., TimingRow]
 Keys = Callable[..., KernelKey]
@@ -53,6 +61,26 @@ def test_sources_only_get_better_as_rows_come_in(tmp_path: Path, timing: Make, k
     assert known.source == "measured" and known.us == pytest.approx(60.0) and known.n == 1
     store.add([timing(70.0, 1100, work=work(1100))])
     assert store.price([query]) == [known]
+
+
+def test_kernels_that_differ_in_numbers_are_the_nearest_relatives(tmp_path: Path) -> None:
+    """A norm of 4096 columns was never measured; one of 2048 with another epsilon was, beside many faster kernels."""
+
+    def query(size: int, eps: float, *, norm: bool) -> Query:
+        x, ones = t.input("x0", (1, size)), t.full((size,), 1.0, "float32")
+        template = template_of(CUDA.emitter, c.rms_norm(x, ones, eps=eps) if norm else t.sum(x + eps, axis=1))
+        row = Operand(Type((1, size), "float32"), contiguous((1, size)))
+        result = Operand(Type(template.root.shape, "float32"), contiguous(template.root.shape))
+        schedule = next(iter(template.space(Call({"x0": row}, result, {})) or [{}]))
+        return Query(replace(key_of(template, Call({"x0": row}, result, {}, schedule)), device="gpu:x"), work(size))
+
+    known = [(query(2048, 1e-5, norm=True), 30.0), *((query(4096, float(n), norm=False), 2.0) for n in range(1, 30))]
+    assert len({q.key.name for q, _ in known}) == 2 and {q.key.family for q, _ in known} == {"reduction"}
+    store = Store(tmp_path)
+    store.add([TimingRow(key=q.key, work=q.work, samples=[us] * 3, regime="cold") for q, us in (*known, *known[:1])])
+    store.add([TimingRow(key=query(1024, 2e-5, norm=True).key, work=work(1024), samples=[30.0] * 3, regime="cold")])
+    (price,) = store.price([query(4096, 1e-6, norm=True)], regime="cold")
+    assert price.source == "predicted" and price.us == pytest.approx(30.0, rel=0.3)
 
 
 def test_shapes_of_one_kernel_beat_the_family_mean(tmp_path: Path, timing: Make, key: Keys) -> None:

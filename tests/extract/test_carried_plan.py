@@ -117,4 +117,4 @@ def test_kernels_that_do_not_hold_at_another_place_are_left_out() -> None:
             n: tg.input(n, view.types[c].shape, view.types[c].dtype) for n, c in zip(m.template.operands, m.operands)
         }
         terms = [build(t, leaves, {}) for t in m.template.terms]
-        assert lookup.holds(terms, dict(zip(leaves.values(), m.operands)), (m.cls, *m.more))
+        assert lookup.checker(terms, list(leaves.values()))(m.operands, (m.cls, *m.more))

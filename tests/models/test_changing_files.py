@@ -161,14 +161,18 @@ def test_equal_regions_share_memory_while_it_is_in_use(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_cut_short_while_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a device, in pieces."""
-    pytest.importorskip("torch")
+    """To a device, in pieces, as tensors in memory are copied, too."""
+    torch = pytest.importorskip("torch")
     path, values = tmp_path / "m.safetensors", np.arange(1 << 19, dtype=np.float32)
     write_arrays(path, {"a": values})
     array = read_header(path).tensors["a"]
     monkeypatch.setattr(upload, "PIECE", 300_000)
     np.testing.assert_array_equal(upload.uploaded_file(array, "cpu").numpy(), values)
-    pieces = FileArray.pieces
+    in_pieces, pieces = upload._in_pieces, FileArray.pieces
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "_in_pieces", lambda pieces, size, device: in_pieces(pieces, size, "cpu"))
+        for given in (torch.from_numpy(values).reshape(2, -1), torch.arange(700_001).to(torch.bfloat16)):
+            assert torch.equal(found := upload.uploaded_tensor(given, "cuda"), given) and found.dtype == given.dtype
 
     def cut(self: FileArray, buffers: Any) -> Any:
         for number, piece in enumerate(pieces(self, buffers)):

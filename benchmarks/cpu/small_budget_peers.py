@@ -1,5 +1,5 @@
 """Small budgets on a CPU beside eager PyTorch, `torch.compile` and ONNX Runtime: `python -m
-benchmarks.small_budget_peers [--models TITLE ...] [--budgets 2 5 20] [--threads N] [--busy] [--peers NAME ...]`.
+benchmarks.cpu.small_budget_peers [--models TITLE ...] [--budgets 2 5 20] [--threads N] [--busy] [--peers NAME ...]`.
 
 Networks of models/cpu_first_models.py, given as modules, as ONNX files and as quantized ONNX files. Each search is a
 process with an empty home, as on a fresh machine. Then one process calls all programs of a network, the module, the
@@ -21,9 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .common import WORK, in_process
+from ..common import WORK, in_process
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 PEERS = {"eager": "eager", "compile": "torch.compile", "onnxruntime": "ONNX Runtime"}
 ROUNDS, LIMIT_S = 30, 500
 KEPT = ("runs", "cost_us", "seconds", "priced", "measured_now", "omitted")  # fields of a report
@@ -31,7 +31,7 @@ KEPT = ("runs", "cost_us", "seconds", "priced", "measured_now", "omitted")  # fi
 
 def source(title: str, folder: Path, modules: bool) -> tuple[Any, ...]:
     """What a search is given: the module and its inputs, or the ONNX file in `folder`."""
-    from .models import cpu_first_models as models
+    from ..models import cpu_first_models as models
 
     form = models.MODELS[title][1]
     if form == "module" or (modules and form == "onnx"):
@@ -44,8 +44,8 @@ def search(title: str, budget: float, folder: str, busy: bool, modules: bool) ->
     the call and fields of the report."""
     import torch
 
+    from ..models import cpu_first_models as models
     from . import quiet_clock
-    from .models import cpu_first_models as models
 
     warnings.simplefilter("ignore")
     wall = time.perf_counter
@@ -53,11 +53,11 @@ def search(title: str, budget: float, folder: str, busy: bool, modules: bool) ->
         quiet_clock.install()
     import tensor_graphs as tg
 
-    from . import small_budget_cpu
+    from . import small_budgets
 
     given, optimize, more = source(title, Path(folder), modules), tg.optimize, dict[str, Any]()
     if busy:
-        small_budget_cpu.measure_busy()
+        small_budgets.measure_busy()
     if free := models.MODELS[title][2]:
         dims = {name: torch.export.Dim(name, min=1, max=512) for sizes in free for name in sizes.values()}
         more["dynamic_shapes"] = tuple({axis: dims[name] for axis, name in sizes.items()} for sizes in free)
@@ -74,8 +74,8 @@ def search(title: str, budget: float, folder: str, busy: bool, modules: bool) ->
 
 def peers(title: str, folder: Path, threads: int, wanted: list[str], modules: bool) -> dict[str, Any]:
     """Calls of the other implementations, and why some have failed, under "failed"."""
-    from . import cpu_peers, quantized_cnns
-    from .models import cpu_first_models as models
+    from ..models import cpu_first_models as models
+    from . import one_thread, quantized_cnns
     from .onnxruntime_call import onnxruntime_call
 
     module, inputs = models.build(title)
@@ -89,7 +89,7 @@ def peers(title: str, folder: Path, threads: int, wanted: list[str], modules: bo
     made: dict[str, Callable[[], Any]] = {"onnxruntime": quantized_call} if quantized else {
         "eager": lambda: lambda: module(*inputs),
         "onnxruntime": lambda: onnxruntime_call(module, inputs, threads),
-        "compile": lambda: cpu_peers.compiled(module, inputs),
+        "compile": lambda: one_thread.compiled(module, inputs),
     }  # fmt: skip
     for name, make in made.items():
         if name in wanted:
@@ -106,8 +106,8 @@ def measure(title: str, folder: str, threads: int, wanted: list[str], modules: b
 
     import tensor_graphs as tg
 
+    from ..models import cpu_first_models as models
     from . import quantized_cnns
-    from .models import cpu_first_models as models
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(threads)
@@ -125,14 +125,14 @@ def measure(title: str, folder: str, threads: int, wanted: list[str], modules: b
 
 def written(title: str, folder: str) -> str:
     """Write the ONNX file of a network into `folder`; returns its path."""
-    from .models.cpu_first_models import write
+    from ..models.cpu_first_models import write
 
     return str(write(title, Path(folder)))
 
 
 def network(title: str, options: argparse.Namespace) -> dict[str, Any]:
     """Searches and times of a network: by budget the report's fields, and the ratios of the peers' times to ours."""
-    from .models.cpu_first_models import MODELS
+    from ..models.cpu_first_models import MODELS
 
     folder = options.to / title.replace(" ", "-").replace(",", "")
     folder.mkdir(parents=True, exist_ok=True)
@@ -178,8 +178,8 @@ def main() -> None:
     """Parse the command line, measure the networks one after another, store and render after each."""
     from tensor_graphs.costdb.keys.device import device_key
 
-    from .models.cpu_first_models import MODELS
-    from .run import commit
+    from ..models.cpu_first_models import MODELS
+    from ..run import commit
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), metavar="TITLE", help="titles or their beginnings")
