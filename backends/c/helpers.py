@@ -98,8 +98,8 @@ def c_library(source: str, threads: bool = True, parts: tuple[str, ...] = ()) ->
     machine = c_machine(tuple(command))
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     # "named": the name is part of the checksum in the file (emitted programs of other versions have their own files)
-    named = lambda *texts: hashlib.blake2b(repr(("named", *texts)).encode(), digest_size=16).hexdigest()
-    name, kept = named(source, command, machine, *parts), {f"{named(p, command, machine)}.o": p for p in parts}
+    name = c_name("named", source, command, machine, *parts)
+    kept = {f"{c_name('named', part, command, machine)}.o": part for part in parts}
     folder = code_folder("c")
     if folder is not None:
         try:
@@ -112,6 +112,11 @@ def c_library(source: str, threads: bool = True, parts: tuple[str, ...] = ()) ->
         prefix="tensor_graphs-c-", dir=temporary_place()
     ) as own:  # a loaded library needs no file
         return c_loaded(Path(own) / f"{name}.so", source, command, kept)
+
+
+def c_name(*content: object) -> str:
+    """File name of what is compiled from `content`: a hash of it."""
+    return hashlib.blake2b(repr(content).encode(), digest_size=16).hexdigest()
 
 
 def c_loaded(path: Path, source: str, command: list[str], parts: dict[str, str] | None = None) -> Any:
@@ -321,6 +326,7 @@ __all__ = [
     "c_loaded",
     "c_machine",
     "c_made",
+    "c_name",
     "c_opened",
     "c_output",
     "c_processor",

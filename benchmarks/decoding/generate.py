@@ -1,7 +1,7 @@
 """Text generation end to end, as a user runs it: `python -m benchmarks.decoding.generate NAMES [--budget S] [--new N]
 [--quantize F] [--runs N] [--limit S] [--to FILE]`.
 
-For each model of `benchmarks.decoding.llm` a folder with random weights is written. Then processes of `tensor-graphs generate
+For each model of `llm.py` a folder with random weights is written. Then processes of `tensor-graphs generate
 FOLDER --prompt-tokens ... --json` run one after another with one home: the first searches the programs, `--runs`
 others find their plans. Rows: seconds until the answer (checks may follow it) and of the process, of its programs,
 from the prompt to the first token, tokens per second and the share of the device's bandwidth. Beside them, on a GPU:

@@ -1,5 +1,6 @@
-"""Starter rows of decode steps: `python -m benchmarks.decoding.starter_rows --keep STORE [--only CASE ...] [--seconds S]
-[--limit S]`, on a GPU; `--export FOLDER` writes a starter file of the rows in STORE and of the shipped ones, anywhere.
+"""Starter rows of decode steps: `python -m benchmarks.decoding.starter_rows --keep STORE [--only CASE ...]
+[--seconds S] [--limit S]`, on a GPU; `--export FOLDER` writes a starter file of the rows in STORE and of the shipped
+ones, anywhere.
 
 Each case is a decode step of a published decoder's sizes with few layers (an inner layer has the kernels of all),
 in 16 bits or with quantized weights, of one or more rows. Its kernels are matched and measured as a search of such a
