@@ -14,6 +14,7 @@ from typing import Any
 
 from ...costdb.keys.device import GPU_KIND
 from ...errors import KernelError, KernelRefusedError
+from ...imported import installed
 from ...private import code_folder, read_sealed, sealed
 from ...wording import with_article
 from ...writing.files import replacing_raw
@@ -133,9 +134,7 @@ def _usable(interpret: bool) -> dict[str, str]:
     why = {b: known[b].unavailable() if b in known else f"there is no backend {b}" for b in names}
     interpreted = os.environ.get("TRITON_INTERPRET") == "1" or interpret
     if why["triton"] and interpreted:
-        from importlib.util import find_spec
-
-        why["triton"] = "" if find_spec("triton") else why["triton"]
+        why["triton"] = "" if installed("triton") else why["triton"]
     return why
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from ...egraph.types.dtypes import is_float
 from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
+from ...imported import installed
 from ..generate.emitter import Lowered
 from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
@@ -174,7 +174,7 @@ class C(KernelGenerator):
         `transposed`: weights whose layout changes at load time. `last`: the output is channels-last. `precision`: input
         precision of float32 matrix products.
         """
-        if find_spec("torch"):
+        if installed("torch"):
             with suppress(ImportError, OSError):
                 import torch  # noqa: F401  (its threads)
         return super().template(roots, transposed, last, precision)

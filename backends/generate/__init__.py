@@ -5,5 +5,5 @@ In: fusion groups.
 Out: kernel templates.
 Imports: backends, backends.ir, backends.lowering, backends.program.emit, backends.program.helpers, bytecode,
     costdb.keys, egraph.ir, egraph.ops, egraph.saturate, egraph.types, egraph.view, errors, extract.candidates,
-    extract.fusion, extract.model, processes.
+    extract.fusion, extract.model, imported, processes.
 """

@@ -6,7 +6,6 @@ A `KernelGenerator` describes a backend and is immutable; its `Lowering` (loweri
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from ...egraph.view.view import EGraphView
 from ...errors import UsageError
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
+from ...imported import installed
 from ..contract import BackendBase
 from ..gpu_backend import GpuBackend
 from ..ir.precision import IEEE, PRECISIONS
@@ -122,12 +122,4 @@ class GpuGenerator(KernelGenerator, GpuBackend):
 
 def missing_module(modules: Iterable[str]) -> str:
     """Message that names the first of `modules` that is not installed; "" if all are."""
-    return next((f"{module} is not installed" for module in modules if not _there(module)), "")
-
-
-def _there(module: str) -> bool:
-    """Whether a module, possibly inside a package, can be imported."""
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+    return next((f"{module} is not installed" for module in modules if not installed(module)), "")

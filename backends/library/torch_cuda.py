@@ -18,6 +18,7 @@ from ...egraph.ops.ops import OPS
 from ...egraph.types import dtypes
 from ...extract.model.kernel import Call
 from ...extract.model.library_kernel import LibraryKernel, identify
+from ...imported import installed
 from ..gpu_backend import GpuBackend
 from ..gpu_context import begin_driver
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
@@ -327,9 +328,8 @@ def _twins(native: Iterable[LibraryKernel]) -> list[LibraryKernel]:
 @cache
 def _unavailable() -> str:
     from ctypes import CDLL
-    from importlib.util import find_spec
 
-    if find_spec("torch") is None:
+    if not installed("torch"):
         return "PyTorch is not installed (pip install 'tensor-graphs[gpu]')"
     if not any(_loads(CDLL, name) for name in ("libcuda.so.1", "nvcuda.dll")):
         return "there is no NVIDIA driver (libcuda cannot be loaded)"

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...extract.model.kernel import Call, Code
 from ...extract.model.library_kernel import LibraryKernel
-from ...imported import BROKEN
+from ...imported import BROKEN, installed
 from .torch_calls import (
     FLOATS,
     Applies,
@@ -54,9 +54,7 @@ def row(name: str, pattern: str, code: Code, *, applies: Applies | None = None, 
 
 @cache
 def _is_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("torch") is not None
+    return installed("torch")
 
 
 def unavailable() -> str:

@@ -4,5 +4,5 @@ In: kernel IR; plans.
 Out: functions of jax.experimental.pallas; programs on JAX arrays.
 Imports: backends, backends.generate, backends.ir, backends.program.emit, backends.program.helpers,
     backends.program.launch, backends.runtime, costdb.keys, egraph.builders, egraph.evaluate, egraph.ir, egraph.ops,
-    egraph.types, extract.model.
+    egraph.types, extract.model, imported.
 """

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
-from importlib.util import find_spec
 
 from ...costdb.keys.device import MachineKey, host_key, toolchain_key
 from ...egraph.ir.tensor import Tensor
 from ...extract.model.kernel import Call
+from ...imported import installed
 from ..contract import Measuring
 from ..device import TargetDevice
 from ..generate.generator import KernelGenerator
@@ -65,7 +65,7 @@ class Pallas(KernelGenerator):
 
         Without an accelerator the device is the CPU that interprets kernels.
         """
-        if find_spec("jax") is None:
+        if not installed("jax"):
             return host_key(f"{toolchain_key()};jax=none")
         import jax
 

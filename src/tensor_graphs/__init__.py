@@ -17,7 +17,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from . import imported as _imported  # noqa: F401  (registers what forked children do)
+from . import imported as _imported  # also registers what forked children do
 
 __version__ = "0.1.0"
 
@@ -56,10 +56,12 @@ if not TYPE_CHECKING:  # a type checker would take any name for an attribute
         from importlib.util import find_spec
 
         if name in _PUBLIC:
-            from .extract.model.gc_pause import gc_paused
+            with _imported.other_packages_named():
+                from .extract.model.gc_pause import gc_paused
 
             module, attribute = _PUBLIC[name]
-            with gc_paused():  # collections take half of the time of imports once Torch is loaded
+            # collections take half of the time of imports once Torch is loaded
+            with gc_paused(), _imported.other_packages_named():
                 found = import_module(f".{module}", __name__)
             return getattr(found, attribute) if attribute else found
         if (

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
+from .imported import other_packages_named
 from .options import CommonOptions
 from .wording import near
 
@@ -55,7 +56,8 @@ def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], Public
                 raise TypeError(
                     f"{inner.__name__}() got an unexpected keyword argument {unknown[0]!r}{near(unknown[0], signature.parameters)}"
                 )
-            return function(source, example_inputs, cast("O", declared(**given)))
+            with other_packages_named():
+                return function(source, example_inputs, cast("O", declared(**given)))
 
         for name in ("__module__", "__name__", "__qualname__"):
             setattr(call, name, getattr(inner, name))

@@ -200,6 +200,16 @@ def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkey
     assert begun == [measuring.STORE_MODULES, "cuda", measuring.STORE_MODULES]
 
 
+def test_no_process_begins_that_could_not_measure_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    monkeypatch.setattr(CpuMeasurer, "start", lambda self: begun.append(self))
+    for budget, name, late in ((1.0, "torch", True), (1.0, "numpy", False), (2.0, "torch", False)):
+        session = Session(Options(backend=name, budget=budget))
+        _, measurer = measuring.take_measurer(session, [SimpleNamespace(name=name, measured="host")])  # type: ignore[list-item]
+        assert (measurer is None) == late == bool(session.omitted) and len(begun) == (measurer is not None)
+        begun.clear()
+
+
 @pytest.mark.parametrize(("budget", "gpu", "begun"), [(5.0, True, 1), (60.0, True, 0), (5.0, False, 0)])
 def test_processes_that_lower_start_before_loading_in_small_budgets(
     budget: float, gpu: bool, begun: int, monkeypatch: pytest.MonkeyPatch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import sys
 import weakref
 from hashlib import sha256
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from ....bytecode import bytecode_kept
 from ....errors import DeviceUnavailableError, UnusableKernelsError, UsageError
 from ....extract.model.plan import Plan
-from ....imported import BROKEN
+from ....imported import BROKEN, imported, other_package
 from ... import gpu
 from ...device import HOST
 from ...runtime.compile_clock import compiler_seconds
@@ -65,7 +64,7 @@ def executed(source: str, name: str, binaries: Binaries | None = None) -> dict[s
     """
     if binaries is None and "triton" in source:
         gpu.keep_compiled()
-    if "import torch" in source and "torch" not in sys.modules:
+    if "import torch" in source and imported("torch") is None:
         _import_torch(name)
     title = "".join(c if c.isalnum() or c in "_-." else "_" for c in ascii(name)[1:81])
     space: dict[str, Any] = {
@@ -113,6 +112,8 @@ def _import_torch(name: str) -> None:
     """Import PyTorch for the program `name`; an incomplete installation may raise anything."""
     try:
         importlib.import_module("torch")
+        if wrong := other_package("torch"):
+            raise ImportError(wrong)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

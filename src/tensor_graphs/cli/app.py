@@ -22,6 +22,7 @@ import typer
 from .. import __version__
 from ..costdb.keys.device import GPU_KIND
 from ..errors import ExtractionError, Interrupted, UsageError
+from ..imported import other_packages_named
 from ..options import Options, summary
 from ..wording import counted
 from ..writing.files import is_stream, write_text
@@ -406,7 +407,8 @@ def run(arguments: list[str]) -> int:
 def _run(arguments: list[str], as_json: bool) -> int:
     """Run a command line and return its exit code. Raises OSError if standard output cannot be written."""
     try:
-        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # stdout holds the JSON document only
+        shown = redirect_stdout(sys.stderr) if as_json else nullcontext()
+        with shown, other_packages_named():  # stdout holds the JSON document only
             answer = app(args=arguments, standalone_mode=False, prog_name="tensor-graphs")
         if answer == 130:  # how Typer passes KeyboardInterrupt on
             raise KeyboardInterrupt

@@ -123,7 +123,7 @@ def _search_task(session: Session, task: Task) -> SearchResult:
         session.lowerings.close()
         with session.stage_clock.running("stop workers"):
             _ended(session, store, measurer)
-    return _finished(session, task, accepted, report, measurer)
+    return _finished(session, task, accepted, report, measurer, pricer)
 
 
 def rewriting_is_late(session: Session, tuning: OverlappedTuning | None) -> bool:
@@ -192,7 +192,7 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
 
 
 def _finished(
-    session: Session, task: Task, accepted: Accepted, report: Report, measurer: Measurer | None
+    session: Session, task: Task, accepted: Accepted, report: Report, measurer: Measurer | None, pricer: CostPricer
 ) -> SearchResult:  # fmt: skip
     """Time the program, choose between it and the unfused baseline, and complete its report."""
     choice, program, symbolic = accepted.choice, accepted.program, task.symbolic
@@ -204,7 +204,7 @@ def _finished(
         report.sizes, report.warnings = symbolic.size_ranges(), [*report.warnings, *symbolic.notes()]
     if choice.stopped == "budget":
         session.omitted.append(Omission(OmittedWork.MEASURING))
-    unoptimized = faster_unoptimized(session, task, program, report)
+    unoptimized = faster_unoptimized(session, task, program, report, pricer)
     program = unoptimized or program
     report.seconds, report.omitted = session.stage_clock.seconds, list(dict.fromkeys(map(str, session.omitted)))
     _note_unsearched(session, report)

@@ -136,7 +136,9 @@ class Search:
             _kill(process)
         if process.returncode == 0:
             return ""
-        last = (folder / "log").read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
+        with open(folder / "log", "rb") as log:  # it may be long
+            log.seek(-min(4096, os.fstat(log.fileno()).st_size), os.SEEK_END)
+            last = log.read().decode("utf-8", "replace").strip().splitlines()
         return f"the search process ended with code {process.returncode}: {' '.join(last[-3:])[-TAIL:]}"
 
 

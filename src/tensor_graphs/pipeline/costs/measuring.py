@@ -22,10 +22,14 @@ from ...extract.model.kernel import Backend
 from ...extract.model.pricing import Measurer
 from ...extract.search.preload import STORE_MODULES, import_in_background
 from ...options import CommonOptions, Options
+from ...report.omissions import Omission, OmittedWork
 from ..context.reserves import closing_s
 from ..context.session import Session, kept_warnings, store_of
 
 EARLY_S = 30.0  # budget up to which the processes that lower kernels for a GPU start before the model is loaded
+# budget below which no process measures kernels of PyTorch: importing it takes as long (1.3 s on an idle machine), so
+# that the process would be ended before its first kernel
+IMPORTING_S = 1.5
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
 
 
@@ -56,15 +60,16 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
-    """Kernel measurer of the backends, whose processes begin to start; None if nothing is to be measured."""
-    if not options.measure or options.deterministic:
+    """Kernel measurer of the backends, whose processes begin to start; None if nothing is to be measured, or no process
+    would be ready in time (`too_late`)."""
+    if not options.measure or options.deterministic or too_late(options, backends):
         return None
     where = {backend(b.name).measured for b in backends}
     measurer: Measurer
     if "gpu" in where:
         measurer = GpuMeasurer(store, calibrates=options.budget > SMALL_S)
     elif "host" in where:
-        preload = "torch" if any(b.name == "torch" for b in backends) else ""
+        preload = "torch" if _has_torch(backends) else ""
         measurer = CpuMeasurer(store, preload=preload, grace=closing_s(options, on_gpu=False))
     else:
         return None
@@ -74,6 +79,15 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
         with suppress(WorkerError):  # the error is raised again by the first measurement
             measurer.start()  # takes as long as rewriting
     return measurer
+
+
+def too_late(options: Options, backends: Sequence[Backend]) -> bool:
+    """Whether the budget ends before a process that measures kernels is ready."""
+    return options.budget < IMPORTING_S and _has_torch(backends)
+
+
+def _has_torch(backends: Sequence[Backend]) -> bool:
+    return any(b.name == "torch" for b in backends)
 
 
 @contextmanager
@@ -138,6 +152,8 @@ def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store,
     if started is not None:
         return started
     store = store_of(session)
+    if session.options.measure and too_late(session.options, backends):
+        session.omitted.append(Omission(OmittedWork.MEASURING))
     return store, measurer_of(session.options, backends, store)
 
 

@@ -33,7 +33,7 @@ from ...verification.memory_checks import eager_bytes, memory_shortage
 from ...verification.reference import call_seconds
 from ...verification.verify import verify
 from ...wording import spelled_us
-from ..context.session import Session, open_store
+from ..context.session import Session
 from ..costs.prices import CostPricer
 from ..execution.caller_timing import why_program_runs
 from ..execution.timing import Run, call_clock_of
@@ -47,8 +47,11 @@ LEAST_S = 1.0  # estimated seconds of a call of the caller's function up to whic
 
 
 # ---------------------------------------------------------------- the unfused baseline
-def faster_unoptimized(session: Session, task: Task, program: Program, report: Report) -> Program | None:
-    """The unfused baseline if its whole calls are measured to be faster than those of `program`, else None.
+def faster_unoptimized(
+    session: Session, task: Task, program: Program, report: Report, pricer: CostPricer
+) -> Program | None:
+    """The unfused baseline if its whole calls are measured to be faster than those of `program`, else None. `pricer`:
+    of the search, which has priced most of its kernels already.
 
     None also if the option `deterministic` is set: measured times then choose nothing.
     """
@@ -68,8 +71,7 @@ def faster_unoptimized(session: Session, task: Task, program: Program, report: R
     report.warnings.append(
         f"the graph runs as it is written: its call takes {before:.1f} µs, that of the plan that was found {after:.1f} µs"
     )
-    with open_store(session) as store:
-        describe_as_written(report, unoptimized, CostPricer(store))
+    describe_as_written(report, unoptimized, pricer)
     report.cost_us = report.latency_after_us = before or 0.0
     report.lower_bound_us, report.optimal = min(report.lower_bound_us, report.cost_us), False
     report.runs = AS_WRITTEN
