@@ -23,6 +23,7 @@ from typing import Any
 
 from ...errors import RuleError, UsageError, WorkerError
 from ...plain import as_float
+from ...processes.import_lock import free_import_lock
 from ..ir.graph import Graph
 from ..patterns.rule import Rule
 from ..view.saturation_report import SaturationReport
@@ -123,6 +124,7 @@ class _Saturation:
         except MemoryLimit:
             stopped = "bytes"
         except (KeyboardInterrupt, Stopped):
+            free_import_lock()
             stopped = "interrupted"
         except WorkerError as error:
             stopped, self.message = "worker-died", error.message
@@ -317,6 +319,7 @@ def _in_threads(
         try:
             wait(futures)
         except KeyboardInterrupt:
+            free_import_lock()
             pressed.set()
             wait(futures)
         return [f.result() for f in futures]

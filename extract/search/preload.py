@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from importlib import import_module
 from threading import Thread
+from time import monotonic
+from weakref import WeakSet
+
+from ...processes.import_lock import free_import_lock
 
 SOLVER_MODULES = ("ortools.math_opt.python.mathopt", "ortools.sat.python.cp_model")
 STORE_MODULES = ("duckdb", "pyarrow")
+END_S = 20.0  # seconds, at most, that the end of the process waits for imports
+
+_begun: WeakSet[Thread] = WeakSet()
 
 
 def import_in_background(modules: Sequence[str], first: Callable[[], object] = lambda: None) -> Thread:
@@ -25,9 +33,20 @@ def import_in_background(modules: Sequence[str], first: Callable[[], object] = l
             with suppress(ImportError, RuntimeError):  # the process may be ending
                 import_module(module)
 
-    thread = Thread(target=copy_context().run, args=(load,), name="load-ahead")
+    thread = Thread(target=copy_context().run, args=(load,), name="load-ahead", daemon=True)
     thread.start()
+    _begun.add(thread)
     return thread
+
+
+@atexit.register
+def _wait() -> None:
+    """Wait for imports, inside of which a process cannot end without a crash. An import that waits for a lock which
+    Ctrl-C has left locked does not end."""
+    free_import_lock()
+    end = monotonic() + END_S
+    for thread in [*_begun]:
+        thread.join(max(0.0, end - monotonic()))
 
 
 __all__ = ["SOLVER_MODULES", "STORE_MODULES", "import_in_background"]

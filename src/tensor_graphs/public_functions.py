@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 from .imported import other_packages_named
 from .options import CommonOptions
+from .processes.import_lock import free_import_lock
 from .wording import near
 
 P = ParamSpec("P")
@@ -56,8 +57,12 @@ def takes_options(kind: Callable[P, O]) -> Callable[[TakesOptions[O, R]], Public
                 raise TypeError(
                     f"{inner.__name__}() got an unexpected keyword argument {unknown[0]!r}{near(unknown[0], signature.parameters)}"
                 )
-            with other_packages_named():
-                return function(source, example_inputs, cast("O", declared(**given)))
+            try:
+                with other_packages_named():
+                    return function(source, example_inputs, cast("O", declared(**given)))
+            except KeyboardInterrupt:
+                free_import_lock()
+                raise
 
         for name in ("__module__", "__name__", "__qualname__"):
             setattr(call, name, getattr(inner, name))

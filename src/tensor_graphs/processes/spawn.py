@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import IO, Any
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import IO, Any, TypeVar
 
-from .forks import adopted
+from .forks import Lock, adopted, in_forked_child
+
+P = TypeVar("P")
 
 RUNNER = f"{__name__.rpartition('.')[0]}.run_worker"  # module that runs the others
 
@@ -38,9 +43,9 @@ def start_worker(
     if it cannot be started.
     """
     command = [interpreter(), "-P", "-m", RUNNER, module, *arguments]
-    return adopted(subprocess.Popen(
+    return adopted(_in_lasting_thread(lambda: subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(environment), start_new_session=True,
-    ))  # fmt: skip
+    )))  # fmt: skip
 
 
 def start_line_worker(
@@ -48,10 +53,29 @@ def start_line_worker(
 ) -> subprocess.Popen[str]:
     """A worker process (`start_worker`) whose pipes carry lines of UTF-8 text and whose standard error is discarded."""
     command = [interpreter(), "-P", "-m", RUNNER, module, *arguments]
-    return adopted(subprocess.Popen(
+    return adopted(_in_lasting_thread(lambda: subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         env=_environment(environment), start_new_session=True,
-    ))  # fmt: skip
+    )))  # fmt: skip
+
+
+_lock = Lock()
+_starter: list[ThreadPoolExecutor] = []
+
+
+def _in_lasting_thread(start: Callable[[], P]) -> P:
+    """`start()`, called in the main thread, or in one that lives as long: Linux ends a worker that asks to die with its
+    parent (child.py) when the *thread* that has started it ends."""
+    if threading.current_thread() is not threading.main_thread():
+        with _lock:
+            if not _starter:
+                _starter.append(ThreadPoolExecutor(1, "worker-starter"))
+        with suppress(RuntimeError):  # the process is ending
+            return _starter[0].submit(start).result()
+    return start()
+
+
+in_forked_child(_starter.clear)  # a forked child has no threads
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:

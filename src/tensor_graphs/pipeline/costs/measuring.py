@@ -62,7 +62,7 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
     """Kernel measurer of the backends, whose processes begin to start; None if nothing is to be measured, or no process
     would be ready in time (`too_late`)."""
-    if not options.measure or options.deterministic or too_late(options, backends):
+    if not measures(options) or too_late(options, backends):
         return None
     where = {backend(b.name).measured for b in backends}
     measurer: Measurer
@@ -79,6 +79,11 @@ def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> 
         with suppress(WorkerError):  # the error is raised again by the first measurement
             measurer.start()  # takes as long as rewriting
     return measurer
+
+
+def measures(options: Options) -> bool:
+    """Whether a search measures kernels."""
+    return options.measure and not options.deterministic
 
 
 def too_late(options: Options, backends: Sequence[Backend]) -> bool:
@@ -152,7 +157,7 @@ def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store,
     if started is not None:
         return started
     store = store_of(session)
-    if session.options.measure and too_late(session.options, backends):
+    if measures(session.options) and too_late(session.options, backends):
         session.omitted.append(Omission(OmittedWork.MEASURING))
     return store, measurer_of(session.options, backends, store)
 
