@@ -129,6 +129,7 @@ def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
         measurer = measurer_of(session.options, backends, store)
         if measurer is not None:
             session.started = store, measurer
+        if measurer is not None or too_late(session.options, backends):
             gpu = on_gpu(backends)
             import_in_background(STORE_MODULES, partial(_begin_prices, session, store) if gpu else lambda: None)
             if gpu:
