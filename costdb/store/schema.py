@@ -173,8 +173,10 @@ def completed(table: pa.Table) -> pa.Table:
     schema = arrow_schema()
     if table.schema.names == schema.names:
         return table
-    empty = lambda kind: array_of([_EMPTY[kind]] * table.num_rows, kind)
-    arrays = [table.column(n) if n in table.schema.names else empty(kind) for n, kind in COLUMNS.items()]
+    arrays = [
+        table.column(name) if name in table.schema.names else array_of([_EMPTY[kind]] * table.num_rows, kind)
+        for name, kind in COLUMNS.items()
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
