@@ -11,7 +11,12 @@ from tensor_graphs.backends.registry import BUILT_IN, CHOICES, HIDDEN
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "docs/readme_example.py"
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks/results").glob("*.md")]
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "benchmarks").glob("*.md"),
+    *(ROOT / "benchmarks/results").glob("*.md"),
+]
 COMMANDS = [
     *DOCUMENTS,
     *(ROOT / "benchmarks").rglob("*.py"),
@@ -80,6 +85,16 @@ def test_modules_and_make_targets_named_in_documents_exist() -> None:
             assert known, f"{path.name} names the module {module}"
         for target in re.findall(r"`make ([\w-]+)`", text):
             assert target in targets, f"{path.name} names the make target {target}"
+
+
+def test_every_benchmark_is_in_their_list_or_among_the_figures() -> None:
+    listed = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    figures = (ROOT / "benchmarks/run.py").read_text(encoding="utf-8")
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if "\nif __name__ ==" in path.read_text(encoding="utf-8"):
+            known = f"`python -m {name}" in listed or f'"{name.removeprefix("benchmarks.")}"' in figures
+            assert known, f"{name} is in no list"
 
 
 def test_the_architecture_lists_every_subpackage() -> None:
