@@ -6,6 +6,6 @@ torch_compile      `tg.compile` and training steps
 saturation, extraction, search, rules    the parts of a search
 pages              reports and e-graphs in a browser
 models             the programs and models that are measured
-results            tables, and raw records below them
+results            tables, and raw records below them (README.md: which benchmark answers which question)
 fingerprint.py     what a refactoring must not change, recorded and compared
 """

@@ -361,11 +361,11 @@ def main(
 
     for line in sys.stdin:
         job = json.loads(line)
-        _tell[:] = [partial(send, job["id"])]
+        _senders[:] = [partial(send, job["id"])]
         send(job["id"], handle(job))
 
 
-_tell: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the parent during a job
+_senders: list[Callable[[Mapping[str, Any]], None]] = []  # sends a message to the parent during a job
 
 
 def waiting(waits: bool) -> None:
@@ -373,8 +373,8 @@ def waiting(waits: bool) -> None:
 
     Waiting does not count towards the job's deadline.
     """
-    for tell in _tell:
-        tell({"waits": waits})
+    for send_now in _senders:
+        send_now({"waits": waits})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,11 @@ class Stored:
     whole: bool = True
 
 
-def read(content: bytes, schema: pa.Schema, most: int, *, checksums: bool = True) -> pa.Table:
+def read(
+    content: bytes, schema: pa.Schema, most: int, *, checksums: bool = True, optional: Collection[str] = ()
+) -> pa.Table:
     """The columns of `schema` in a Parquet file given as bytes; others are ignored. `checksums`: verify those of pages.
+    `optional`: names of columns that the file may lack; the table lacks them then, too.
 
     Raises TooLarge if the rows would take more than `most` bytes, KeyError for columns that are missing or of another
     type, ValueError for malformed headers, and the errors of pyarrow for other malformed content.
@@ -51,6 +54,7 @@ def read(content: bytes, schema: pa.Schema, most: int, *, checksums: bool = True
 
     file = pq.ParquetFile(io.BytesIO(content), page_checksum_verification=checksums)
     found = file.schema_arrow
+    schema = pa.schema([f for f in schema if f.name in found.names or f.name not in optional])
     for wanted in schema:
         at = found.get_field_index(wanted.name)
         if at < 0 or found.field(at).type != wanted.type:

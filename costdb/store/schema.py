@@ -65,6 +65,10 @@ COLUMNS: dict[str, str] = {
 }
 """Column name -> type, in file order. No column may be null: unknown numbers are NaN, unknown texts empty."""
 
+LATER: frozenset[str] = frozenset()
+"""Names of columns that were added to `COLUMNS` after the first files were written: files without one are read, and
+their rows have its empty value."""
+
 _EMPTY: dict[str, Any] = {"string": "", "double": float("nan"), "int64": 0, "doubles": ()}
 
 
@@ -160,6 +164,20 @@ def to_table(rows: Iterable[Row]) -> pa.Table:
     records = [row.record() for row in rows]
     arrays = [array_of([_cell(record, name, kind) for record in records], kind) for name, kind in COLUMNS.items()]
     return pa.Table.from_arrays(arrays, schema=arrow_schema())
+
+
+def completed(table: pa.Table) -> pa.Table:
+    """A table with all columns, in their order: those that it lacks (`LATER`) have their empty value in each row."""
+    import pyarrow as pa
+
+    schema = arrow_schema()
+    if table.schema.names == schema.names:
+        return table
+    arrays = [
+        table.column(name) if name in table.schema.names else array_of([_EMPTY[kind]] * table.num_rows, kind)
+        for name, kind in COLUMNS.items()
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _cell(record: dict[str, Any], name: str, kind: str) -> Any:

@@ -16,7 +16,7 @@ from ...plain import Malformed, read_bytes
 from ...writing.files import replacing_raw
 from ...writing.hidden_files import PART, remove_abandoned, sync_folder
 from . import bounded_parquet
-from .schema import FORMAT, arrow_schema
+from .schema import FORMAT, LATER, arrow_schema, completed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,9 +145,9 @@ def decode(content: bytes) -> pa.Table:
 
     wanted, most = arrow_schema(), max(MIN_SHARD_TABLE_BYTES, MAX_EXPANSION * len(content))
     try:
-        table = bounded_parquet.read(content, wanted, min(most, MAX_SHARD_TABLE_BYTES))
+        table = bounded_parquet.read(content, wanted, min(most, MAX_SHARD_TABLE_BYTES), optional=LATER)
         table.validate(full=True)  # invalid UTF-8 would fail much later
-        return table
+        return completed(table)
     except bounded_parquet.TooLarge:
         raise BadShard("too-large") from None
     except KeyError:

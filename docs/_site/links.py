@@ -21,6 +21,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "docs/decisions": "decisions/index.md",
+    "benchmarks/README.md": "benchmarks/index.md",
     "LICENSE": "source/LICENSE.md",
 }
 

@@ -7,7 +7,6 @@ page links to.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import re
@@ -34,7 +33,7 @@ def write(page: str, text: str) -> None:
 def files_as_pages() -> None:
     """README, CONTRIBUTING, SECURITY and CHANGELOG with links to pages."""
     for name, page in PAGES.items():
-        if name.endswith(".md"):
+        if name.endswith(".md") and "/" not in name:
             write(page, rewritten((ROOT / name).read_text(encoding="utf-8"), name))
 
 
@@ -82,25 +81,16 @@ def decisions() -> None:
 
 
 def benchmarks() -> None:
-    """Measured tables, and every benchmark's command with what it measures."""
+    """Measured tables, and the list of benchmarks by question."""
     rows = []
     for path in sorted((ROOT / "benchmarks/results").glob("*.md")):
         name = path.relative_to(ROOT).as_posix()
         text = path.read_text(encoding="utf-8")
         write(destination(name), rewritten(text, name))
         rows.append(f"- [{text.splitlines()[0].lstrip('# ')}]({path.name})")
-    commands = []
-    for path in sorted((ROOT / "benchmarks").glob("*.py")):
-        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if f"python -m benchmarks.{path.stem}" in doc:
-            first = " ".join(doc.split("\n\n")[0].split()).replace("|", "\\|")
-            commands.append(f"| `python -m benchmarks.{path.stem}` | {first} |")
-    write(
-        "benchmarks/index.md",
-        "# Benchmarks\n\n## Results\n\n" + "\n".join(rows) + "\n\n## Commands\n\n"
-        "Each runs from the root of the repository; its docstring has the options. `make bench` runs those whose tables "
-        "are above.\n\n| command | measures |\n|---|---|\n" + "\n".join(commands) + "\n",
-    )  # fmt: skip
+    listed = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    text = rewritten(listed, "benchmarks/README.md")
+    write("benchmarks/index.md", text + "\n## Results\n\n" + "\n".join(rows) + "\n")
 
 
 def settings() -> None:

@@ -82,26 +82,26 @@ def k_best(
     )
 
 
-def _generate(problem: Problem, wish: _KBestOptions) -> Iterator[Extraction]:
+def _generate(problem: Problem, options: _KBestOptions) -> Iterator[Extraction]:
     first = solve(
-        problem, time_limit=wish.time_limit / 2, gap=1e-9, workers=wish.workers, deterministic=wish.deterministic,
-        stop=wish.stop,
+        problem, time_limit=options.time_limit / 2, gap=1e-9, workers=options.workers, deterministic=options.deterministic,
+        stop=options.stop,
     )  # fmt: skip
-    left = wish.time_limit - first.seconds
+    left = options.time_limit - first.seconds
     exact = relative_gap(first.cost, first.lower_bound) <= 1e-6
     yield replace(first, proven_rank=exact)
-    if wish.count == 1:
+    if options.count == 1:
         return
     began = time.perf_counter()
-    window = _CostWindow(problem, first, wish)
+    window = _CostWindow(problem, first, options)
     left -= time.perf_counter() - began
-    for _ in range(wish.count - 1):
+    for _ in range(options.count - 1):
         began = time.perf_counter()
-        if left <= 0 or (wish.stop is not None and wish.stop()):
+        if left <= 0 or (options.stop is not None and options.stop()):
             return
         found = window.next(left)
-        left -= 0.0 if wish.deterministic else time.perf_counter() - began
-        if found is None or found.cost > first.cost * (1 + wish.max_gap) * (1 + 1e-9):
+        left -= 0.0 if options.deterministic else time.perf_counter() - began
+        if found is None or found.cost > first.cost * (1 + options.max_gap) * (1 + 1e-9):
             return
         exact = exact and found.proven_rank
         yield replace(found, proven_rank=exact)
@@ -110,10 +110,10 @@ def _generate(problem: Problem, wish: _KBestOptions) -> Iterator[Extraction]:
 class _CostWindow:
     """All extractions up to a cost, as an integer program that gains a constraint per solution."""
 
-    def __init__(self, problem: Problem, first: Extraction, wish: _KBestOptions) -> None:
-        self.problem, self.wish = problem, wish
-        upper = first.cost * (1 + wish.max_gap) if wish.max_gap < math.inf else math.inf
-        self.kept = LimitedReduction.of(problem, upper, wish.kernels if wish.diversity else None)
+    def __init__(self, problem: Problem, first: Extraction, options: _KBestOptions) -> None:
+        self.problem, self.options = problem, options
+        upper = first.cost * (1 + options.max_gap) if options.max_gap < math.inf else math.inf
+        self.kept = LimitedReduction.of(problem, upper, options.kernels if options.diversity else None)
         self.reduced = self.kept.reduced
         self.rows = self.reduced.rows
         self.encoding = Encoding(self.rows)
@@ -124,7 +124,7 @@ class _CostWindow:
         self.scale = self.encoding.minimize(room)
         if upper < math.inf and (limit := math.floor(room * self.scale)) < 1 << 63:
             self.encoding.model.add(self.encoding.objective <= limit)
-        self.counted = [bool(wish.kernels[problem.live[at]]) for at in self.reduced.origin]
+        self.counted = [bool(options.kernels[problem.live[at]]) for at in self.reduced.origin]
         # cost of the previous extraction, in objective units
         self.last = math.floor(max(0.0, first.cost - self.reduced.constant) * self.scale + 1e-6)
         self.exclude(first)
@@ -146,11 +146,11 @@ class _CostWindow:
         chosen = self.kept.rows_of(extraction.choice)
         # always-on classes with one row are equal in all extractions
         free = [r for r in chosen if len(rows.members[rows.cls[r]]) > 1 or rows.cls[r] not in rows.roots]
-        model.add(sum([x[r] for r in free]) <= len(free) - self.wish.min_distance)
-        if not self.wish.diversity:
+        model.add(sum([x[r] for r in free]) <= len(free) - self.options.min_distance)
+        if not self.options.diversity:
             return
         # largest number of shared kernels, per DIVERSITY_UNITS
-        common = DIVERSITY_UNITS - math.ceil(self.wish.diversity * DIVERSITY_UNITS - 1e-9)
+        common = DIVERSITY_UNITS - math.ceil(self.options.diversity * DIVERSITY_UNITS - 1e-9)
         kernels = [r for r, counted in enumerate(self.counted) if counted]
         taken = set(chosen)
         model.add(sum([x[r] * (common - DIVERSITY_UNITS * (r in taken)) for r in kernels]) >= 0)
@@ -163,16 +163,16 @@ class _CostWindow:
         from ortools.sat.python import cp_model
 
         began = time.perf_counter()
-        engine = solver(seconds, self.wish.workers, self.wish.deterministic)
-        status = run(engine, self.encoding.model, self.wish.stop)
+        engine = solver(seconds, self.options.workers, self.options.deterministic)
+        status = run(engine, self.encoding.model, self.options.stop)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         value = round(engine.objective_value)
         if value > self.last:  # CP-SAT has claimed an optimum above an existing solution: confirm a rise in cost
             again = self.encoding.model.clone()
             again.add(self.encoding.objective <= self.last)
-            second = solver(seconds, self.wish.workers, self.wish.deterministic)
-            if run(second, again, self.wish.stop) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            second = solver(seconds, self.options.workers, self.options.deterministic)
+            if run(second, again, self.options.stop) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 engine, value = second, round(second.objective_value)
         self.last = value
         choice = self.kept.choice_of([r for r, x in enumerate(self.encoding.x) if engine.boolean_value(x)])

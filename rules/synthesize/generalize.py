@@ -24,22 +24,25 @@ ATTEMPTS = 400  # draws per instance: guards that hold more rarely are rejected
 BACK = "-back"  # name suffix of a rule that is another rule's reverse
 
 
-def holds(rule: Rule, effort: int = 0, home: int = 0) -> bool:
+def holds(rule: Rule, effort: int = 0, extra_rank: int = 0) -> bool:
     """Whether a rule passes the random tests of `tested`; False if it is malformed or has no instances.
 
-    `effort`: index into `EFFORTS`. `home`: a further rank of its first variable at which it is tested (0: none).
+    `effort`: index into `EFFORTS`. `extra_rank`: a further rank of its first variable at which it is tested (0: none).
     """
-    return tested(rule, effort, home) is not None
+    return tested(rule, effort, extra_rank) is not None
 
 
-def tested(rule: Rule, effort: int, home: int = 0) -> Verdict | None:
+def tested(rule: Rule, effort: int, extra_rank: int = 0) -> Verdict | None:
     """Test a rule; returns the last verdict if it passes at all seeds of the test effort, None if it fails.
 
-    `effort`: index into `EFFORTS`. `home`: a rank of its first variable at which it is tested in addition (0: none).
+    `effort`: index into `EFFORTS`. `extra_rank`: a rank of its first variable at which it is tested in addition (0:
+    none).
     """
     found = None
     for seed, samples in EFFORTS[effort]:
-        for one, number in ((at_rank(rule, home), samples // 2), (rule, samples)) if home else ((rule, samples),):
+        for one, number in (
+            ((at_rank(rule, extra_rank), samples // 2), (rule, samples)) if extra_rank else ((rule, samples),)
+        ):
             try:
                 found = check(one, seed=seed, samples=number, attempts=ATTEMPTS)
             except RuleError:
@@ -80,15 +83,15 @@ def _of_shapes(guard: Attr) -> bool:
     return isinstance(guard, Apply) and isinstance(guard.args[0], Apply) and guard.args[0].function == "shape"
 
 
-def fixed(slot: tuple[str, Attr], home: int) -> bool:
+def fixed(slot: tuple[str, Attr], extra_rank: int) -> bool:
     """Whether an attribute `slot`, given as (name, value), is an axis or bound that is still the constant with which
     the rule was found.
 
-    If so, the reverse rule holds for that constant only and is not added. `home`: rank of images, for which a constant
-    axis is allowed; 0 for other variables.
+    If so, the reverse rule holds for that constant only and is not added. `extra_rank`: rank of images, for which a
+    constant axis is allowed; 0 for other variables.
     """
     return (
-        slot[0] in (CUTS if home else ("axis", *CUTS))
+        slot[0] in (CUTS if extra_rank else ("axis", *CUTS))
         and isinstance(slot[1], AttrConstant)
         and slot != ("start", AttrConstant(0))
     )
@@ -102,7 +105,7 @@ class _Draft:
     right: Term
     guards: list[Attr]
     effort: int = 0
-    home: int = 0  # rank at which the rule was found, if few random instances have that rank
+    extra_rank: int = 0  # rank at which the rule was found, if few random instances have that rank
     equal: Sequence[Attr] = ()  # shape equalities that hold where the rule was found
 
     def rule(self) -> Rule:
@@ -111,7 +114,7 @@ class _Draft:
 
     def passes(self, other: _Draft) -> bool:
         """Whether another draft passes the tests (`holds`); it then replaces this one."""
-        if holds(other.rule(), self.effort, self.home):
+        if holds(other.rule(), self.effort, self.extra_rank):
             self.left, self.right, self.guards = other.left, other.right, other.guards
             return True
         return False
@@ -156,7 +159,7 @@ class _Draft:
         options = candidates(names, [types[n].rank for n in names], list(dict.fromkeys(axes)))
         first = [g for g in self.guards if not {*attr_names(g)} <= {*names}]  # guards about attributes are the simplest
         found = weakest(
-            as_rule(self.left, self.right), self.guards, [*first, *options], EFFORTS[self.effort], self.home
+            as_rule(self.left, self.right), self.guards, [*first, *options], EFFORTS[self.effort], self.extra_rank
         )
         if found is not None:
             self.guards = found
@@ -231,10 +234,10 @@ def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term,
     None if the candidate fails under all guards. `world`: the variables and types at which it was found. `effort`:
     index into `EFFORTS`.
     """
-    draft, types = _Draft(one.left, one.right, [], effort, world.home), dict(world.types)
-    if not holds(draft.rule(), effort, world.home):
+    draft, types = _Draft(one.left, one.right, [], effort, world.extra_rank), dict(world.types)
+    if not holds(draft.rule(), effort, world.extra_rank):
         draft.guards = conditions(one.left, types)
-        if not holds(draft.rule(), effort, world.home):
+        if not holds(draft.rule(), effort, world.extra_rank):
             return None
     for name in variables(one.left):
         draft.split(name, types)
@@ -253,22 +256,24 @@ def generalise(one: RuleCandidate, world: World, effort: int = 0) -> tuple[Term,
 
 
 def tested_rule(
-    left: Term, right: Term, guards: Sequence[Attr], name: str, home: int = 0
+    left: Term, right: Term, guards: Sequence[Attr], name: str, extra_rank: int = 0
 ) -> tuple[Rule, Verdict] | None:
     """The final rule `name` with directions, growth and exactness, and its verdict.
 
-    Returns None if it fails the final test effort. `home`: a rank of its first variable at which it is tested in
+    Returns None if it fails the final test effort. `extra_rank`: a rank of its first variable at which it is tested in
     addition (0: none).
     """
     rule = as_rule(left, right, guards, name)
-    forward = _strongest(rule, home)
+    forward = _strongest(rule, extra_rank)
     if forward is None:
         return None
     exact, found = forward
     both = replace(rule, both=True, growth="rearranges" if rule.growth == "rearranges" else "expands")
     try:
         both.check()
-        backward = None if right in subterms(left) or name.endswith(BACK) else _strongest(both.directions[1], home)
+        backward = (
+            None if right in subterms(left) or name.endswith(BACK) else _strongest(both.directions[1], extra_rank)
+        )
     except RuleError:
         backward = None
     if backward is not None:
@@ -276,10 +281,10 @@ def tested_rule(
     return replace(rule, exact=exact), found
 
 
-def _strongest(rule: Rule, home: int) -> tuple[bool, Verdict] | None:
+def _strongest(rule: Rule, extra_rank: int) -> tuple[bool, Verdict] | None:
     """(whether a one-way rule holds bitwise, its verdict); None if it does not hold."""
     for exact in (True, False):
-        found = tested(replace(rule, exact=exact), -1, home)
+        found = tested(replace(rule, exact=exact), -1, extra_rank)
         if found is not None:
             return exact, found
     return None

@@ -186,18 +186,18 @@ def corner(rule: Rule) -> Instance | None:
 
 
 def weakest(
-    bare: Rule, enough: Sequence[Attr], options: Sequence[Attr], draws: Sequence[tuple[int, int]], home: int = 0
+    bare: Rule, enough: Sequence[Attr], options: Sequence[Attr], draws: Sequence[tuple[int, int]], extra_rank: int = 0
 ) -> list[Attr] | None:
     """The weakest conjunction of guards found under which a rule holds on fresh instances; None if none was found.
 
     `bare` is the rule without guards, `enough` guards under which it is known to hold, `options` the candidates in
-    order of preference, `draws`: (seed, number of instances) pairs of the tests, `home` a rank at which the rule is
-    tested in addition (0: none).
+    order of preference, `draws`: (seed, number of instances) pairs of the tests, `extra_rank` a rank at which the rule
+    is tested in addition (0: none).
     """
     pool = InstancePool(bare, list(dict.fromkeys([*options, *enough])))
     pool.draw((), AT_LARGE)
-    if home:
-        pool.draw(at_rank(bare, home).guards, AT_LARGE)
+    if extra_rank:
+        pool.draw(at_rank(bare, extra_rank).guards, AT_LARGE)
     pool.draw(enough, UNDER_ALL)
     for guard in enough:
         pool.draw([g for g in enough if g is not guard], UNDER_MOST)
@@ -209,7 +209,7 @@ def weakest(
         if guards is None or guards == sound:
             return sound
         rule = replace(bare, when=tuple(map(render_attr, guards)))
-        holds_now, wrong = tried(at_rank(rule, home), draws) if home else (True, None)
+        holds_now, wrong = tried(at_rank(rule, extra_rank), draws) if extra_rank else (True, None)
         if holds_now:
             holds_now, wrong = tried(rule, draws)
         if holds_now and (wrong := corner(rule)) is not None:

@@ -124,7 +124,9 @@ class _Search:
         if back.left in subterms(back.right) or back.right in subterms(back.left):
             return
         returned = self.form(back, size, found.rule.name + BACK)
-        if returned is not None and not any(fixed(slot, self.world.home) for slot in slots(returned.rule.lefts[0])):
+        if returned is not None and not any(
+            fixed(slot, self.world.extra_rank) for slot in slots(returned.rule.lefts[0])
+        ):
             yield returned
 
     def form(self, one: RuleCandidate, size: int, name: str) -> SynthesizedRule | None:
@@ -137,7 +139,7 @@ class _Search:
             key = (render(left), render(right), tuple(map(render_attr, guards)))
             if key in self.tried:
                 return None
-            made = tested_rule(left, right, guards, name, self.world.home)
+            made = tested_rule(left, right, guards, name, self.world.extra_rank)
             if made is not None:
                 self.tried.add(key)
                 return SynthesizedRule(made[0], made[1], size, self.world.name, one.free)

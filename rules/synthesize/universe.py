@@ -49,7 +49,7 @@ class World:
     ops: tuple[str, ...]
 
     @property
-    def home(self) -> int:
+    def extra_rank(self) -> int:
         """A rank at which rules over these variables have to be tested in addition: the largest rank of a variable if
         it exceeds 2, because random instances rarely have such ranks; else 0."""
         rank = max(t.rank for t in self.types.values())

@@ -155,3 +155,22 @@ def test_a_starter_file_without_rows_adds_none(tmp_path: Path, timing: Callable[
     table, snapshot = starter.read(path), Snapshot()
     store._extend(snapshot, table)
     assert table.num_rows == 0 and not len(snapshot)
+
+
+def test_a_column_may_be_added(
+    timing: Callable[..., TimingRow], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that lack a column of `LATER` are read: their rows have its empty value. New rows have it."""
+    old, new = timing(5.0), timing(7.0, 2)
+    store.Store(tmp_path).add([old])
+    monkeypatch.setitem(schema.COLUMNS, "joules", "double")
+    for module in (schema, shards):
+        monkeypatch.setattr(module, "LATER", frozenset({"joules"}))
+    object.__setattr__(new, "joules", 2.5)  # as a field of the class would be
+    after = store.Store(tmp_path)
+    after.add([new])
+    after.flush()
+    assert [len(after.samples([row.key])) for row in (old, new)] == [1, 1]
+    tables = [checked(shards.read(shard.path))[0] for shard in shards.find(tmp_path)]
+    found = {row["median_us"]: row["joules"] for table in tables for row in table.to_pylist()}
+    assert np.isnan(found[5.0]) and found[7.0] == 2.5 and not shards.quarantined(tmp_path)

@@ -19,7 +19,7 @@ invocations = pytest.importorskip(
 )
 
 
-from tests.fuzz import torch_values  # noqa: E402
+from tests.fuzz import torch_draws, torch_values  # noqa: E402
 from tests.fuzz.opinfo import drawn, sample_of  # noqa: E402
 from tests.fuzz.torch_comparison import compared  # noqa: E402
 from torch.utils._pytree import tree_structure, tree_unflatten  # noqa: E402
@@ -317,7 +317,7 @@ def test_operators_without_a_builder_are_refused_by_name(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_random_programs_of_samples_are_eagers() -> None:
-    group = torch_values.Group([p for seed in (7, 8, 1005) if (p := torch_values.program_of(seed))])
+    group = torch_values.Group([p for seed in (7, 8, 1005) if (p := torch_draws.program_of(seed))])
     graph = load_module(lambda *x: group(*x), group.examples())
     spec = tree_structure(group(*group.examples()))
 

@@ -88,6 +88,18 @@ def test_examples_of_the_command_line_use_commands_and_options_that_exist() -> N
         assert used <= known, f"{document}: tensor-graphs {' '.join(words)}: {used - known}"
 
 
+def test_every_command_has_a_row_in_the_page_of_the_command_line() -> None:
+    rows = re.findall(
+        r"^\| `tensor-graphs (.*?)(?<!\\)` \|", (ROOT / "docs/cli.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    listed = {f"tensor-graphs {row}".replace("\\|", "|") for row in rows}
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        own = [row.split() for row in listed if row.split()[1] == name]
+        assert own, name
+        for inner in getattr(command, "commands", ()):
+            assert any(inner in re.split(r"[|]", word) for row in own for word in row[2:]), f"{name} {inner}"
+
+
 @pytest.mark.parametrize(("code", "wrong"), [("tg.kernel('c', refrence=1)", {"refrence"}), ("f(x=1)", set())])
 def test_a_misspelt_keyword_is_found(code: str, wrong: set[str]) -> None:
     (call,) = (n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Call))

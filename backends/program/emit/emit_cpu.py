@@ -67,9 +67,9 @@ class ProgramEmitter(EmittedValues):
                 self._prepared(self.plan.steps[i], o, v)
 
     def _run(self) -> None:
-        self.dying: dict[int, list[int]] = {}
+        self.last_used: dict[int, list[int]] = {}
         for root in sorted(self.fresh & self.layout.last.keys()):
-            self.dying.setdefault(self.layout.last[root], []).append(root)
+            self.last_used.setdefault(self.layout.last[root], []).append(root)
         self._pack_large_weights()
         for i, step in enumerate(self.plan.steps):
             if not step.is_view:
@@ -135,7 +135,7 @@ class ProgramEmitter(EmittedValues):
 
     def _release(self, i: int) -> None:
         """Emit the deletion of results that kernels allocated, if step `i` was their last use."""
-        for root in self.dying.pop(i, ()):
+        for root in self.last_used.pop(i, ()):
             keys = self.loose.pop(root)
             self.each.append(f"del {', '.join(self.names.pop(key) for key in keys)}")
 

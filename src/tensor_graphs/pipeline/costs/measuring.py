@@ -14,7 +14,7 @@ from ...backends.program.helpers.helper_functions import host_helpers
 from ...backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
 from ...backends.tuning.measure_cpu import CpuMeasurer
 from ...backends.tuning.measure_gpu import GpuMeasurer
-from ...costdb.keys.device import gpu_machine
+from ...costdb.keys.device import GPU_KIND, gpu_machine
 from ...costdb.store.store import Store
 from ...egraph.saturate.worker import default_pool
 from ...errors import DeviceUnavailableError, WorkerError, warned
@@ -148,7 +148,7 @@ def _begin_device(torch: Any) -> None:
     module, None if it is not imported yet."""
     with suppress(Exception):  # whoever needs the device first reports the error
         if torch is not None and not torch.cuda.is_initialized():
-            torch.zeros(1, device="cuda")
+            torch.zeros(1, device=GPU_KIND)
 
 
 def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store, Measurer | None]:

@@ -8,6 +8,7 @@ from math import inf, sqrt
 from statistics import median
 from typing import Any
 
+from ...costdb.keys.device import GPU_KIND
 from ...wording import counted, spelled_us
 
 Run = Callable[[], Any]
@@ -74,7 +75,7 @@ def idle_us(call: Run) -> float:
 
 def call_clock_of(device: str) -> Callable[[Run], float]:
     """Timing function for whole calls on a device: wall clock, on a GPU until it is idle (`idle_us`)."""
-    return idle_us if device.startswith("cuda") else wall_us
+    return idle_us if device.startswith(GPU_KIND) else wall_us
 
 
 def clock_of(device: str) -> Callable[[Run], float]:
