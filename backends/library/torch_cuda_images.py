@@ -121,6 +121,7 @@ def convolutions() -> list[LibraryKernel]:
     for suffix, pattern, bias in CONVOLUTIONS:
         for tuned in (False, True):
             how = "_tuned" if tuned else ""
+            first = len(found)
             found.append(row(f"conv{suffix}{how}", pattern, _conv_code(tuned, bias), **dense))
             narrowing = {**weights, "applies": both(weights["applies"], lambda c: not uniform(c))}
             live, live_last = ({**style, "prep": {}, "when": ("active(w)",)} for style in (narrowing, last))
@@ -135,6 +136,7 @@ def convolutions() -> list[LibraryKernel]:
                 found.append(
                     row(f"conv{suffix}{order}{how}_tf32", pattern, _conv_code(tuned, bias, tf32=True), **rounding)
                 )
+            found[first:] = [replace(made, searches=tuned) for made in found[first:]]
         if bias:
             fused = {**last, "applies": both(last["applies"], lambda c: c.output.type.dtype in dtypes.HALVES)}
             found.append(row("conv_bias_relu_last", f"relu({pattern})", _fused_conv(residual=False), **fused))

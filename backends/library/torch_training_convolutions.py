@@ -79,7 +79,7 @@ def gpu_convolutions() -> Iterator[LibraryKernel]:
         yield gpu_row(
             f"{name}{'_last' * last}{'_tuned' * tuned}{'_tf32' * tf32}",
             f"{name}({', '.join(operands)}, shape=shape, {GEOMETRY})", _gpu_conv_gradient(name, last, tuned, tf32),
-            setup=("cudnn_conv_gradient",), family="conv", applies=fits, **style,
+            setup=("cudnn_conv_gradient",), family="conv", applies=fits, searches=tuned, **style,
         )  # fmt: skip
 
 

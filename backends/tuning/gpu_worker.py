@@ -70,6 +70,7 @@ def _open(job: Mapping[str, Any]) -> dict[str, Any]:
     bench = _benches[int(job["kernel"])] = Bench(
         _device(), job["pattern"], call_of_json(job["call"]), float(job.get("loss", 0.0)), turn, _clock
     )
+    bench.loads = bool(job.get("loads"))
     return {"bytes": sum(x.numel() * x.itemsize for x in bench.sets[0].operands.values())}
 
 

@@ -101,7 +101,7 @@ class Measured:
         """The message that opens the kernel in a device process."""
         return {
             "job": "open", "kernel": self.number, "pattern": self.template.pattern, "call": call_json(self.call),
-            "loss": self.template.loss,
+            "loss": self.template.loss, "loads": self.template.space is None and not self.template.searches,
         }  # fmt: skip
 
     @property

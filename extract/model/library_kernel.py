@@ -46,7 +46,7 @@ class KernelBase:
     part of the identity under which measurements are stored: another one makes the kernel unmeasured. `loss` is the
     relative error from rounding operands to fewer digits than they have in memory: the kernel is a candidate only where
     the tolerance allows that. `rate`: approximate ratio of its arithmetic throughput to the usual throughput of its
-    operands' dtype.
+    operands' dtype. `searches`: its first call tries the library's algorithms, which takes up to a second.
     """
 
     name: str
@@ -64,6 +64,7 @@ class KernelBase:
     version: str = field(default="1", kw_only=True)
     loss: float = field(default=0.0, kw_only=True)
     rate: float = field(default=1.0, kw_only=True)
+    searches: bool = field(default=False, kw_only=True)
 
     @property
     def lifted_from(self) -> tuple[Template, Call] | None:

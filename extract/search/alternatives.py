@@ -147,10 +147,10 @@ def finalists(choice: Choice, *, count: int, max_gap: float, seconds: float) -> 
 
 
 @gc_paused()
-def unmeasured_alternative(choice: Choice, *, gain: float, seconds: float) -> Choice | None:
+def unmeasured_alternative(choice: Choice, *, seconds: float) -> tuple[Choice, float]:
     """The cheapest choice found in which library kernels, and generated pointwise and reduction kernels, may be
-    unmeasured, if it is cheaper than the given one by the share `gain` even if they take as long as they may
-    (`pessimistic_us`); else None. It has the given choice as `Choice.alone`.
+    unmeasured, and the share by which it is cheaper than the given one even if they take as long as they may
+    (`pessimistic_us`). It has the given choice as `Choice.alone`; the given one itself, and 0.0, if none is cheaper.
 
     A search that the budget cut short has many good kernels that it could not measure: whether such a choice is faster
     is found by timing its program.
@@ -164,10 +164,11 @@ def unmeasured_alternative(choice: Choice, *, gain: float, seconds: float) -> Ch
     pairs = enumerate(zip(choice.hypergraph.candidates, choice.prices, strict=True))
     costs = [pessimistic_us(c, p) if i in own else us(c, p) for i, (c, p) in pairs]
     found = _solved(choice, costs, seconds)
-    if found is None or sum(costs[i] for i in found.chosen) > (1 - gain) * sum(costs[i] for i in own):
-        return None
+    gain = 0.0 if found is None else 1 - sum(costs[i] for i in found.chosen) / sum(costs[i] for i in own)
+    if found is None or gain <= 0:
+        return choice, 0.0
     extraction = replace(found.extraction, cost=found.cost, lower_bound=choice.extraction.lower_bound, optimal=False)
-    return replace(choice, chosen=found.chosen, extraction=extraction, alone=choice)
+    return replace(choice, chosen=found.chosen, extraction=extraction, alone=choice), gain
 
 
 def unmeasured_kernels(choice: Choice) -> Iterator[tuple[Template, Call]]:

@@ -179,7 +179,8 @@ def test_finalists_that_fail_or_do_not_fit_are_left_out(choice: Choice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("predicted", "fails", "taken"), [(50.0, False, True), (50.0, True, False), (60.0, False, False)]
+    ("predicted", "fails", "taken"),
+    [(30.0, False, True), (50.0, False, True), (50.0, True, False), (60.0, False, False)],
 )
 def test_a_cut_search_tries_a_plan_with_unmeasured_kernels(
     choice: Choice, predicted: float, fails: bool, taken: bool

@@ -61,7 +61,7 @@ from tensor_graphs.pipeline.costs import measuring
 from tensor_graphs.pipeline.costs.prices import CostPricer
 from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
-from tensor_graphs.pipeline.stages import exclusions, time_finalists, time_program
+from tensor_graphs.pipeline.stages import time_finalists, time_program
 from tensor_graphs.pipeline.stages import verify_or_retry as accept
 from tensor_graphs.pipeline.stages.choose import choose
 from tensor_graphs.pipeline.stages.match import hypergraph
@@ -202,7 +202,7 @@ def test_what_a_model_computes_in_more_bits_is_stored_in_them_where_it_shows() -
     graph = Graph.of(-t.mean(picked, axis=0) * 0.9 - t.mean(t.sum(p, axis=1), axis=0), inputs=[x, ids])
     program = tg.optimize(graph, backend="cuda", measure=False, budget=20)
     found = program.report.verification
-    assert found["passed"] and found["error_after"] < 1e-6 and exclusions.STORED in found["dropped"]
+    assert found["passed"] and found["error_after"] < 1e-6 and not found["dropped"], "in the first attempt"
     rng = np.random.default_rng(0)
     given = {"x": rng.standard_normal((8, 64)).astype(np.float16), "ids": rng.integers(64, size=8)}
     (want,) = evaluate(graph, given, float64=True)

@@ -69,6 +69,8 @@ class Session:
     whole: bool = True  # whether programs are timed as a whole: finalists, and the program against the unfused baseline
     background_clocks: list[tuple[str, Clock]] = field(default_factory=list)  # (activity, clock), for the timeline
     keeps_measurer: bool = False  # whether a search leaves its measurer's processes to the next one
+    _is_loaded: bool = False
+    _waiting_for_model: list[Callable[[], object]] = field(default_factory=list)  # `when_loaded`
     timed: bool = True  # whether the latency of the program that is found is measured
     float32_values: set[Tensor] = field(default_factory=set)  # of prepared 16-bit models, which compute them in float32
 
@@ -158,8 +160,17 @@ class Session:
         """Remaining seconds of the budget; negative once exceeded."""
         return self.options.budget - (self.now() - self.budget_start)
 
+    def when_loaded(self, work: Callable[[], object]) -> None:
+        """Do some work when the model is loaded: at once if it is."""
+        self._waiting_for_model.append(work)
+        if self._is_loaded:
+            self.loaded()
+
     def loaded(self) -> None:
-        """Warn if loading the model alone took longer than the budget."""
+        """Note that the model is loaded. Warns if loading it alone took longer than the budget."""
+        self._is_loaded = True
+        while self._waiting_for_model:
+            self._waiting_for_model.pop()()
         if (took := self.options.budget - self.left) > self.options.budget > 0:
             self.warnings.append(f"loading took {took:.1f} s, more than the budget of {self.options.budget:g} s")
 

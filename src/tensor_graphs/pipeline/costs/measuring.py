@@ -122,17 +122,18 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
 
 def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
     """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started; and, in
-    threads, what this process needs after loading the model: the cost store's libraries, on a GPU also its rows and
-    predictor, and its context there."""
+    threads, what this process needs after loading the model: the cost store's libraries, on a GPU its context there
+    and, from when the model is loaded (PyTorch's export failed beside other imports), the store's rows and
+    predictor."""
     if session.started is None and (on_gpu(backends) or session.options.budget <= SMALL_S):
         store = store_of(session)
         measurer = measurer_of(session.options, backends, store)
         if measurer is not None:
             session.started = store, measurer
         if measurer is not None or too_late(session.options, backends):
-            gpu = on_gpu(backends)
-            import_in_background(STORE_MODULES, partial(_begin_prices, session, store) if gpu else lambda: None)
-            if gpu:
+            import_in_background(STORE_MODULES)
+            if on_gpu(backends):
+                session.when_loaded(partial(import_in_background, (), partial(_begin_prices, session, store)))
                 Thread(target=_begin_device, args=(sys.modules.get("torch"),), name="device", daemon=True).start()
 
 

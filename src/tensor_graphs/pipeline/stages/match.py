@@ -91,8 +91,9 @@ def match_all(
     session: Session, task: Task, rewritten: Rewritten, unrewritten: Hypergraph | None = None
 ) -> list[Hypergraph]:  # fmt: skip
     """Hypergraphs to search, the one with the most candidates last: of lower effort levels (smaller saturations), of
-    the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. If there is time for
-    none, the hypergraph of the unrewritten graph (`unrewritten`, if already made).
+    the rewritten graph, and of the rewritten graph in 16-bit storage; as many as time allows. On a GPU that of the
+    unrewritten graph (`unrewritten`) is the first of them if it was made with more generated kernels than time allowed
+    for the last. If there is time for none, that of the unrewritten graph alone, which is made if it was not yet.
 
     Within a small budget only the cheap terms of a large rewritten graph are matched. They are matched to the end if
     rewriting has found any: they contain the unrewritten graph, and generation ends in time."""
@@ -116,6 +117,8 @@ def match_all(
         )
     if any(g.stats.get("left_out") for g in graphs):
         session.omitted.append(Omission(OmittedWork.GENERATING))
+        if task.on_gpu and unrewritten is not None and _generated(unrewritten) > _generated(graphs[-1]):
+            graphs.insert(0, unrewritten)  # with kernels that were measured while the graph was rewritten
     if graphs:
         return graphs
     if unrewritten is None:  # library kernels always cover the unrewritten graph
@@ -124,6 +127,11 @@ def match_all(
         if unrewritten.stats.get("left_out"):
             session.omitted.append(Omission(OmittedWork.GENERATING))
     return [unrewritten]
+
+
+def _generated(graph: Hypergraph) -> int:
+    """Number of candidates that are generated kernels."""
+    return sum(c.template.space is not None for c in graph.candidates)
 
 
 def matched_view(session: Session, task: Task, view: EGraphView) -> EGraphView:

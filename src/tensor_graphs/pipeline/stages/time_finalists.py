@@ -33,8 +33,9 @@ from .time_schedules import Measured, begin_compiling_schedules, fastest_schedul
 COUNT, MAX_GAP = 5, 0.1  # most finalists, the predicted best one included; relative excess of their predicted times
 # time limit: share of the budget, and seconds; share of it for finding finalists
 SHARE, MAX_S, SOLVING = 0.05, 3.0, 0.4
-# share by which a choice with unmeasured kernels has to be cheaper for a trial, and seconds in which it is sought
-GAIN, GAIN_S = 0.1, 0.3
+# share by which a choice with unmeasured kernels has to be cheaper for a trial, share from which it needs none, and
+# seconds in which it is sought
+GAIN, SURE, GAIN_S = 0.1, 0.25, 0.3
 LEAST_S = 0.25  # seconds in any case, if the share of the budget is as much; of timing after programs are bound, too
 MAX_BYTES = 8 << 30  # device bytes of the other finalists' programs, without weights that they share
 NOISE = 0.01  # relative difference of measured times that is treated as noise
@@ -63,15 +64,16 @@ def fastest_finalist(
         return choice, program
     try:
         with session.stage(FIRST_RUN):  # loads and compiles kernels, binds weights: verification would do it
-            unmeasured = _unmeasured(choice, compiler)
+            rival, first = _with_unmeasured(session, choice, program, build, compiler)
+            choice, program = first
             begin_compiling(session, program, compiler)
             begin_compiling_schedules(session, choice, program, compiler, measured)
             values = _inputs(session, task, program)
             program.flat_near(*values)
             program.wait("running a program for the first time")
-        if compiler is not None and unmeasured is not None and session.left > after_launching_s(session):
+        if rival is not None and session.left > after_launching_s(session):
             with session.stage(STAGE):
-                choice, program = _faster_unmeasured(session, choice, program, unmeasured, build, compiler, values)
+                choice, program = _faster(session, choice, program, rival, values)
         if session.left < after_finalists_s(session):
             session.omitted += [Omission(OmittedWork.TIMING_PLANS), Omission(OmittedWork.TIMING_OVERLAPS)]
             return choice, program
@@ -96,27 +98,30 @@ def _later_s(session: Session) -> float:
     return after_finalists_s(session) + launching_s(session) + schedules_s(session)
 
 
-def _unmeasured(choice: Choice, compiler: Compiler | None) -> Choice | None:
-    """The choice with unmeasured kernels that is worth a trial, whose kernels begin to be compiled; None if there is
-    none."""
+def _with_unmeasured(
+    session: Session, choice: Choice, program: Program, build: Callable[[Choice], Program], compiler: Compiler | None
+) -> tuple[tuple[Choice, Program] | None, tuple[Choice, Program]]:  # fmt: skip
+    """(a rival that is worth a trial or None, the plan to run first) of a search that its budget ended: plans with and
+    without unmeasured kernels.
+
+    The one with them is first, without a trial if time is up, if it is surely cheaper: verification and the comparison
+    with the unfused baseline follow, and the other takes its place if it fails.
+    """
     if choice.stopped != "budget" or compiler is None:
-        return None
-    found = unmeasured_alternative(choice, gain=GAIN, seconds=GAIN_S)
-    if found is not None:
-        compiler(unmeasured_kernels(found), 0.0)
-    return found
+        return None, (choice, program)
+    found, gain = unmeasured_alternative(choice, seconds=GAIN_S)
+    if gain < GAIN:
+        return None, (choice, program)
+    compiler(unmeasured_kernels(found), MAX_S if gain >= SURE else 0.0)
+    pair = found, build(found)
+    return ((choice, program), pair) if gain >= SURE else (pair, (choice, program))
 
 
-def _faster_unmeasured(
-    session: Session, choice: Choice, program: Program, unmeasured: Choice, build: Callable[[Choice], Program],
-    compiler: Compiler, values: Sequence[Any],
+def _faster(
+    session: Session, choice: Choice, program: Program, rival: tuple[Choice, Program], values: Sequence[Any]
 ) -> tuple[Choice, Program]:  # fmt: skip
-    """The choice with unmeasured kernels and its program, if that is faster than `program` by more than noise; else
-    `choice` and `program`."""
-    room = min(MAX_S, session.left - after_launching_s(session))
-    if not compiler(unmeasured_kernels(unmeasured), room):
-        return choice, program
-    runnable = [(choice, program), *_bound([(unmeasured, build(unmeasured))], values, MAX_BYTES, lambda: False)]
+    """A rival of a plan that has run, if its program is faster by more than noise; else that plan."""
+    runnable = [(choice, program), *_bound([rival], values, MAX_BYTES, lambda: False)]
     if len(runnable) == 1:
         return choice, program
     until = session.now() + LEAST_S

@@ -2,6 +2,6 @@
 
 In: a function with example inputs, and its graph.
 Out: a named error, or what was compared.
-Imports: backends, backends.runtime, backends.verification, egraph.evaluate, egraph.ir, egraph.types, errors,
-    extract.model, imported, models.functions, models.torch_export, pipeline.sources, verification.
+Imports: backends, backends.runtime, backends.verification, egraph.evaluate, egraph.ir, egraph.simplify, egraph.types,
+    errors, extract.model, imported, models.functions, models.torch_export, pipeline.sources, verification.
 """

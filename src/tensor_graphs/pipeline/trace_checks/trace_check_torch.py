@@ -24,6 +24,7 @@ from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.ir.weight_data import load_data
+from ...egraph.simplify.wide_numbers import numbers_kept_wide
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import TensorGraphsError, TraceError, UsageError
@@ -200,8 +201,9 @@ def _graph_runs(graph: Graph, values: Mapping[str, Array], device: str) -> tuple
     if device and not has_unsigned(graph):
         import torch
 
+        rounded = graph.with_roots(numbers_kept_wide(graph.roots))  # as the interpreter and the module multiply
         with suppress(torch.OutOfMemoryError, UsageError):
-            return evaluate_graph(graph, values, device=device), evaluate_graph(
+            return evaluate_graph(rounded, values, device=device), evaluate_graph(
                 graph, values, float64=True, device=device
             )
         torch.cuda.empty_cache()
