@@ -39,7 +39,7 @@ from tensor_graphs.errors import (
 from tensor_graphs.generation import Generator, Piece, cached_model
 from tensor_graphs.generation import settings as settings_module
 from tensor_graphs.generation.results import Row
-from tensor_graphs.generation.sampling import WORD, sampler, threefry
+from tensor_graphs.generation.sampling import WORD, first_largest, sampler, threefry
 from tensor_graphs.generation.text import TextStream, Tokenizer
 from tensor_graphs.models.common import quantized_graph
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
@@ -224,6 +224,16 @@ def test_threefry_gives_its_published_words() -> None:
     for given, wanted in known.items():
         found = evaluate(results, dict(zip("abcd", (np.array([v]) for v in given))))
         assert [int(w[0]) for w in found] == list(wanted)
+
+
+@pytest.mark.parametrize("columns", [37, 256])
+def test_the_largest_of_a_row_in_parts(columns: int) -> None:
+    """The first one of equal ones, and the first NaN, as without parts."""
+    values = np.random.default_rng(0).integers(-3, 4, (6, columns)).astype(np.float32)
+    values[1], values[2, 20:22], values[3, :30] = -np.inf, np.nan, -np.inf
+    x = tg.input("x", values.shape)
+    (found,) = evaluate(Graph.of(first_largest(x, 8)), {"x": values})
+    np.testing.assert_array_equal(found[:, 0], values.argmax(1))
 
 
 @pytest.mark.parametrize(("kind", "k", "p"), [("plain", 11, 2.0), ("filtered", 6, 0.9), ("filtered", 11, 0.5)])

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..backends.program.program import Program
 from ..backends.program.weights import SharedWeights
+from ..backends.registry import on_gpu, select
 from ..egraph.builders import builders as t
 from ..egraph.ir.graph import Graph
 from ..models.common.quantized_graph import Known, codes_kept, quantized
@@ -127,7 +128,9 @@ class Programs:
 
     def sample(self, kind: Kind) -> Program:
         """Program that chooses tokens from logits, without inputs; its output is [batch] int64."""
-        return self._program(f"sample-{kind}", lambda: sampler(kind, self.caches.batch, self.vocabulary), SAMPLE)
+        gpu = on_gpu(select(self.options.get("backend")))
+        graph = lambda: sampler(kind, self.caches.batch, self.vocabulary, gpu=gpu)
+        return self._program(f"sample-{kind}", graph, SAMPLE)
 
     def follow(self) -> Program:
         """Program of a draft model's first step in a round of speculative decoding (`follow_graph`)."""
