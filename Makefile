@@ -6,12 +6,14 @@ READY = $(VENV)/.ready
 
 .PHONY: demo test check site bench bench-gpu bench-gpu-models lint types wheel clean size
 
-# The CPU build of PyTorch is pinned: an open requirement would fetch gigabytes of CUDA libraries.
+# The CPU build of PyTorch is pinned: an open requirement would fetch gigabytes of CUDA libraries. pip compiles modules on
+# one core, compileall on all; it fails at files that are no Python, such as templates.
 $(READY): pyproject.toml hatch_build.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e ".[onnx,dev,notebook,docs]"
+	$(BIN)/python -m pip install --quiet --no-compile torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile -e ".[onnx,dev,notebook,docs]"
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $(READY)
 
 demo: $(READY)  ## optimize real model files that the demo writes itself

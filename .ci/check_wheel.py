@@ -39,9 +39,10 @@ def main() -> None:
                 f"missing from the wheel: {sorted(expected() - files)}; should not be there: {sorted(files - expected())}"
             )
         home = Path(folder, "venv")
-        venv.create(home, with_pip=True)
-        python = home / "bin/python"
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+        venv.create(home)
+        python = home / "bin/python"  # this environment's pip installs there: half of the time is saved
+        install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile", "--quiet"]
+        subprocess.run([*install, str(wheel)], check=True)
         run = subprocess.run(
             [str(home / "bin/tensor-graphs"), "doctor", "--json"],
             cwd=folder,
