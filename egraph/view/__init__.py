@@ -2,5 +2,6 @@
 
 In: tables of a saturated e-graph.
 Out: e-classes, e-nodes, types, matches.
-Imports: egraph.blocks, egraph.composites, egraph.ir, egraph.ops, egraph.patterns, egraph.types, errors.
+Imports: egraph.blocks, egraph.builders, egraph.composites, egraph.ir, egraph.ops, egraph.patterns, egraph.types,
+errors.
 """
