@@ -214,15 +214,52 @@ static __attribute__((noinline)) void quad_centred(quad_int *sums, int pixels, i
 #else
 #define QUAD_ENDED(R, P)
 #endif
-#define QUAD_KERNEL(R, P) \\
-static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows, int taps, int quads, int run, const int8_t *w, \\
-    int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line, \\
-    int tiles, int64_t step) \\
-{ \\
-  const int8_t *const begin = w; \\
-  for (int64_t tile = 0; tile < tiles; tile++, to += R * line) { \\
+/* The sums c of R pixels and P panels, from `start` on. Addresses in a are those of the pixels' bytes at a tap. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/* Two registers for 16 channels: compilers keep larger vectors in memory. */
+typedef __m256i quad_half;
+static inline __attribute__((always_inline)) quad_half quad_half_at(const void *p, int half)
+{
+    return _mm256_loadu_si256((const __m256i *)p + half);
+}
+#if defined(__AVXVNNI__)
+#define QUAD_SUMMED(R) \\
+    const quad_half v0 = quad_half_at(w, 0), v1 = quad_half_at(w, 1); \\
+    QUAD_UNROLLED for (int i = 0; i < R; i++) { \\
+        int32_t four; \\
+        __builtin_memcpy(&four, a[i] + 4 * q, 4); \\
+        const quad_half x = _mm256_set1_epi32(four); \\
+        s[i][0] = _mm256_dpbusd_avx_epi32(s[i][0], x, v0); \\
+        s[i][1] = _mm256_dpbusd_avx_epi32(s[i][1], x, v1); \\
+    }
+#else /* even and odd bytes apart: sums of two products of bytes do not fit into 16 bits */
+#define QUAD_SUMMED(R) \\
+    const quad_half v0 = quad_half_at(w, 0), v1 = quad_half_at(w, 1), low = _mm256_set1_epi16(255); \\
+    const quad_half even0 = _mm256_srai_epi16(_mm256_slli_epi16(v0, 8), 8), even1 = _mm256_srai_epi16(_mm256_slli_epi16(v1, 8), 8); \\
+    const quad_half odd0 = _mm256_srai_epi16(v0, 8), odd1 = _mm256_srai_epi16(v1, 8); \\
+    QUAD_UNROLLED for (int i = 0; i < R; i++) { \\
+        int32_t four; \\
+        __builtin_memcpy(&four, a[i] + 4 * q, 4); \\
+        const quad_half x = _mm256_set1_epi32(four), evens = _mm256_and_si256(x, low), odds = _mm256_srli_epi16(x, 8); \\
+        s[i][0] = _mm256_add_epi32(s[i][0], _mm256_madd_epi16(evens, even0)); \\
+        s[i][1] = _mm256_add_epi32(s[i][1], _mm256_madd_epi16(evens, even1)); \\
+        s[i][0] = _mm256_add_epi32(s[i][0], _mm256_madd_epi16(odds, odd0)); \\
+        s[i][1] = _mm256_add_epi32(s[i][1], _mm256_madd_epi16(odds, odd1)); \\
+    }
+#endif
+#define QUAD_SUMS(R, P) \\
+    quad_half s[R][2]; \\
+    QUAD_UNROLLED for (int i = 0; i < R; i++) s[i][0] = quad_half_at(e->start + at, 0), s[i][1] = quad_half_at(e->start + at, 1); \\
+    for (int t = 0; t < taps; t++) { \\
+        const uint8_t *a[R]; \\
+        QUAD_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[t * QUAD_ROWS + i] + tile * step; \\
+        for (int64_t q = 0; q < quads; q++, w += 64) { QUAD_SUMMED(R) } \\
+    } \\
+    quad_int c[R][1]; \\
+    __builtin_memcpy(c, s, sizeof(s));
+#else
+#define QUAD_SUMS(R, P) \\
     quad_int c[R][P]; \\
-    w = begin; \\
     QUAD_UNROLLED for (int j = 0; j < P; j++) { \\
         const quad_int start = *(const quad_int *)(e->start + at + 16 * j); \\
         QUAD_UNROLLED for (int i = 0; i < R; i++) c[i][j] = start; \\
@@ -238,7 +275,17 @@ static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows,
                 QUAD_UNROLLED for (int j = 0; j < P; j++) c[i][j] = quad_dot(c[i][j], x, w + j * panel); \\
             } \\
         } \\
-    } \\
+    }
+#endif
+#define QUAD_KERNEL(R, P) \\
+static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows, int taps, int quads, int run, const int8_t *w, \\
+    int64_t panel, const quad_end *e, int there, int64_t at, int left, const uint8_t *r, void *y, int64_t to, int64_t line, \\
+    int tiles, int64_t step) \\
+{ \\
+  const int8_t *const begin = w; \\
+  for (int64_t tile = 0; tile < tiles; tile++, to += R * line) { \\
+    w = begin; \\
+    QUAD_SUMS(R, P) \\
     QUAD_ENDED(R, P) \\
     quad_int found[R * P]; \\
     QUAD_UNROLLED for (int i = 0; i < R; i++) QUAD_UNROLLED for (int j = 0; j < P; j++) found[i * P + j] = c[i][j]; \\

@@ -289,7 +289,7 @@ def build(title: str) -> Made:
 
 def write(title: str, folder: Path) -> Path:
     """Write the ONNX file of a network into `folder`, quantized if it is to be; returns its path."""
-    from ..quantized_cnns import write_quantized
+    from ..cpu.quantized_cnns import write_quantized
 
     module, inputs = build(title)
     if MODELS[title][1] == "quantized":

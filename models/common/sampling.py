@@ -32,7 +32,7 @@ def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------- resampling by constant weights
-_FEW = 4  # nonzero weights of a row that are single terms; more are one sum
+_FEW = 9  # nonzero weights of a row that are single terms; more are one sum, whose kernel reads along the axis
 
 
 def weighted(x: Tensor, axis: int, matrix: np.ndarray[Any, Any]) -> Tensor:
@@ -57,11 +57,12 @@ def tapped(x: Tensor, axis: int, places: np.ndarray[Any, Any], shares: np.ndarra
     count, width = places.shape
     line = [count if i == axis else 1 for i in range(x.rank)]
     if width <= _FEW:
-        parts = [
-            t.mul(t.gather(x, t.constant(places[:, k].copy()), axis), t.constant(shares[:, k].reshape(line)))
-            for k in range(width)
-        ]
-        return reduce(t.add, parts)
+        alike: dict[bytes, list[int]] = {}  # columns of equal weights, which multiply one sum
+        for k in range(width):
+            alike.setdefault(shares[:, k].tobytes(), []).append(k)
+        picked = lambda k: t.gather(x, t.constant(places[:, k].copy()), axis)
+        parts = [(reduce(t.add, map(picked, found)), shares[:, found[0]]) for found in alike.values()]
+        return reduce(t.add, [t.mul(total, t.constant(share.reshape(line))) for total, share in parts])
     shape = (*x.shape[:axis], count, width, *x.shape[axis + 1 :])
     spread = t.reshape(t.gather(x, t.constant(places.reshape(-1)), axis), shape)
     weights = shares.reshape((*line[: axis + 1], width, *line[axis + 1 :]))
