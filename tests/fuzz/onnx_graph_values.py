@@ -38,7 +38,7 @@ EXACT = {"Floor", "Ceil", "Round", "Relu", "Neg", "Abs", "Sign", "Max", "Min", "
          "Where", "Expand", "Tile", "Pad", "Flatten", "Squeeze", "Unsqueeze", "ReduceMax", "ReduceMin", "MaxPool", "GlobalMaxPool", "TopK", "Clip"}  # fmt: skip
 #: Operators whose reference is wrong in some cases: compared with ONNX Runtime only.
 OTHERWISE = {"MaxPool", "LRN", "MatMulInteger", "ReduceSumSquare", "Split", "Conv", "AveragePool", "LpPool", "LpNormalization", "BatchNormalization", "GlobalMaxPool",
-             "GlobalAveragePool", "GatherElements", "Loop", "OneHot", "ReverseSequence", "Compress", "QLinearConv", "MeanVarianceNormalization", "Erf"}  # fmt: skip
+             "Softmax", "LogSoftmax", "Hardmax", "GlobalAveragePool", "GatherElements", "Loop", "OneHot", "ReverseSequence", "Compress", "QLinearConv", "MeanVarianceNormalization", "Erf"}  # fmt: skip
 WIDER = 30.0  # times the largest movement under noise
 AT = (1, 2, 3, 7, 16, 37, 0)
 

@@ -210,6 +210,8 @@ class Graph:
         self, op: str, inputs: Sequence[str], outputs: int, attrs: Mapping[str, Any], reads: Sequence[str] = ()
     ) -> bool:
         """Append a node if the reference evaluator computes it."""
+        if not onnx.defs.has(op, max_inclusive_version=self.opset):
+            return False
         names = list(inputs)
         while names and not names[-1]:
             names.pop()

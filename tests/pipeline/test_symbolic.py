@@ -77,6 +77,7 @@ EXPRESSIONS: dict[str, Callable[[], Tensor]] = {
     "flattened": lambda: tg.relu(X.reshape((B * T, 48))) @ tg.param("w", (48, 16)),
     "axes moved and merged": lambda: X.permute((1, 0, 2)).reshape((T, B * 48)) * 3.0,
     "halves": lambda: tg.concat([X[:, 0 : T // 2], X[:, T // 2 : T]], 1) * 3.0,
+    "a row repeated": lambda: builders.broadcast_to(tg.reshape(tg.sum(X, (0, 1)), (1, 48)), (T // 2, 48)),  # 0 at T = 1
     "the last position": lambda: tg.exp(X)[:, T - 1],
     "two lengths": lambda: tg.matmul(tg.softmax(tg.matmul(X, LONG.mT)), LONG),
     "a table of positions": lambda: X + tg.reshape(tg.param("table", (256, 48))[0:T], (1, T, 48)),
