@@ -11,6 +11,7 @@ from ..backends.program.program import Program
 from ..backends.runtime.marshalling import tensor_of
 from ..errors import DeviceFaultError, TensorGraphsError
 from .eager_comparison import differs, name_of, with_rounding_noise
+from .index_checks import outside_of
 from .memory_layout import TracedLayouts, arranged, axis_order
 from .partition import Part, tensors_of
 from .plain_tensors import PlainTensors
@@ -18,14 +19,15 @@ from .plain_tensors import PlainTensors
 
 def make_runner(
     part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False,
-    saved: Container[int] = (),
+    saved: Container[int] = (), checked: bool = True,
 ) -> Any:  # fmt: skip
     """Make a Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
     subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any
     more. `saved`: indices of results that only the backward graph reads; the module returns them contiguous, the others
-    in the layout of the trace.
+    in the layout of the trace. `checked`: calls with indices outside of an axis run the subgraph, which raises an
+    error.
     """
     import torch
 
@@ -34,6 +36,7 @@ def make_runner(
     row_major, tensor, traced = not any(layouts), torch.Tensor, TracedLayouts(part.module)
     half = _half_of(part.module)
     plain = PlainTensors(len(positions))
+    outside = outside_of(part.module) if checked else None
 
     class Runner(torch.nn.Module):  # type: ignore[misc]
         """The module that runs a part: its program, or the eager subgraph while the program is not in use."""
@@ -45,7 +48,7 @@ def make_runner(
 
         def forward(self, *args: Any) -> Any:
             """Results of a part: its program's, or those of the eager subgraph if the program is not in use."""
-            if not self.active:
+            if not self.active or (outside is not None and outside(args)):
                 return part.module(*traced.of(args))
             try:
                 found = self.results(plain.of([args[i] for i in positions]))

@@ -37,28 +37,31 @@ class NoProgram(Exception):
     """
 
 
-#: Integer types by size in bytes, in which elements of weights are read.
-_WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+#: Bytes up to which a weight is compared as a whole at every call; of larger ones, bytes at the begin, in the middle
+#: and at the end.
+WHOLE, PIECE = 4096, 64
 
 
 def _samples(x: Any) -> list[Any]:
-    """Views of the first, middle and last element of a weight's memory; none for weights that are not dense on a
-    CPU."""
+    """Bytes of a weight's memory that are compared at every call; none for weights that are not dense on a CPU."""
     import torch
 
-    kind = _WORDS.get(x.element_size())
     dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    if kind is None or not dense or not x.numel() or x.device.type != "cpu" or x.layout != torch.strided:
+    if not dense or not x.numel() or x.device.type != "cpu" or x.layout != torch.strided:
         return []
-    last = x.numel() - 1
-    return [kind.from_address(x.data_ptr() + i * x.element_size()) for i in sorted({0, last // 2, last})]
+    size = x.numel() * x.element_size()
+    if size <= WHOLE:
+        return [(ctypes.c_char * size).from_address(x.data_ptr())]
+    piece = ctypes.c_char * PIECE
+    return [piece.from_address(x.data_ptr() + at) for at in (0, size // 2 - PIECE // 2, size - PIECE)]
 
 
 class Frozen:
     """Weights that the programs treat as constants, recognized by identity, memory address and version.
 
-    A write through `weight.data` changes none of these three, so on a CPU three elements of each weight are compared as
-    well. The weights are not kept alive; `gone` is called with this object when one of them ceases to exist.
+    A write through `weight.data` or an array that shares its memory changes none of these three, so on a CPU some bytes
+    of each weight are compared as well. The weights are not kept alive; `gone` is called with this object when one of
+    them ceases to exist.
     """
 
     def __init__(self, positions: Sequence[int], args: Sequence[Any], gone: Callable[[Frozen], None]) -> None:
@@ -70,7 +73,7 @@ class Frozen:
                 gone(found)
 
         self._known = [(i, weakref.ref(args[i], ended), args[i]._version, args[i].data_ptr()) for i in positions]
-        self._elements = [(w, w.value) for x in tensors for w in _samples(x)]
+        self._bytes = [(piece, piece.raw) for x in tensors for piece in _samples(x)]
 
     @property
     def tensors(self) -> list[Any]:
@@ -83,7 +86,7 @@ class Frozen:
             if args[i] is not (x := weight()) or x._version != version or x.data_ptr() != address:
                 return False
         # read after the addresses: the memory of other addresses may have been freed
-        return not self._elements or all(word.value == value for word, value in self._elements)
+        return not self._bytes or all(piece.raw == kept for piece, kept in self._bytes)
 
 
 class Variant:
@@ -196,7 +199,11 @@ class Variant:
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
-            self._runners.append(make_runner(part, program, positions, _refusing(report, reasons), self._exact, saved))
+            refuse, checked = (
+                _refusing(report, reasons),
+                self._kind != "backward",
+            )  # its indices are those of the forward pass
+            self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, checked))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
