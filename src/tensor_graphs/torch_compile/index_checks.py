@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .partition import tensors_of
 
 
-class Reads(NamedTuple):
+class IndexArguments(NamedTuple):
     """How an operator takes indices: positions among its arguments of the operand, of its axis (None: the first one)
     and of the indices; whether negative ones count from the end; the position of a value that is no index."""
 
@@ -20,11 +20,11 @@ class Reads(NamedTuple):
     ignored: int | None = None
 
 
-_ALONG = Reads(0, 1, 2)
-_LOSS = Reads(0, None, 1, ignored=4)
-READS: dict[str, Reads] = {
-    "embedding.default": Reads(0, None, 1), "_embedding_bag.default": Reads(0, None, 1), "_embedding_bag_forward_only.default": Reads(0, None, 1),
-    "index_fill.int_Scalar": Reads(0, 1, 2, True), "index_fill.int_Tensor": Reads(0, 1, 2, True),
+_ALONG = IndexArguments(0, 1, 2)
+_LOSS = IndexArguments(0, None, 1, ignored=4)
+READS: dict[str, IndexArguments] = {
+    "embedding.default": IndexArguments(0, None, 1), "_embedding_bag.default": IndexArguments(0, None, 1), "_embedding_bag_forward_only.default": IndexArguments(0, None, 1),
+    "index_fill.int_Scalar": IndexArguments(0, 1, 2, True), "index_fill.int_Tensor": IndexArguments(0, 1, 2, True),
     "nll_loss_forward.default": _LOSS, "nll_loss2d_forward.default": _LOSS,
     **dict.fromkeys(("index_select.default", "gather.default", "index_add.default", "index_copy.default", "scatter.src", "scatter.value",
                      "scatter.reduce", "scatter.value_reduce", "scatter_add.default", "scatter_reduce.two"), _ALONG),
@@ -40,7 +40,7 @@ VIEWS = frozenset((
 MOST = 12
 
 
-class Bounds(NamedTuple):
+class IndexBounds(NamedTuple):
     """Least valid index, and the number behind the largest one; `ignored`: a further valid value, or None."""
 
     low: int
@@ -55,7 +55,7 @@ def outside_of(module: Any) -> Callable[[Sequence[Any]], bool] | None:
     Checked are indices on a CPU that are arguments, views of these, or computed from integers in few operators. On a
     GPU the host would wait for their values.
     """
-    found: dict[Any, set[Bounds]] = {}
+    found: dict[Any, set[IndexBounds]] = {}
     for node in [n for n in module.graph.nodes if n.op == "call_function"]:
         for indices, bounds in _reads(node):
             if (base := _without_views(indices)) is not None:
@@ -71,7 +71,7 @@ def outside_of(module: Any) -> Callable[[Sequence[Any]], bool] | None:
     return outside
 
 
-def _exceeds(x: Any, bounds: Bounds) -> bool:
+def _exceeds(x: Any, bounds: IndexBounds) -> bool:
     """Whether an integer tensor has elements outside of the bounds."""
     if not x.numel():
         return False
@@ -83,7 +83,7 @@ def _exceeds(x: Any, bounds: Bounds) -> bool:
     return bool((((x < bounds.low) | (x >= bounds.high)) & (x != bounds.ignored)).any())
 
 
-def _reads(node: Any) -> list[tuple[Any, Bounds]]:
+def _reads(node: Any) -> list[tuple[Any, IndexBounds]]:
     """Indices that an operator takes, with their bounds."""
     name = str(node.target).removeprefix("aten.")
     operand = node.args[0].meta.get("val") if node.args and hasattr(node.args[0], "meta") else None
@@ -102,7 +102,7 @@ def _reads(node: Any) -> list[tuple[Any, Bounds]]:
     for indices, axis, negative, ignored in taken:
         size = operand.shape[axis] if operand.shape else 1
         if _whole(indices) and isinstance(size, int):
-            found.append((indices, Bounds(-size if negative else 0, size, ignored)))
+            found.append((indices, IndexBounds(-size if negative else 0, size, ignored)))
     return found
 
 

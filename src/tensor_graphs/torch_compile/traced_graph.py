@@ -199,10 +199,8 @@ class Variant:
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
-            refuse, checked = (
-                _refusing(report, reasons),
-                self._kind != "backward",
-            )  # its indices are those of the forward pass
+            checked = self._kind != "backward"  # whose indices are those of the forward pass
+            refuse = _refusing(report, reasons)
             self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, checked))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
