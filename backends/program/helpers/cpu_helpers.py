@@ -114,7 +114,11 @@ def library_text(
     it.
     """
     called, before = functions.keys() if called is None else called, before or {}
-    own = {name: text for name, text in functions.items() if name not in before}
+    words = {*called, *_WORD.findall("\n".join(text for name, text in functions.items() if name not in before))}
+    by_macro = [name for name in words & before.keys() if _declaration(name, functions[name]) is None]
+    whole = {n for name in by_macro for n in (name, *before[name])}  # of libraries that cannot be declared
+    own = {name: text for name, text in functions.items() if name not in before.keys() - whole}
+    before = {name: names for name, names in before.items() if name not in whole}
     used = {*called, *_WORD.findall("\n".join(own.values()))}
     parts = {
         name: _part(name, [*before[name], name], functions) for name in functions if name in before and name in used
@@ -127,7 +131,7 @@ def library_text(
     )
     if first:
         body = re.sub(r"^(?=void \w+\()", f"{PROTECTED} ", body, flags=re.MULTILINE)
-    declared = [_declaration(name, functions[name]) for name in parts]
+    declared = [str(_declaration(name, functions[name])) for name in parts]
     source = "\n".join([c_math.HEAD, *first, *(f"{text}\n" for text in c_math.needed(body)), *declared, body])
     made = "\n".join(f'{name} = c_function(kernels, "{name}")' for name in functions if name in called)
     given = "" if threads else ", threads=False"
@@ -150,11 +154,10 @@ def _part(name: str, names: Sequence[str], functions: Mapping[str, str]) -> str:
     return "\n".join([c_math.HEAD, *(f"{text}\n" for text in c_math.needed(body)), body])
 
 
-def _declaration(name: str, text: str) -> str:
-    """Declaration of a function that a C text defines."""
+def _declaration(name: str, text: str) -> str | None:
+    """Declaration of a function that a C text defines; None if it does so by a macro."""
     found = re.search(rf"^void {name}\([^{{;]*\)", text, flags=re.MULTILINE)
-    assert found is not None, name
-    return f"{found[0]};\n"
+    return None if found is None else f"{found[0]};\n"
 
 
 def _with_static(body: str, uncalled: Collection[str]) -> str:
