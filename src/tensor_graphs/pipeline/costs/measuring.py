@@ -123,8 +123,8 @@ def measurer_started(session: Session, *, early: bool = True) -> Iterator[None]:
 def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
     """Start the measuring processes of a search on a GPU, or of a small budget, unless they have started; and, in
     threads, what this process needs after loading the model: the cost store's libraries, on a GPU its context there
-    and, from when the model is loaded (PyTorch's export failed beside other imports), the store's rows and
-    predictor."""
+    and, from when the model is loaded (which needs the interpreter as well), the store's rows and predictor.
+    """
     if session.started is None and (on_gpu(backends) or session.options.budget <= SMALL_S):
         store = store_of(session)
         measurer = measurer_of(session.options, backends, store)
