@@ -12,7 +12,7 @@ import numpy as np
 
 from ..costdb.keys.device import GPU_KIND
 from .cached_model import CachedModel
-from .programs import host_array
+from .programs import host_array, host_arrays
 from .sampling import Kind
 from .settings import Sampling
 
@@ -91,7 +91,7 @@ class PlainDecoding:
             if step or self.pending:
                 programs.decode().flat_near()
             ahead.append(sample.flat_near()[0])
-        found = [[int(v) for v in host_array(x)] for x in ahead]
+        found = [[int(v) for v in x] for x in host_arrays(ahead)]
         for tokens in found:
             self._note(tokens)
         return [list(column) for column in zip(*found)]

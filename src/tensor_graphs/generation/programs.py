@@ -8,8 +8,9 @@ Each program is optimized when it is first needed. States: the caches of the ste
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,13 @@ PREFILL, SAMPLE = 0.5, 0.15  # share of the decode program's budget that a prefi
 def host_array(values: Any) -> np.ndarray[Any, Any]:
     """A program's output as an array on the host."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+
+
+def host_arrays(values: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Outputs of one type as arrays on the host; those of a device in one copy, since it stands still for each."""
+    if len(values) > 1 and hasattr(values[0], "cpu"):
+        return list(host_array(sys.modules["torch"].stack(list(values))))
+    return [host_array(x) for x in values]
 
 
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
@@ -128,8 +136,11 @@ class Programs:
 
     def sample(self, kind: Kind) -> Program:
         """Program that chooses tokens from logits, without inputs; its output is [batch] int64."""
-        gpu = on_gpu(select(self.options.get("backend")))
-        graph = lambda: sampler(kind, self.caches.batch, self.vocabulary, gpu=gpu)
+
+        def graph() -> Graph:
+            gpu = on_gpu(select(self.options.get("backend")))
+            return sampler(kind, self.caches.batch, self.vocabulary, gpu=gpu)
+
         return self._program(f"sample-{kind}", graph, SAMPLE)
 
     def follow(self) -> Program:
