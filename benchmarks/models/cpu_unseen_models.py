@@ -16,11 +16,20 @@ Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block; `relative`: attention has a learned bias for each distance of two positions."""
+    """Pre-norm transformer block; `length`, if not 0: attention has a learned bias for each distance of two positions;
+    `causal`: positions attend to none after them (only without biases)."""
 
-    def __init__(self, width: int, heads: int, length: int = 0, act: type[nn.Module] = nn.GELU, ratio: int = 4) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        length: int = 0,
+        act: type[nn.Module] = nn.GELU,
+        ratio: int = 4,
+        causal: bool = False,
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, ratio * width), act(), nn.Linear(ratio * width, width))
@@ -31,7 +40,7 @@ class Block(nn.Module):
         n, t, c = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
         bias = None if self.table is None else self.table[self.apart].permute(2, 0, 1)[None]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=self.causal)
         x = x + self.out(y.transpose(1, 2).reshape(n, t, c))
         return x + self.mlp(self.norm2(x))
 
@@ -79,9 +88,9 @@ class Conformer(nn.Module):
 class Dlrm(nn.Module):
     """Sums of embeddings of several features and a dense vector, products of all pairs, a perceptron."""
 
-    def __init__(self, tables: int, width: int) -> None:
+    def __init__(self, tables: int, width: int, rows: int = 5000) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.EmbeddingBag(5000, width, mode="sum") for _ in range(tables))
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
         self.bottom = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, width), nn.ReLU())
         pairs = (tables + 1) * tables // 2
         self.top = nn.Sequential(
@@ -89,9 +98,13 @@ class Dlrm(nn.Module):
         )
         self.register_buffer("pairs", torch.tril_indices(tables + 1, tables + 1, -1))
 
+    def summed(self, table: nn.EmbeddingBag, ids: Tensor) -> Tensor:
+        """Sum of the rows `ids` (batch, count) of a table: (batch, width)."""
+        return F.embedding(ids, table.weight).sum(1)
+
     def forward(self, dense: Tensor, ids: Tensor) -> Tensor:
         x = self.bottom(dense)
-        all_ = torch.stack([x, *(F.embedding(ids[:, i], t.weight).sum(1) for i, t in enumerate(self.tables))], 1)
+        all_ = torch.stack([x, *(self.summed(t, ids[:, i]) for i, t in enumerate(self.tables))], 1)
         products = all_ @ all_.transpose(1, 2)
         return torch.sigmoid(self.top(torch.cat((x, products[:, self.pairs[0], self.pairs[1]]), 1)))
 

@@ -3,25 +3,18 @@ precision unless their names say otherwise. No kernel was written or tuned for t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import gpu_further_modules  # noqa: F401  (adds its builders to the table)
 from .cpu_peer_models import NormedBlock, SwinBlock, WaveNet
 from .cpu_unseen_models import Block, Conformer, Decoder, Dlrm, PointNet
+from .gpu_module_table import MODULES, Made, module
 from .peer_models import trained
 from .torch_architectures import Net, conv, excite, graph_attention, head, residual, shuffle, unet
 
-Made = tuple[nn.Module, tuple[Tensor, ...]]
-MODULES: dict[str, Callable[[], Made]] = {}
-
-
-def module(make: Callable[[], Made]) -> Callable[[], Made]:
-    """Decorator that adds a builder of (module, its inputs) to the table, under its function's name."""
-    MODULES[make.__name__] = make
-    return make
+__all__ = ["MODULES", "build"]
 
 
 def build(name: str, seed: int = 0) -> Made:
