@@ -22,6 +22,7 @@ from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
 from ..device import HOST
 from ..runtime.fixed_arguments import FixedArgument
+from ..runtime.index_limits import IndexLimit
 from ..user.templates import executed_file
 from .buckets import Buckets
 from .emit.emit_any_size import atoms_of
@@ -70,6 +71,7 @@ class Manifest:
     kernel_files: Mapping[str, str] = field(default_factory=dict)
     buckets: Buckets | None = None  # ranges of a free size in which other plans run
     fixed: tuple[FixedArgument, ...] = ()  # arguments of the traced function that are constants of the program
+    index_limits: tuple[IndexLimit, ...] = ()  # inputs that are indices, with the axes that they index
     # weight -> the weight of the program around this plan that has the same value, and is not saved again
     borrowed: Mapping[str, str] = field(default_factory=dict)
 
@@ -169,6 +171,7 @@ class _File:
     buckets: dict[str, list[tuple[Natural, Natural, str]]] = field(default_factory=dict)
     borrowed: dict[str, str] = field(default_factory=dict)
     fixed: list[tuple[str, int, list[int | str], str]] = field(default_factory=list)
+    index_limits: list[tuple[str, int, int]] = field(default_factory=list)
 
 
 def read_manifest(text: str, source: str) -> Manifest:
@@ -215,7 +218,8 @@ def _manifest(record: _File) -> Manifest:
         kernels=record.kernels, cost=record.cost, lower_bound=record.lower_bound, device=record.device,
         hardware=record.hardware, compared=record.compared, launch_mode=record.launch_mode or record.way, break_even=record.break_even,
         binaries=record.binaries, kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
-        borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed), **specs,
+        borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed),
+        index_limits=tuple(IndexLimit(*row) for row in record.index_limits), **specs,
     )  # fmt: skip
 
 

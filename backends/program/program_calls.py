@@ -19,6 +19,7 @@ from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
 from ..runtime.cpu_tensors import LARGE, TensorCalls, refuse_tangents
 from ..runtime.fixed_arguments import without_fixed
+from ..runtime.index_limits import index_check
 from ..runtime.marshalling import Quick
 from .buckets import BucketForm, CallsAtSizes
 from .emit.emit_any_size import sources
@@ -70,6 +71,7 @@ class ProgramCalls(Unpicklable, ABC):
         self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self._steady: frozenset[int] = frozenset()  # inputs that stay at their addresses between calls
         self.plans: dict[str, Any] = {}  # plans for some buckets of sizes, by name
+        self._index_check: tuple[Any, Callable[[Sequence[Any]], None] | None] = ((), None)  # (limits, their check)
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
 
@@ -104,7 +106,8 @@ class ProgramCalls(Unpicklable, ABC):
         Raises ShapeError for an input of another shape or dtype, UsageError for a missing or unknown one. If the
         program was traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
         Arguments that are no tensors, such as numbers, have the values of the examples; a call may leave them out, and
-        UsageError is raised if it gives another value.
+        UsageError is raised if it gives another value. Raises IndexRangeError, on a CPU, if an input that is an index
+        (`manifest.index_limits`) is outside of its axis.
         """
         try:
             found = self._flat(args, named)
@@ -133,6 +136,8 @@ class ProgramCalls(Unpicklable, ABC):
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         refuse_tangents(args if not named else (*args, *named.values()))
         if not named:
+            if self.manifest.index_limits:
+                self._check_indices(args)
             if self._direct is not None and args and (results := self._launched(self._direct, args)) is not None:
                 return results
             quick, called, program, direct = self._quick, self._called, self, self._direct_calls
@@ -155,7 +160,18 @@ class ProgramCalls(Unpicklable, ABC):
                         program._learn_sizes(args)
                 return results if converted is None else converted(results)
         given = args if not named and len(args) == len(self.input_names) else by_name(args, named, self.input_names)
+        if named and self.manifest.index_limits:
+            self._check_indices(given)
         return self._exchange.hand_out(self.flat_near(*given), given)
+
+    def _check_indices(self, args: Sequence[Any]) -> None:
+        """Raise IndexRangeError for an index outside of the axis that it indexes, in a program on a CPU."""
+        limits = self.manifest.index_limits
+        if self._index_check[0] is not limits:
+            on_host = self.device == HOST.name
+            self._index_check = limits, index_check(limits, self.input_names) if on_host else None
+        if (check := self._index_check[1]) is not None:
+            check(args)
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""

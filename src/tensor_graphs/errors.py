@@ -70,6 +70,12 @@ class ShapeError(UsageError):
         self.sizes: tuple[Any, ...] = tuple(sizes)
 
 
+class IndexRangeError(UsageError, IndexError):
+    """Error for an index outside of the axis that a program takes elements of."""
+
+    code = "index"
+
+
 class TraceError(UsageError):
     """Error for a function that cannot be traced.
 

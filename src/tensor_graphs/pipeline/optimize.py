@@ -35,6 +35,7 @@ from .recall import look_up, recall, store_plan
 from .search import search
 from .sizes.size_buckets import FIRST, buckets_of, refuse_buckets_without, with_buckets
 from .sources.fixed_arguments import fixed_arguments, given_values
+from .sources.index_limits import index_limits
 from .stages.backend_filter import with_kernels
 from .stages.load import load
 from .stages.prepare import Task, prepare
@@ -80,6 +81,8 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
         if fixed := fixed_arguments(source, example_inputs, options.example_kwargs):
             program.manifest = replace(program.manifest, fixed=fixed)
             program.report.fixed_arguments = given_values(fixed, example_inputs, options.example_kwargs)
+        if limits := index_limits(source, loaded.graph):
+            program.manifest = replace(program.manifest, index_limits=limits)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared
     return program
