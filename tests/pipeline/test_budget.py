@@ -191,7 +191,7 @@ def test_what_is_needed_after_loading_begins_with_the_measuring_processes(monkey
     cuda = SimpleNamespace(is_initialized=lambda: False)
     torch = SimpleNamespace(cuda=cuda, zeros=lambda size, device: begun.append(device))
     monkeypatch.setitem(measuring.sys.modules, "torch", torch)
-    monkeypatch.setattr(measuring, "import_in_background", lambda modules, first: begun.append(modules))
+    monkeypatch.setattr(measuring, "import_in_background", lambda modules, *first: begun.append(modules))
     monkeypatch.setattr(measuring, "measurer_of", lambda *given: object())
     monkeypatch.setattr(measuring, "on_gpu", lambda backends: True)
     monkeypatch.setattr(measuring, "Thread", lambda target, args, **more: SimpleNamespace(start=lambda: target(*args)))

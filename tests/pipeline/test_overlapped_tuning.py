@@ -225,7 +225,7 @@ def test_kernels_are_measured_before_the_graph_is_rewritten(
 
 def test_without_time_for_the_rewritten_graph_what_was_matched_of_the_one_that_came_is_used() -> None:
     session = Session(Options(backend="gpu", budget=0.0))
-    task = Task(small(), prepare(session, small(), None), select("numpy"))
+    task = Task(small(), prepare(Session(Options(backend="numpy")), small(), None), select("numpy"))
     own, blocks = object(), find_blocks(task.work)
     rewritten = Rewritten(view_of(task.work), blocks, [], [])
     assert match_all(session, task, rewritten, own) == [own]  # type: ignore[arg-type]
