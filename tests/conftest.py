@@ -35,10 +35,10 @@ with suppress(ImportError):  # the tests of tests/gpu/ run without it, too
     from hypothesis import settings as hypothesis_settings
 
     # On a busy machine, drawing examples may take seconds, and so may one example. Each run has the same examples, so
-    # that a change is what makes a test fail; --hypothesis-profile=random draws others each time.
-    for profile, same in (("suite", True), ("random", False)):
+    # that a change is what makes a test fail; --hypothesis-profile=random draws others each time, and more.
+    for profile, same, count in (("suite", True, 50), ("random", False, 200)):
         hypothesis_settings.register_profile(
-            profile, deadline=None, derandomize=same, suppress_health_check=[HealthCheck.too_slow]
+            profile, deadline=None, derandomize=same, max_examples=count, suppress_health_check=[HealthCheck.too_slow]
         )
     hypothesis_settings.load_profile("suite")
 
