@@ -36,7 +36,7 @@ void NAME(const KIND *restrict x, KIND *restrict y, int n, int c, int s)
 
 
 #: suffix of the kernel's name -> (dtypes, C type, C function)
-KINDS = {"": (SINGLE, "float", "tiled_to_last"), "_bytes": (of("uint8", "int8"), "uint8_t", "bytes_to_last")}
+KINDS = {"": (SINGLE, "float", "tiled_to_last"), "_bytes": (of("uint8", "int8"), "uint8_t", "byte_images_to_last")}
 
 
 def _fits(call: Call) -> bool:
