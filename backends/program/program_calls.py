@@ -71,7 +71,7 @@ class ProgramCalls(Unpicklable, ABC):
         self._fitting: dict[tuple[Any, ...], CallsAtSizes] = {}  # shapes of a call -> what it needs
         self._steady: frozenset[int] = frozenset()  # inputs that stay at their addresses between calls
         self.plans: dict[str, Any] = {}  # plans for some buckets of sizes, by name
-        self._index_check: tuple[Any, Callable[[Sequence[Any]], None] | None] = ((), None)  # (limits, their check)
+        self._index_check: tuple[Any, Callable[[Sequence[Any]], None]] | None = None  # (limits, their check)
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
 
@@ -136,8 +136,6 @@ class ProgramCalls(Unpicklable, ABC):
     def _flat(self, args: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         refuse_tangents(args if not named else (*args, *named.values()))
         if not named:
-            if self.manifest.index_limits:
-                self._check_indices(args)
             if self._direct is not None and args and (results := self._launched(self._direct, args)) is not None:
                 return results
             quick, called, program, direct = self._quick, self._called, self, self._direct_calls
@@ -152,6 +150,7 @@ class ProgramCalls(Unpicklable, ABC):
                         return results
             if quick is not None and (found := quick(args)) is not None:
                 taken, converted = found
+                self._check_indices(args)
                 results = called(taken)
                 direct.wait -= 1
                 if not direct.wait:
@@ -160,18 +159,14 @@ class ProgramCalls(Unpicklable, ABC):
                         program._learn_sizes(args)
                 return results if converted is None else converted(results)
         given = args if not named and len(args) == len(self.input_names) else by_name(args, named, self.input_names)
-        if named and self.manifest.index_limits:
-            self._check_indices(given)
         return self._exchange.hand_out(self.flat_near(*given), given)
 
     def _check_indices(self, args: Sequence[Any]) -> None:
-        """Raise IndexRangeError for an index outside of the axis that it indexes, in a program on a CPU."""
-        limits = self.manifest.index_limits
-        if self._index_check[0] is not limits:
-            on_host = self.device == HOST.name
-            self._index_check = limits, index_check(limits, self.input_names) if on_host else None
-        if (check := self._index_check[1]) is not None:
-            check(args)
+        """Raise IndexRangeError for an index among the inputs that is outside of the axis that it indexes."""
+        if limits := self.manifest.index_limits:
+            if self._index_check is None or self._index_check[0] is not limits:
+                self._index_check = limits, index_check(limits, self.input_names)
+            self._index_check[1](args)
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""
@@ -191,7 +186,9 @@ class ProgramCalls(Unpicklable, ABC):
         program, direct = self, self._direct_calls
         if self.manifest.sizes:
             specs, _, _, program, direct = self._at(given)
-        results = program.called([self._exchange.accept(x, spec) for x, spec in zip(given, specs)])
+        taken = [self._exchange.accept(x, spec) for x, spec in zip(given, specs)]
+        self._check_indices(taken)
+        results = program.called(taken)
         direct.wait -= 1
         if not direct.wait:
             self._direct = direct.learn(partial(program._make_direct, given))

@@ -20,20 +20,17 @@ class IndexLimit(NamedTuple):
     high: int
 
 
-def index_check(limits: Sequence[IndexLimit], names: Sequence[str]) -> Callable[[Sequence[Any]], None] | None:
-    """Function of a call's arguments, which are in the order of `names`, that raises IndexRangeError for an index
-    outside of its limits; None if there are no limits.
+def index_check(limits: Sequence[IndexLimit], names: Sequence[str]) -> Callable[[Sequence[Any]], None]:
+    """Function of a call's inputs, arrays or tensors in the order of `names`, that raises IndexRangeError for an index
+    outside of its limits.
 
-    Arguments that are no integers are left to the program, and so are tensors of other devices, for whose values the
-    host would wait.
+    Inputs that are no integers and tensors of other devices, for whose values the host would wait, are not looked at.
     """
     rows = [(names.index(limit.name), limit) for limit in limits if limit.name in names]
-    if not rows:
-        return None
 
-    def check(args: Sequence[Any]) -> None:
+    def check(inputs: Sequence[Any]) -> None:
         for position, (name, low, high) in rows:
-            if position >= len(args) or (found := _extremes(args[position])) is None:
+            if (found := _extremes(inputs[position])) is None:
                 continue
             least, largest = found
             if least < low or largest >= high:
@@ -48,16 +45,14 @@ def index_check(limits: Sequence[IndexLimit], names: Sequence[str]) -> Callable[
 
 def _extremes(x: Any) -> tuple[int, int] | None:
     """The least and the largest element of an array or CPU tensor of integers; None for others and without elements."""
-    if isinstance(x, int | list):
-        x = np.asarray(x)
-    elif hasattr(x, "aminmax"):  # a tensor of PyTorch
+    if hasattr(x, "aminmax"):  # a tensor of PyTorch
         if x.device.type != "cpu":
             return None
         try:
             x = x.numpy()
         except (RuntimeError, TypeError):  # a tensor without data in a mode of PyTorch, or a dtype that NumPy lacks
             return None
-    if not isinstance(x, np.ndarray | np.integer) or x.dtype.kind not in "iu" or not x.size:
+    if not isinstance(x, np.ndarray) or x.dtype.kind not in "iu" or not x.size:
         return None
     return int(np.minimum.reduce(x, axis=None)), int(np.maximum.reduce(x, axis=None))
 

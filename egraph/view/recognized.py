@@ -1,8 +1,7 @@
-"""Rewrites a graph by steps that hardly ever cost anything, without an e-graph: operations that spell out a composite
-op become that op, and batch norms with fixed statistics become part of the convolution before them.
+"""Rewrites a graph without an e-graph: operations that spell out a composite op become that op, and batch norms with
+fixed statistics become part of the convolution before them.
 
-Saturation finds the same forms. This is for searches whose time may be up before: fused library kernels match these
-forms alone.
+Saturation finds the same forms, which fused library kernels need. This is for searches that may end before it does.
 """
 
 from __future__ import annotations

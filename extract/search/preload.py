@@ -20,20 +20,29 @@ END_S = 20.0  # seconds, at most, that the end of the process waits for imports
 _begun: WeakSet[Thread] = WeakSet()
 
 
-def import_in_background(modules: Sequence[str], first: Callable[[], object] = lambda: None) -> Thread:
-    """Start a thread that calls `first` and then imports modules, and return the thread.
+def import_in_background(modules: Sequence[str]) -> Thread:
+    """Start a thread that imports modules, and return the thread.
 
     Solvers take half a second to import, and so does the cost store. Errors are left to the later user.
     """
 
     def load() -> None:
-        with suppress(Exception):
-            first()
         for module in modules:
             with suppress(ImportError, RuntimeError):  # the process may be ending
                 import_module(module)
 
-    thread = Thread(target=copy_context().run, args=(load,), name="load-ahead", daemon=True)
+    return in_background(load)
+
+
+def in_background(work: Callable[[], object]) -> Thread:
+    """Start a thread that calls `work`, which may import modules, and return the thread. The end of the process waits
+    for it. Errors of `work` are left to the later user of what it prepares."""
+
+    def run() -> None:
+        with suppress(Exception):
+            work()
+
+    thread = Thread(target=copy_context().run, args=(run,), name="load-ahead", daemon=True)
     thread.start()
     _begun.add(thread)
     return thread
@@ -49,4 +58,4 @@ def _wait() -> None:
         thread.join(max(0.0, end - monotonic()))
 
 
-__all__ = ["SOLVER_MODULES", "STORE_MODULES", "import_in_background"]
+__all__ = ["SOLVER_MODULES", "STORE_MODULES", "import_in_background", "in_background"]

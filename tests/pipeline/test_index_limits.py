@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.errors import IndexRangeError
+from tensor_graphs.errors import IndexRangeError, UsageError
 
 TABLE = np.arange(20.0, dtype=np.float32).reshape(10, 2)
 INDEX = np.array([1, 7, 3])
@@ -30,6 +30,15 @@ def test_an_index_outside_of_the_axis_is_an_error(tmp_path: Path, wrong: int) ->
             called(TABLE, np.array([0, wrong, 1]))
         with pytest.raises(IndexError):
             called(TABLE, i=np.array([0, wrong, 1]))
+
+
+def test_lists_and_fixed_arguments_are_no_indices_of_another_input() -> None:
+    made = program(lambda n, i, t: t[i] * n, 100, INDEX, TABLE)
+    assert np.array_equal(made(100, INDEX, TABLE), TABLE[INDEX] * 100)
+    with pytest.raises(IndexRangeError):
+        made(100, [1, 2, 10], TABLE)
+    with pytest.raises(UsageError):
+        made([[1, 2], [3]], TABLE)
 
 
 def test_a_token_outside_of_the_vocabulary_is_an_error() -> None:

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from ..backends.device import HOST
 from ..backends.program.program import Program
 from ..backends.registry import backend, on_gpu
 from ..bytecode import bytecode_kept
@@ -81,7 +82,7 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
         if fixed := fixed_arguments(source, example_inputs, options.example_kwargs):
             program.manifest = replace(program.manifest, fixed=fixed)
             program.report.fixed_arguments = given_values(fixed, example_inputs, options.example_kwargs)
-        if limits := index_limits(source, loaded.graph):
+        if program.device == HOST.name and (limits := index_limits(source, loaded.graph)):
             program.manifest = replace(program.manifest, index_limits=limits)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared

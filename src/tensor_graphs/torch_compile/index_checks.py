@@ -41,7 +41,7 @@ MOST = 12
 
 
 class IndexBounds(NamedTuple):
-    """Least valid index, and the number behind the largest one; `ignored`: a further valid value, or None."""
+    """Valid indices: `low` <= index < `high`, and `ignored` if it is not None."""
 
     low: int
     high: int
@@ -49,8 +49,8 @@ class IndexBounds(NamedTuple):
 
 
 def outside_of(module: Any) -> Callable[[Sequence[Any]], bool] | None:
-    """Function that says for the arguments of a part, the graph module `module`, whether an index is outside of the
-    axis that an operator of the part takes it along. None if there are none that can be told.
+    """Function of the arguments of a part, whose graph module is `module`: whether an index is outside of the axis that
+    an operator of the part indexes with it. None if the part has no indices that are checked.
 
     Checked are indices on a CPU that are arguments, views of these, or computed from integers in few operators. On a
     GPU the host would wait for their values.

@@ -162,9 +162,10 @@ class Session:
 
     def when_loaded(self, work: Callable[[], object]) -> None:
         """Do some work when the model is loaded: at once if it is."""
-        self._waiting_for_model.append(work)
         if self._is_loaded:
-            self.loaded()
+            work()
+        else:
+            self._waiting_for_model.append(work)
 
     def loaded(self) -> None:
         """Note that the model is loaded. Warns if loading it alone took longer than the budget."""

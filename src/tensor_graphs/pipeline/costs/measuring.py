@@ -20,7 +20,7 @@ from ...egraph.saturate.worker import default_pool
 from ...errors import DeviceUnavailableError, WorkerError, warned
 from ...extract.model.kernel import Backend
 from ...extract.model.pricing import Measurer
-from ...extract.search.preload import STORE_MODULES, import_in_background
+from ...extract.search.preload import STORE_MODULES, import_in_background, in_background
 from ...options import CommonOptions, Options
 from ...report.omissions import Omission, OmittedWork
 from ..context.reserves import closing_s
@@ -133,7 +133,7 @@ def start_measurer(session: Session, backends: Sequence[Backend]) -> None:
         if measurer is not None or too_late(session.options, backends):
             import_in_background(STORE_MODULES)
             if on_gpu(backends):
-                session.when_loaded(partial(import_in_background, (), partial(_begin_prices, session, store)))
+                session.when_loaded(partial(in_background, partial(_begin_prices, session, store)))
                 Thread(target=_begin_device, args=(sys.modules.get("torch"),), name="device", daemon=True).start()
 
 

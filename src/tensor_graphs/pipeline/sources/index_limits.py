@@ -7,6 +7,7 @@ from typing import Any
 from ...backends.runtime.index_limits import IndexLimit
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
+from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
 
 _SAME = ("reshape", "permute", "broadcast_to", "flip")  # views that have all elements of their operand
@@ -60,16 +61,10 @@ def _counted_from_the_end(index: Tensor, size: Any) -> Tensor | None:
         return None
     sides = [_without_views(a) for a in (below.args[0], *moved.args)]
     same = _without_views(x)
-    if sides[0] is same and same in sides[1:] and _number(below.args[1]) == 0:
-        steps = [_number(a) for a in moved.args if _without_views(a) is not same]
+    if sides[0] is same and any(a is same for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
+        steps = [number(a) for a in sides[1:] if a is not same]
         return same if steps == [size] else None
     return None
-
-
-def _number(x: Tensor) -> Any:
-    """The number that a constant has at all places; None for other values."""
-    x = _without_views(x)
-    return x.attr("value") if x.op == "full" else None
 
 
 __all__ = ["index_limits"]
