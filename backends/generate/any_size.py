@@ -152,7 +152,8 @@ class SizedKernel(KernelBase):
         return found
 
     def bounds_of(self, call: Call) -> list[Bounds]:
-        """For each form of a call's schedule, the range of sizes for which it is correct: size -> (least, largest)."""
+        """For each source of a call's schedule, the range of sizes for which it is correct: name of a size ->
+        (least, largest)."""
         return [form.bounds for form in self.all_forms(call)]
 
     def conditions_of(self, call: Call) -> list[str]:

@@ -52,8 +52,9 @@ def parts_of(at: Index, buffer: Buffer) -> tuple[DimensionSlice, ...] | None:
 
 
 def blocked_dimension(parts: Sequence[DimensionSlice] | None, buffer: Buffer, axis: Axis) -> int | None:
-    """Number of the dimension of `buffer` along which an access covers the whole buffer, element i at index i of
-    `axis`; None if there is none. `parts`: the access (`parts_of`); None if it is not a box."""
+    """Index of the dimension of `buffer` along which an access reads or writes the whole buffer, with element i at
+    index i of `axis`; None if there is none. `parts`: start, step and axis of the access in each dimension
+    (`parts_of`); None, which gives None, if the access is not a slice along each dimension."""
     for d, part in enumerate(parts or ()):
         if part.axis == axis and part.start == 0 and part.step == 1 and buffer.shape[d] == axis.size:
             return d

@@ -38,8 +38,8 @@ class LoadedKernel:
 
 @dataclass(frozen=True)
 class CapturedCalls:
-    """Function that replays `calls` calls of a kernel without host overhead (`replay`). `rotating`: whether the operand
-    sets exceed the cache."""
+    """Function that replays `calls` calls of a kernel without host overhead (`replay`). `rotating`: whether
+    the calls use several copies of the operands in turn, which together exceed the cache."""
 
     replay: Run
     calls: int

@@ -6,7 +6,8 @@ python -m tensor_graphs.backends.tuning.schedule_table > docs/schedules.md
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from ..generate.generator import KernelGenerator
@@ -61,8 +62,8 @@ def _emitter(emitter: StrategyEmitter) -> str:
     return "\n".join("\n".join(_strategy(s)) + "\n" for s in emitter.strategies)
 
 
-def _file(kind: type) -> str:
-    """Path of the module that defines a class, from the package's folder on."""
+def _file(kind: type | Callable[..., Any]) -> str:
+    """Path of the module that defines a class or function, from the package's folder on."""
     name = kind.__module__
     return name.removeprefix(f"{__package__.rsplit('.', 2)[0]}.").replace(".", "/") + ".py"
 
@@ -72,10 +73,22 @@ def _strategy(strategy: Strategy[Any]) -> Iterator[str]:
     tag = f"; tag `{schedule.tag}`" if schedule.tag else ""
     yield f"### {strategy.name[0].upper()}{strategy.name[1:]}\n"
     yield f"{strategy.meaning} Schedule: `{schedule.__name__}` (`{_file(schedule)}`){tag}."
+    parts = {"Ranking": strategy.ranked, "Legality": strategy.legal, "Emission": strategy.emit}
+    named = {part: _functions(function) for part, function in parts.items()}
+    yield " ".join(f"{part}: {found}." for part, found in named.items() if found)
     parameters = declared(schedule).values()
     if parameters:
         yield "\n| stored name | values | moves | meaning |\n|---|---|---|---|"
         yield from map(_row, parameters)
+
+
+def _functions(function: Callable[..., Any]) -> str:
+    """Name and module of a function, or, of a lambda, of the functions that it calls; "" if it calls none."""
+    called = [function]
+    if function.__name__ == "<lambda>":
+        names = [function.__globals__.get(name) for name in function.__code__.co_names]
+        called = [f for f in names if isinstance(f, FunctionType)]
+    return ", ".join(f"`{f.__name__}` (`{_file(f)}`)" for f in called)
 
 
 def _row(p: Parameter) -> str:

@@ -130,8 +130,8 @@ def attention_statistics(op: Op, types: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def attention_statistics_text(op: Op, ranks: Sequence[int]) -> Cases:
-    """Yields the type law `attention_statistics` as egglog text: one case for each of `ranks` (operand ranks that may
-    occur) from 3."""
+    """Yields the type law `attention_statistics` (row maxima and sums of softmax, kept for the backward pass) as egglog
+    text: a case (shape, dtype, conditions) for each operand rank in `ranks` that is at least 3."""
     for r in ranks:
         if r >= 3:
             batch = [f"(max {vec_get(S0, i)} {vec_get('(shape x1)', i)})" for i in range(r - 2)]

@@ -45,11 +45,12 @@ def narrowed(limits: Limits, effort: int) -> list[CostFilter]:
 
 
 def parts(limits: Limits, effort: int) -> Iterator[tuple[Limits, list[CostFilter]]]:
-    """Saturations to run and to unite for some limits: yields (limits of a saturation, filters of its result), in
-    order.
+    """Saturations whose results are united for `limits` and `effort`: yields (limits of a saturation, cost filters of
+    its result), in order.
 
-    Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with limits
-    extended n times, the beam multiplied by 2**n and the slack grown by 2*n.
+    Larger limits or effort append to this sequence or loosen its filters. Effort step n repeats all steps with
+    `limits.longer(n)`, the beam (e-nodes per e-class) multiplied by 2**n and the slack (kernel launches) increased by
+    2*n.
     """
     widest = step_of(limits)
     for more in range(effort):

@@ -67,7 +67,8 @@ class FusionGrowth:
     def grown(self, node: int) -> FusionGroup | None:
         """The fusion group whose output is computed by the e-node `node`.
 
-        None if it is too large, trivial, a duplicate or has fewer products than the policy asks for.
+        None if the group is too large, consists of one operation that needs no generated kernel, is a duplicate, or has
+        fewer products than the policy asks for.
         """
         if self.groups.facts.kinds[node] == "scan" and not self.policy.scans:
             return None

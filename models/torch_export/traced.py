@@ -75,8 +75,8 @@ def read_traced(
 def unsupported(module: Any) -> dict[Any, str]:
     """Operators of an FX module that cannot be imported, as node -> reason.
 
-    Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. Sizes
-    that no tensor has are taken as they were when the module was traced.
+    Each operator is imported alone: operands that could not be computed are replaced by inputs of their types. A size
+    that is an argument of its own, and no size of a tensor, has its value when the module was traced.
     """
     own = tensor_symbols(module)
     return _Prober(_program(module, {}), {n: s for n, s in sizes_of(module).items() if n not in own}).probe()

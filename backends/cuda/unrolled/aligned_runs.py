@@ -24,8 +24,9 @@ class AlignedRun:
 
 
 def aligned(at: Index, itemsize: int, elements: int) -> int:
-    """Length, in elements of `itemsize` bytes, of the longest aligned run (at most 16 bytes) in which the place of the
-    index `at` depends only on the constant term of the index. `elements`: length of the buffer."""
+    """Length of the longest aligned vector access that may contain the element at the index `at`, in elements of
+    `itemsize` bytes (16 bytes at most): the offset of the element in the vector is a constant, since all terms of the
+    index but the constant one are multiples of the length. `elements`: length of the buffer."""
     steps = gcd(elements, *(c for _, c in at.terms))
     return gcd(16 // itemsize, steps) if itemsize <= 16 else 1
 

@@ -135,8 +135,9 @@ def _generated(graph: Hypergraph) -> int:
 
 
 def matched_view(session: Session, task: Task, view: EGraphView) -> EGraphView:
-    """The part of a rewritten graph whose kernels are matched: all of it, or, of a large one within a small budget, its
-    cheap terms. Not where the caller's rules or kernels are to be seen, for whose terms others may be cheaper."""
+    """The part of the rewritten graph `view` whose kernels are matched. With a small budget these are the cheap terms
+    of a large graph; else all of it. It is also all of it if the caller gave rules or kernels: their terms may not be
+    the cheap ones."""
     options, own = session.options, any(t.name.startswith(USER_PREFIX) for b in task.backends for t in b.templates)
     if task.symbolic is not None or options.deterministic or options.exact or options.rules or own:
         return view
