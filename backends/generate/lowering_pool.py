@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import pickle
+import select
 import selectors
 import subprocess
 import threading
@@ -32,7 +33,8 @@ from ...processes.spawn import start_worker
 from .lowering_jobs import HEAD, Job, Reply, framed
 
 # Maximum workers of all pools together. Their work takes three to four times the CPU time of the caller's for the same
-# candidates (`python -m benchmarks.search.candidate_stage --parts`), and each takes 0.7 s to start, beside rewriting.
+# candidates (`python -m benchmarks.search.candidate_stage --parts`). They are forks of one process, which takes 0.7 s
+# to import what they need: twelve processes of their own took as much CPU time as their work.
 # The candidates of a decode step (Llama-3.2-1B, 15 cores) took 3.6 s with 8 workers, 2.9 and 3.3 with 13.
 MAX_WORKERS = 12
 LEFT_CORES = 2  # cores that lowering workers and compilers leave to the search and to the processes that measure
@@ -44,13 +46,17 @@ MIN_BATCH_JOBS = 100  # jobs of a batch from which starting workers pays off: ab
 PUMPING_S = 0.01
 PIPE = 1 << 20  # bytes of a pipe: replies of a message, so that workers do not wait for a busy parent
 PATIENCE_S = 30.0  # deadline for one job; then the workers are killed
+WORKER = "tensor_graphs.backends.generate.lowering_worker"
 
 
 @dataclass(eq=False)
 class _Process:
-    """One worker: pending output, partial input, and messages in flight, at first the one that it has started."""
+    """One worker: the process of which it is a fork, its pipes (for jobs and for replies), pending output, partial
+    input, and messages in flight, at first the one that it has started."""
 
-    process: subprocess.Popen[bytes]
+    origin: subprocess.Popen[bytes]
+    jobs: int
+    replies: int
     out: bytearray = field(default_factory=bytearray)
     into: bytearray = field(default_factory=bytearray)
     busy: dict[int, Batch] = field(default_factory=dict)  # number of each job in flight -> its batch
@@ -60,17 +66,15 @@ class _Process:
 
     def write(self) -> None:
         """Write as much as the pipe accepts."""
-        assert self.process.stdin is not None
         with contextlib.suppress(BlockingIOError):
             while self.out:
-                del self.out[: os.write(self.process.stdin.fileno(), self.out)]
+                del self.out[: os.write(self.jobs, self.out)]
 
     def read(self) -> list[tuple[int, Reply]]:
         """(job number, reply) of each complete reply that one read from the pipe gives. Raises EOFError if the worker
         has ended."""
-        assert self.process.stdout is not None
         with contextlib.suppress(BlockingIOError):
-            piece = os.read(self.process.stdout.fileno(), PIPE)
+            piece = os.read(self.replies, PIPE)
             if not piece:
                 raise EOFError
             self.into += piece
@@ -82,14 +86,17 @@ class _Process:
             self.answered = True
         return found
 
-    def end(self) -> None:
-        """Kill the worker."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+    def ended(self) -> bool:
+        """Whether the worker has ended: nobody holds the other end of its pipe."""
+        waiting = select.poll()
+        waiting.register(self.replies, 0)
+        return self.origin.poll() is not None or bool(waiting.poll(0))
+
+    def close(self) -> None:
+        """Close the pipes; the worker ends when it reads or writes next."""
+        for pipe in (self.jobs, self.replies):
+            with contextlib.suppress(OSError):
+                os.close(pipe)
 
 
 @dataclass(eq=False)
@@ -200,32 +207,45 @@ class LowerPool:
 
     def begin(self) -> None:
         """Start workers without waiting for them. Idle workers that have ended are replaced."""
-        for process in [p for p in self._processes if p.process.poll() is not None and not p.busy]:
+        for process in [p for p in self._processes if not p.busy and p.ended()]:
             self._drop(process)
-        while len(self._processes) < self.size and _worker_slots.acquire(blocking=False):
-            count = len(self._processes)
-            try:
-                self._start()
-            except OSError:  # go on without workers
-                self.size = count
-            finally:  # also after Ctrl-C
-                if len(self._processes) == count:
-                    _worker_slots.release()
+        before, wanted = len(self._processes), 0
+        try:
+            while before + wanted < self.size and _worker_slots.acquire(blocking=False):
+                wanted += 1
+            if wanted:
+                self._start(wanted)
+        except OSError:  # go on without them
+            self.size = before
+        finally:  # also after Ctrl-C
+            for _ in range(before + wanted - len(self._processes)):
+                _worker_slots.release()
 
-    def _start(self) -> None:
+    def _start(self, count: int) -> None:
         environment = {"OMP_NUM_THREADS": "1", **bytecode_environment(), **limited_environment(self.size)}
-        process = start_worker("tensor_graphs.backends.generate.lowering_worker", environment=environment)
-        assert process.stdin is not None and process.stdout is not None
-        os.set_blocking(process.stdin.fileno(), False)
-        os.set_blocking(process.stdout.fileno(), False)
-        if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with contextlib.suppress(OSError):  # a user's pipes may have used up their share
-                fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
-        made = _Process(process)
-        self._processes.append(made)
-        if self._selector is None:
-            self._selector = selectors.DefaultSelector()
-        self._selector.register(process.stdout, selectors.EVENT_READ, made)
+        jobs, replies = list[tuple[int, int]](), list[tuple[int, int]]()
+        try:
+            for _ in range(count):
+                jobs.append(os.pipe())
+                replies.append(os.pipe())
+            theirs = [(source, target) for (source, _), (_, target) in zip(jobs, replies, strict=True)]
+            given = [f"{source},{target}" for source, target in theirs]
+            origin = start_worker(WORKER, given, environment=environment, pass_fds=[x for pair in theirs for x in pair])
+        except BaseException:
+            for descriptor in (x for pair in (*jobs, *replies) for x in pair):
+                os.close(descriptor)
+            raise
+        for descriptor in (x for pair in theirs for x in pair):
+            os.close(descriptor)
+        self._selector = self._selector or selectors.DefaultSelector()
+        for (_, target), (source, _) in zip(jobs, replies, strict=True):
+            for descriptor in (target, source):
+                os.set_blocking(descriptor, False)
+            if hasattr(fcntl, "F_SETPIPE_SZ"):
+                with contextlib.suppress(OSError):  # a user's pipes may have used up their share
+                    fcntl.fcntl(source, fcntl.F_SETPIPE_SZ, PIPE)
+            self._processes.append(made := _Process(origin, target, source))
+            self._selector.register(source, selectors.EVENT_READ, made)
 
     def batch(self, jobs: Sequence[Callable[[], Job]]) -> Batch:
         """Submit a complete batch of jobs (terms to lower to kernels), each given as a function that builds it when it
@@ -307,9 +327,16 @@ class LowerPool:
         self._processes.remove(process)
         self._selector = self._selector or selectors.DefaultSelector()
         with contextlib.suppress(KeyError):  # Ctrl-C came before it was registered
-            self._selector.unregister(process.process.stdout)  # type: ignore[arg-type]
-        process.end()
+            self._selector.unregister(process.replies)
+        process.close()
         _worker_slots.release()
+        if all(p.origin is not process.origin for p in self._processes):  # which ends the workers that still run
+            process.origin.kill()
+            process.origin.wait()
+            for pipe in (process.origin.stdin, process.origin.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
         if not self._processes:
             self._selector.close()
             self._selector = None

@@ -1,4 +1,4 @@
-"""Lowers terms to kernels in a worker process, for the generating backends.
+"""Lowers terms to kernels in worker processes, for the generating backends.
 
 A job is one lowering request: terms, layouts of operands and results, names of the weights. The worker runs the same
 code as the parent (lowerings.py) and sends back the lowered kernels. Messages are pickles over private pipes between
@@ -11,7 +11,8 @@ import gc
 import os
 import signal
 import sys
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from ...processes import memory_limits as host
@@ -62,40 +63,70 @@ def packed(template: GeneratedKernel, found: Lowered | PackedLowered | None) -> 
     return PackedLowered.of(found, template.effort_of(found, template.emitter.parse(found.space[0])))
 
 
+def serve(source: int, target: int) -> None:
+    """Say by an empty list of replies that this worker has started, then answer lists of jobs (terms to lower to
+    kernels) from descriptor `source` on `target`, until the input ends or `IDLE_S` seconds pass without input."""
+    with os.fdopen(source, "rb") as jobs_in, os.fdopen(target, "wb") as out:
+        out.write(framed([]))
+        out.flush()
+        while True:
+            signal.alarm(IDLE_S)
+            try:
+                jobs = read(jobs_in)
+            except EOFError:
+                return
+            signal.alarm(0)
+            out.write(framed([(number, answered(job)) for number, job in jobs]))
+            out.flush()
+
+
+def answered(job: Job) -> Reply:
+    """The reply to a job; an empty one if it fails: the parent runs the job again and reports the error."""
+    try:
+        with using_machine(job.machine) if job.machine is not None else nullcontext():
+            return answer(job)
+    except MemoryError:  # the parent would run out, too: the group has no kernel
+        return [(name, [], None if job.form else []) for name in job.names]
+    except Exception:
+        return []
+
+
+def forked(pipes: Sequence[tuple[int, int]]) -> None:
+    """Fork a worker for each pair of descriptors (jobs in, replies out), and close them here."""
+    for n, pair in enumerate(pipes):
+        if os.fork() == 0:
+            try:
+                die_with_parent()
+                host.limit_own_memory()
+                for other in pipes[n + 1 :]:
+                    _close(other)
+                serve(*pair)
+            finally:
+                os._exit(0)
+        _close(pair)
+
+
+def _close(pair: tuple[int, int]) -> None:
+    for descriptor in pair:
+        os.close(descriptor)
+
+
 def main() -> None:
-    """Run a worker process: say by an empty list of replies that it has started, then answer lists of jobs (terms to
-    lower to kernels) until the input ends or `IDLE_S` seconds pass without input.
+    """`lowering_worker SOURCE,TARGET ...`: import the generators once, fork a worker for each pair of descriptors, and
+    wait for them. They import nothing, and share the memory of what is imported.
 
     SIGINT is left to the parent.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent()
     yield_to_others(NICE)
-    host.limit_own_memory()
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # keep prints out of the message stream
-    gc.disable()  # short-lived process without garbage cycles
+    os.dup2(2, 1)  # prints of libraries
+    gc.disable()  # short-lived processes without garbage cycles
     load()
-    out.write(framed([]))
-    out.flush()
-    while True:
-        signal.alarm(IDLE_S)
-        try:
-            jobs = read(sys.stdin.buffer)
-        except EOFError:
-            return
-        signal.alarm(0)
-        replies = []
-        for number, job in jobs:
-            try:
-                with using_machine(job.machine) if job.machine is not None else nullcontext():
-                    replies.append((number, answer(job)))
-            except MemoryError:  # the parent would run out, too: the group has no kernel
-                replies.append((number, [(name, [], None if job.form else []) for name in job.names]))
-            except Exception:  # the parent runs the job again and reports the error
-                replies.append((number, []))
-        out.write(framed(replies))
-        out.flush()
+    forked([(int(source), int(target)) for source, _, target in (x.partition(",") for x in sys.argv[1:])])
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from ..gpu_context import begin_driver
 from ..runtime.views import spelled, torch_code, torch_copy_code, view_ops, view_templates
 from .numpy_rows import spell
 from .torch import BACKEND as CPU
-from .torch_calls import NUMBER, Applies, both, extents, some_axes
+from .torch_calls import NUMBER, Applies, both, extents, filled, some_axes
 from .torch_cuda_attention import attentions
 from .torch_cuda_helpers import HELPERS as OWN
 from .torch_cuda_images import convolutions, pools
@@ -116,7 +116,7 @@ def _widenable(t: LibraryKernel) -> bool:
 #: Templates that accept mixed float dtypes, take no floats, or have another widened variant.
 _NOT_WIDENED = frozenset([
     "cast", "from_float8", "unpack", "dequantize", "quantize", "square", "square_wide", "sum", "mean", "prod", "and", "or", "xor", "not", "eq", "lt", "le", "is_nan", "is_inf",
-    "argmax", "argmin", "variance_and_mean", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
+    "argmax", "argmin", "variance_and_mean", "group_norm_split", "softplus_double", "matmul", "matmul_wide", "linear", "linear_wide", "rope_out",
     "rope_wide",
 ])  # fmt: skip
 _VARIANTS = ("_int", "_bool", "_cast", "_nothing", "_tuned", "_flash", "_cudnn", "_efficient", "_live")
@@ -183,6 +183,16 @@ def _all_single(call: Call) -> bool:
     return single(call) and all(o.type.dtype == "float32" for o in call.more)
 
 
+FEW_GROUPS = 264  # groups of all examples, two for each multiprocessor, up to which statistics are split over blocks
+
+
+def _few_groups(call: Call) -> bool:
+    """Condition on calls of a group norm: few groups of at most float32."""
+    examples = extents(call.operands["x"])[0]
+    few = isinstance(examples, int) and 0 < examples * call.attrs["groups"] <= FEW_GROUPS
+    return few and FLOAT(call) and "float64" not in floats(call) and filled(call)
+
+
 def _reductions() -> list[LibraryKernel]:
     more: dict[str, Any] = {"family": "reduction"}
     along = ", {axes}, True, out={out})"
@@ -202,6 +212,9 @@ def _reductions() -> list[LibraryKernel]:
             **more),
         row("argsort", "argsort(x, axis=axis, descending=descending)", "{out}.copy_(sorting({x}, {axis}, {descending}))",
             family="sort", setup=("sorting",), mixed=True),
+        row("group_norm_split", "group_norm(x, g, b, groups=groups, eps=eps)",
+            "split_group_norm({x}, {groups}, {g}, {b}, {eps}, {out})", setup=("split_group_norm",), applies=_few_groups,
+            mixed=True, dense=("*",), **more),
         row("cross_entropy", "cross_entropy(x, i)",
             "torch.nn.functional.cross_entropy({x}, {i}.long(), reduction='none')", **more),
     ]  # fmt: skip

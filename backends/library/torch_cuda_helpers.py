@@ -78,6 +78,17 @@ def product(x: Any, axes: Sequence[int]) -> Any:
     return x
 
 
+def split_group_norm(x: Any, groups: int, g: Any, b: Any, eps: float, out: Any) -> None:
+    """Group norm of x[n, channels, ...] into out, with statistics by a reduction that Torch splits over many blocks:
+    its own kernel has one block for each group of an example. Computed in float32."""
+    n, channels = x.shape[:2]
+    var, mean = torch.var_mean(x.view(n * groups, -1).float(), 1, correction=0)
+    scale = torch.rsqrt(var + eps).view(n, groups, 1) * g.float().view(groups, -1)
+    shift = torch.addcmul(b.float().view(groups, -1), mean.view(n, groups, 1), scale, value=-1)
+    form = (n, channels, *(1,) * (x.dim() - 2))
+    torch.addcmul(shift.view(form), x, scale.view(form), out=out)
+
+
 def sorting(x: Any, axis: int, descending: bool) -> Any:
     """Indices that sort along an axis; stable."""
     x = x.to(torch.uint8) if x.dtype == torch.bool else x

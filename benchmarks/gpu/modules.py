@@ -30,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).parents[1]
 MODES = ("default", "reduce-overhead", "max-autotune")
 PEERS = ("eager", *MODES)
+BACKEND = "backend"  # a form of ours: torch.compile(backend="tensor_graphs"), searched again
 SETS, BEHIND = 8, 0.97
 Record = dict[str, Any]
 
@@ -77,7 +78,8 @@ def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence
     begun = time.monotonic()
     warnings.simplefilter("ignore")
     slow = MODES[-1] in modes
-    command = [sys.executable, "-m", "benchmarks.gpu.modules", "--ahead", name, "--modes", *modes]
+    peers = [m for m in modes if m != BACKEND]
+    command = [sys.executable, "-m", "benchmarks.gpu.modules", "--ahead", name, "--modes", *peers]
     ahead = subprocess.Popen(command if slow else ["true"], cwd=HERE.parent, start_new_session=True)
     share_the_gpu()
     record: Record = {"name": name, "budget": budget, "forms": {}, "failed": {}}
@@ -91,6 +93,7 @@ def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence
         "omitted": list(program.report.omitted),
         "seconds": dict(program.report.seconds),
         "timeline": program.report.timeline,
+        "measuring": program.report.measuring,
         "text": str(program.report),
     }
     record["plan"] = [] if program.plan is None else [
@@ -112,12 +115,15 @@ def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence
         for added in (("eager", "ours", *quick), *([MODES[-1:]] if slow else [])):  # the last may not be done in time
             for label in added:
                 try:
+                    how = {"backend": "tensor_graphs", "options": {"budget": budget, "wait": True}}
                     form = {"eager": module, "ours": program}.get(label) or torch.compile(
-                        module, mode=label, dynamic=False
+                        module, dynamic=False, **(how if label == BACKEND else {"mode": label})
                     )
                     for i in range(4):
                         found = form(*sets[i % SETS])
                     record["forms"][label] = {"error": error([x.cpu() for x in flat(found)], exact)}
+                    if label == BACKEND:
+                        record["backend_runs"] = [r.runs for r in tg.torch_compile.reports()]
                     calls[label] = lambda i, f=form: f(*sets[i % SETS])
                 except Exception as problem:
                     traceback.print_exc()
@@ -219,7 +225,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=540.0, help="of the whole run")
     parser.add_argument("--case-seconds", type=float, default=100.0, help="of one module")
     parser.add_argument("--together", type=int, default=3, help="modules side by side (measurements take turns)")
-    parser.add_argument("--modes", nargs="+", default=list(MODES), help="modes of torch.compile")
+    parser.add_argument(
+        "--modes", nargs="+", default=list(MODES), help=f"of torch.compile; {BACKEND}: our backend for it"
+    )
     parser.add_argument("--work", type=Path, default=HERE.parent / "out/bench/gpu_modules")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="folder of records and table")
     parser.add_argument("--render", action="store_true", help="only write the table again")

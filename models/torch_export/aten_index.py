@@ -3,7 +3,7 @@ of the ATen schema."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,40 @@ def embedding(
     return t.gather(weight, indices, 0)
 
 
+Reduction = Callable[[Tensor], Tensor]  # of a tensor along axis 0, by bag
+
+
+def _bags_by_offsets(indices: Tensor, offsets: Tensor, bags: Dim) -> tuple[Reduction, Reduction]:
+    """(sum, maximum) of the elements of each bag, which begin anywhere."""
+    starts = t.expand_dims(t.slice_axis(offsets, 0, 0, bags), 0)
+    places = t.expand_dims(t.iota(indices.shape, 0, offsets.dtype), 1)
+    bag = t.sum(t.cast(t.ge(places, starts), "int64"), 1) - 1
+
+    def scattered(x: Tensor, first: float, mode: str) -> Tensor:
+        spot = t.broadcast_to(t.reshape(bag, (*bag.shape, *(1 for _ in x.shape[1:]))), x.shape)
+        return t.scatter_elements(t.full((bags, *x.shape[1:]), first, x.dtype), spot, x, 0, mode)
+
+    return lambda x: scattered(x, 0, "add"), lambda x: scattered(x, float("-inf"), "max")
+
+
+def _bags_of_one_size(indices: Tensor, offsets: Tensor, bags: Dim) -> tuple[Reduction, Reduction] | None:
+    """(sum, maximum) of the elements of each bag, if all have the same size, as where indices have two axes: `offsets`
+    are a range with a constant step then. None otherwise."""
+    line, step = offsets, offsets if offsets.op == "iota" else None
+    if offsets.op == "mul":
+        line, step = sorted(offsets.args, key=lambda x: x.op != "iota")
+    if step is None or line.op != "iota" or line.rank != 1 or (step is not offsets and step.op != "full"):
+        return None
+    size = 1 if step is offsets else step.attr("value")
+    if not isinstance(size, int) or size < 1 or bags * size != indices.shape[0]:
+        return None
+
+    def split(x: Tensor) -> Tensor:
+        return t.reshape(x, (bags, size, *x.shape[1:]))
+
+    return lambda x: t.sum(split(x), 1), lambda x: t.max(split(x), 1)
+
+
 def embedding_bag(
     weight: Tensor, indices: Tensor, offsets: Tensor, scale: bool = False, mode: int = 0, sparse: bool = False,
     shares: Tensor | None = None, include_last: bool = False, padding_idx: int = -1,
@@ -39,22 +73,16 @@ def embedding_bag(
     """
     rows = t.gather(weight, indices, 0)
     bags = offsets.shape[0] - 1 if include_last else offsets.shape[0]
-    starts = t.expand_dims(t.slice_axis(offsets, 0, 0, bags), 0)
-    places = t.expand_dims(t.iota(indices.shape, 0, offsets.dtype), 1)
-    bag = t.sum(t.cast(t.ge(places, starts), "int64"), 1) - 1
     counted = t.ne(indices, padding_idx) if padding_idx >= 0 else t.full(indices.shape, 1, "bool")
     if shares is not None:
         rows = rows * t.expand_dims(shares, 1)
-    spot = t.broadcast_to(t.expand_dims(bag, 1), rows.shape)
-    shape = (bags, weight.shape[1])
-    sizes = t.scatter_elements(t.zeros((bags,), "int64"), bag, t.cast(counted, "int64"), 0, "add")
+    add_up, largest = _bags_of_one_size(indices, offsets, bags) or _bags_by_offsets(indices, offsets, bags)
+    sizes = add_up(t.cast(counted, "int64"))
     if mode == 2:
-        rows = t.where(t.expand_dims(counted, 1), rows, float("-inf"))
-        out = t.scatter_elements(t.full(shape, float("-inf"), weight.dtype), spot, rows, 0, "max")
+        out = largest(t.where(t.expand_dims(counted, 1), rows, float("-inf")))
         out = t.where(t.expand_dims(t.gt(sizes, 0), 1), out, 0.0)
     else:
-        rows = t.where(t.expand_dims(counted, 1), rows, 0.0) if padding_idx >= 0 else rows
-        out = t.scatter_elements(t.zeros(shape, weight.dtype), spot, rows, 0, "add")
+        out = add_up(t.where(t.expand_dims(counted, 1), rows, 0.0) if padding_idx >= 0 else rows)
     if mode == 1:
         out = t.div(out, t.cast(t.expand_dims(t.maximum(sizes, 1), 1), weight.dtype))
     return [out, *[Missing("the bookkeeping of embedding_bag")] * 3]

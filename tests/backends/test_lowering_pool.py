@@ -120,21 +120,21 @@ def test_processes_that_die_leave_their_jobs_to_the_caller(pool: LowerPool) -> N
     pool.begin()
     batch = pool.batch([lambda: Job(("triton",), flattened_terms([t.input("x0", (4,))]), ())] * 30)
     assert any(batch.numbers[29] in p.busy for p in pool._processes)
-    for p in pool._processes:
-        os.kill(p.process.pid, signal.SIGKILL)
-        p.process.wait()
+    origin = pool._processes[0].origin
+    os.kill(origin.pid, signal.SIGKILL)
+    origin.wait()
     assert [batch.take() for _ in range(30)] == [[]] * 30
     assert pool.size == 0 and not pool._processes
 
 
 def test_processes_that_ended_for_want_of_work_start_again(pool: LowerPool) -> None:
     pool.begin()
-    first = [p.process for p in pool._processes]
-    for process in first:
-        process.kill()
-        process.wait()
+    first = [*pool._processes]
+    first[0].origin.kill()
+    first[0].origin.wait()
     pool.begin()
-    assert len(pool._processes) == 2 and not {p.process for p in pool._processes} & {*first}
+    assert len(pool._processes) == 2 and not {*pool._processes} & {*first}
+    assert len({p.origin for p in pool._processes}) == 1, "they are forks of one process"
 
 
 def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
@@ -230,9 +230,7 @@ def test_the_caller_does_no_job_where_many_processes_have_started(
         batch = pool.batch([job] * count)
         assert all(batch.take() for _ in range(count))
     last = pool.batch([job] * 50)
-    for process in pool._processes:
-        process.process.kill()
-        process.process.wait()
+    pool._processes[0].origin.kill()
     began = time.monotonic()
     assert not all(last.take() for _ in range(50)) and time.monotonic() - began < lower_pool.PATIENCE_S
 

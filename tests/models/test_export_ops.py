@@ -359,6 +359,14 @@ def test_overloads_match_eager(family: str, case: str) -> None:
     np.testing.assert_allclose(found, wanted, **kind)
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_one_size_are_reduced_along_an_axis(mode: str) -> None:
+    """Indices with two axes: no table of places, which grows with indices times bags, and nothing to scatter."""
+    inputs, _ = FAMILIES["bags"]
+    graph = load_module(lambda w, i: F.embedding_bag(i, w, mode=mode), inputs[:2])
+    assert not {"scatter_elements", "iota", "ge", "le"} & {n.op for n in graph.nodes()}
+
+
 def test_the_table_names_real_overloads() -> None:
     assert len(TABLE) >= 130
     for name in [*TABLE, *IGNORED]:

@@ -33,18 +33,19 @@ def interpreter() -> str:
 
 def start_worker(
     module: str, arguments: Sequence[str] = (), *, environment: Mapping[str, str] | None = None,
-    stderr: int | IO[Any] = subprocess.DEVNULL,
+    stderr: int | IO[Any] = subprocess.DEVNULL, pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:  # fmt: skip
     """A process that runs `python -m module` (run_worker.py) with pipes of bytes at its standard input and output.
 
     It is in a session of its own, so that Ctrl-C reaches the parent only, and a forked child of this process sees it
     as ended. It imports from this process's `sys.path`, never from the current folder. `environment`: variables
-    beside, or in place of, those of this process. `stderr`: where its standard error goes, as for Popen. Raises OSError
-    if it cannot be started.
+    beside, or in place of, those of this process. `stderr`: where its standard error goes, as for Popen. `pass_fds`:
+    descriptors that stay open in it. Raises OSError if it cannot be started.
     """
     command = [interpreter(), "-P", "-m", RUNNER, module, *arguments]
     return adopted(_in_lasting_thread(lambda: subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=_environment(environment), start_new_session=True,
+        pass_fds=pass_fds,
     )))  # fmt: skip
 
 

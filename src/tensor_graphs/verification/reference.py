@@ -123,11 +123,12 @@ def expected_run_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     return 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
 
 
-def call_seconds(graph: Graph) -> float:
-    """Estimate of the CPU seconds of one call of a function of arrays, from the sizes in its graph: `eager_bytes` are
-    written once and read once."""
-    return graph_flops(list(graph.roots)) / rates.HOST.reference_flops_per_s + 2 * eager_bytes(graph) / (
-        rates.HOST.reference_bytes_per_s
+def call_seconds(graph: Graph, on_gpu: bool = False) -> float:
+    """Estimate of the seconds of one call of the caller's function, of arrays or of tensors on a GPU, from the sizes in
+    its graph: `eager_bytes` are written once and read once."""
+    known = rates.GPU if on_gpu else rates.HOST
+    return graph_flops(list(graph.roots)) / known.reference_flops_per_s + 2 * eager_bytes(graph) / (
+        known.reference_bytes_per_s
     )
 
 

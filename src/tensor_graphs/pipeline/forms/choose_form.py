@@ -117,7 +117,7 @@ def _not_comparable(session: Session, task: Task, program: Program, caller: Call
         else "limits of memory or rounding are set" if options.limited
         else f"backend={options.backend_name!r} was asked for" if caller.library not in {b.name for b in task.backends}
         else "the search was stopped" if session.progress.stopped
-        else f"a call takes about {seconds:.1f} s, and the budget is over" if (seconds := call_seconds(task.model.graph)) > max(LEAST_S, session.left)
+        else f"a call takes about {seconds:.1f} s, and the budget is over" if (seconds := call_seconds(task.model.graph, task.on_gpu)) > max(LEAST_S, session.left)
         else why_not_replaceable(program, caller, task.model.graph, first)
     )  # fmt: skip
 
