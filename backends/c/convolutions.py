@@ -63,7 +63,8 @@ LEAST_IN_GROUP = 4  # output channels of a group from which a vector of 16 is wo
 
 #: activation pattern -> its number in C
 ACTIVATIONS = {"{}": 0, "relu({})": 1, "clip({}, lo=lo, hi=hi)": 2, "hard_swish({})": 3, "silu({})": 4}
-AFTER_RESIDUAL = ("{}", "relu({})")
+AFTER_RESIDUAL = ("{}", "relu({})")  # activations of a sum with a residual
+BEFORE_RESIDUAL = ("hard_swish({})", "silu({})")  # activations to which a residual is added
 
 
 # ---------------------------------------------------------------- packed weights
@@ -315,12 +316,21 @@ class ConvolutionKind:
     rate: float
     version: str = VERSION
     source: Mapping[str, str] = field(default_factory=lambda: SOURCE)
+    before_residual: tuple[str, ...] = ()
 
 
 KINDS: Mapping[str, ConvolutionKind] = {
-    "tiled_conv": ConvolutionKind(_direct, _direct_code, _direct_scratch, _pack_direct, "conv_packed", 4.0),
+    "tiled_conv": ConvolutionKind(
+        _direct, _direct_code, _direct_scratch, _pack_direct, "conv_packed", 4.0, before_residual=BEFORE_RESIDUAL
+    ),
     "winograd_conv": ConvolutionKind(
-        _winograd, _winograd_code, _winograd_scratch, "winograd_packed({w})", "winograd_packed", 6.0
+        _winograd,
+        _winograd_code,
+        _winograd_scratch,
+        "winograd_packed({w})",
+        "winograd_packed",
+        6.0,
+        before_residual=BEFORE_RESIDUAL,
     ),
     "depthwise_conv": ConvolutionKind(
         _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0, _version(*SOURCE)
@@ -358,13 +368,16 @@ def convolution_rows() -> list[LibraryKernel]:
             code = kind.code(bias, False, act)
             full = f"c.{name}{suffix}{ending(spelled)}"
             found.append(LibraryKernel(full, "c", spelled.format(pattern), code, applies=fits, **more))
+        kept = {**more, "applies": both(fits, residual_fits_last), "inplace": ("r",)}
+        left = "r + {}" if not bias else "r + ({})"
         for (form, side), spelled in product(
-            ((f"{pattern} + r", ""), (f"r + {pattern}" if not bias else f"r + ({pattern})", "_left")), AFTER_RESIDUAL
+            (("{} + r", ""), (left, "_left")), (*AFTER_RESIDUAL, *kind.before_residual)
         ):
-            kept = {**more, "applies": both(fits, residual_fits_last), "inplace": ("r",)}
-            code = kind.code(bias, True, ACTIVATIONS[spelled])
-            full = f"c.{name}{suffix}_residual{side}{ending(spelled)}"
-            found.append(LibraryKernel(full, "c", spelled.format(form), code, **kept))
+            code, act = kind.code(bias, True, ACTIVATIONS[spelled]), ending(spelled)
+            behind = spelled in AFTER_RESIDUAL
+            full = f"c.{name}{suffix}" + (f"_residual{side}{act}" if behind else f"{act}_residual{side}")
+            whole = spelled.format(form.format(pattern)) if behind else form.format(spelled.format(pattern))
+            found.append(LibraryKernel(full, "c", whole, code, **kept))
     return found
 
 

@@ -7,7 +7,8 @@ columns keep the ring small. The text uses the vectors and activations of tiled_
 
 from __future__ import annotations
 
-from .tiled_products import MAX_TAPS, contracted
+from .tile_vectors import contracted
+from .tiled_products import MAX_TAPS
 
 MOST_LINES = 16  # lines of a window
 RING = 512  # vectors of a ring, which stays in the first cache

@@ -6,7 +6,8 @@ multiply-adds. Twelve pixels are one tile here (with 32 registers), whose addres
 
 from __future__ import annotations
 
-from .tiled_products import MAX_TAPS, contracted, window_addresses
+from .tile_vectors import contracted
+from .tiled_products import MAX_TAPS, window_addresses
 
 GROUPED = (
     """#pragma push_macro("TILE_ROWS")

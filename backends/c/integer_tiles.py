@@ -8,7 +8,7 @@ zero point of x, and its product with the weights' sums is subtracted where sums
 
 from __future__ import annotations
 
-from .tiled_products import contracted
+from .tile_vectors import contracted
 
 ROWS = 6  # pixels of a tile
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .tiled_products import contracted
+from .tile_vectors import contracted
 
 BLOCK = 16  # hidden units of a block
 PARALLEL = 1 << 17  # multiplications of a step from which it is divided over threads

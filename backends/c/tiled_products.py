@@ -10,192 +10,33 @@ from __future__ import annotations
 
 import textwrap
 
+from .tile_vectors import VECTORS, contracted
+
 PANEL = 16  # output channels of a panel of packed weights
 MAX_TAPS = 64  # most taps of a window: their addresses are on the stack
 FEW_CHANNELS = 16  # below this number of channels of a group, whole rows of a window are one run of a padded copy
 
-_CONTRACT = """#if defined(__clang__)
-#pragma clang fp contract(fast)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
-"""
-_END = """#if defined(__clang__)
-#pragma clang fp contract(off)
-#else
-#pragma GCC pop_options
-#endif
-"""
-
-
-def contracted(text: str) -> str:
-    """C text in which the compiler may compute a product and a sum as one multiply-add."""
-    return _CONTRACT + text + _END
-
-
 MICRO_KERNEL = (
-    """/* Sums of products of TILE_ROWS pixels and up to TILE_PANELS panels of 16 output channels. */
-#if defined(__AVX512F__)
-#define TILE_LANES 16
-#define TILE_PANELS 4
-#elif defined(__AVX__)
-#define TILE_LANES 8
-#define TILE_PANELS 1
-#else
-#define TILE_LANES 4
-#define TILE_PANELS 1
-#endif
-#define TILE_ROWS 6
-#ifndef TILE_CACHE
-#define TILE_CACHE (1 << 18) /* bytes of weights that stay in the second cache beside inputs and results */
-#endif
-#define TILE_PARTS (16 / TILE_LANES)
-typedef float tile_vec __attribute__((vector_size(4 * TILE_LANES), aligned(4), may_alias));
-typedef int32_t tile_int __attribute__((vector_size(4 * TILE_LANES)));
-#define TILE_SPLAT(x) ((x) - (tile_vec){0})
-#if defined(__clang__)
-#define TILE_UNROLLED _Pragma("clang loop unroll(full)")
-#else
-#define TILE_UNROLLED _Pragma("GCC unroll 49")
-#endif
-/* `count` floats (at least one), or TILE_LANES if there are more; lanes behind them are 0. */
-static inline __attribute__((always_inline)) tile_vec tile_loaded(const float *p, int count)
-{
-    if (count >= TILE_LANES) return *(const tile_vec *)p;
-#if defined(__AVX512F__) && !defined(__clang__)
-    return __builtin_ia32_loadups512_mask(p, (tile_vec){0}, (uint16_t)((1u << count) - 1));
-#else
-    tile_vec v = {0};
-    __builtin_memcpy(&v, p, sizeof(float) * (unsigned long)count);
-    return v;
-#endif
-}
-static inline __attribute__((always_inline)) void tile_written(float *p, tile_vec v, int count)
-{
-    if (count >= TILE_LANES) *(tile_vec *)p = v;
-#if defined(__AVX512F__) && !defined(__clang__)
-    else __builtin_ia32_storeups512_mask(p, v, (uint16_t)((1u << count) - 1));
-#else
-    else __builtin_memcpy(p, &v, sizeof(float) * (unsigned long)count);
-#endif
-}
-/* What follows a convolution: 0 nothing, 1 relu, 2 clip between numbers (given by their bits), 3 hard_swish, 4 silu, 5 gelu,
-   6 gelu by tanh. */
-typedef struct { int act; float low, high; } tile_act;
-static inline tile_act tile_act_of(int act, int low, int high)
-{
-    if (act == 2) return (tile_act){act, of_bits((uint32_t)low), of_bits((uint32_t)high)};
-    return (tile_act){act, act == 1 ? 0.0f : -__builtin_inff(), __builtin_inff()};
-}
-static inline tile_vec tile_chosen(tile_int mask, tile_vec yes, tile_vec no)
-{
-    return (tile_vec)((mask & (tile_int)yes) | (~mask & (tile_int)no));
-}
-static inline __attribute__((always_inline)) tile_vec tile_clipped(tile_vec v, tile_vec low, tile_vec high) /* NaN stays */
-{
-#if defined(__AVX512F__) && !defined(__clang__)
-    v = __builtin_ia32_maxps512_mask(low, v, (tile_vec){0}, (uint16_t)-1, 4); /* of a NaN, and of two zeros, the second */
-    return __builtin_ia32_minps512_mask(high, v, (tile_vec){0}, (uint16_t)-1, 4);
-#elif defined(__AVX__) && !defined(__clang__)
-    return __builtin_ia32_minps256(high, __builtin_ia32_maxps256(low, v));
-#else
-    v = tile_chosen(v < low, low, v);
-    return tile_chosen(v > high, high, v);
-#endif
-}
-/* Write `count` channels of a pixel: v, a residual (0: none), and limits. */
-static inline __attribute__((always_inline)) void tile_stored(tile_vec v, const float *r, float *y, int count, tile_act a)
-{
-    if (r) v += tile_loaded(r, count);
-    tile_written(y, tile_clipped(v, TILE_SPLAT(a.low), TILE_SPLAT(a.high)), count);
-}
-"""
-    + contracted("""/* 1 / x for x in [1, 2**127]; NaN stays. Error: 1.1 units in the last place. Zen 5 divides faster than it approximates. */
-static inline __attribute__((always_inline)) tile_vec tile_inverse(tile_vec x)
-{
-#if defined(__AVX512F__) && !defined(__clang__) && !defined(__znver5__) && !(defined(__znver3__) && defined(__AVX512VP2INTERSECT__))
-    const tile_vec r = __builtin_ia32_rcp14ps512_mask(x, (tile_vec){0}, (uint16_t)-1);
-    return r + r * (1.0f - x * r);
-#else
-    return 1.0f / x;
-#endif
-}
-/* exp(x) for x in [-87, 88], beyond as at the nearer end; NaN stays. Error: 1.1 units in the last place. */
-static inline __attribute__((always_inline)) tile_vec tile_exp(tile_vec x)
-{
-    x = tile_clipped(x, TILE_SPLAT(-87.0f), TILE_SPLAT(88.0f));
-    const tile_vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const tile_vec r = x - n * 0.693145752f - n * 1.42860677e-6f;
-    tile_vec p = r * 1.395171466e-03f + 8.369598665e-03f;
-    p = p * r + 4.166618732e-02f;
-    p = p * r + 1.666651289e-01f;
-    p = p * r + 5.000000101e-01f;
-    p = p * r * r + r + 1.0f;
-#if defined(__AVX512F__) && !defined(__clang__)
-    return __builtin_ia32_scalefps512_mask(p, n, (tile_vec){0}, (uint16_t)-1, 4);
-#else
-    const tile_int power = ((tile_int)shifted - (0x4b400000 - 127)) << 23;
-    return p * (tile_vec)power;
-#endif
-}
-static inline __attribute__((always_inline)) tile_vec tile_sigmoid(tile_vec x) { return tile_inverse(1.0f + tile_exp(-x)); }
-static inline __attribute__((always_inline)) tile_vec tile_tanh(tile_vec x)
-{
-    const tile_int sign = (tile_int)x & (tile_int)TILE_SPLAT(-0.0f);
-    const tile_vec size = (tile_vec)((tile_int)x ^ sign), z = x * x;
-    tile_vec p = z * -5.717025823e-03f + 2.065056849e-02f;
-    p = p * z - 5.374349168e-02f;
-    p = p * z + 1.333149120e-01f;
-    p = p * z - 3.333328392e-01f;
-    const tile_vec near = p * z * size + size, far = 1.0f - 2.0f * tile_inverse(tile_exp(2.0f * size) + 1.0f);
-    return (tile_vec)((tile_int)tile_chosen(size < TILE_SPLAT(0.625f), near, far) | sign);
-}
-/* The activation of a vector, if it is more than limits. */
-static inline __attribute__((always_inline)) tile_vec tile_curve(int act, tile_vec v)
-{
-    if (act == 3) return v * tile_clipped(v * (1.0f / 6.0f) + 0.5f, TILE_SPLAT(0.0f), TILE_SPLAT(1.0f));
-    if (act == 4) return v * tile_sigmoid(v);
-    return 0.5f * v * (1.0f + tile_tanh(0.797884561f * (v + 0.044715f * v * v * v)));
-}
-/* The activations that are more than limits, in place: `lines` lines of `count` floats, `line` floats from one to the next. */
-static __attribute__((noinline)) void tile_curved(float *y, int64_t line, int lines, int64_t count, tile_act a)
-{
-#define TILE_CURVE(act) \\
-    for (int row = 0; row < lines; row++, y += line) \\
-        for (int64_t i = 0; i < count; i += TILE_LANES) { \\
-            const int some = count - i < TILE_LANES ? (int)(count - i) : TILE_LANES; \\
-            tile_written(y + i, tile_curve(act, tile_loaded(y + i, some)), some); \\
-        }
-    if (a.act == 3) TILE_CURVE(3)
-    else if (a.act == 4) TILE_CURVE(4)
-    else if (a.act == 6) TILE_CURVE(6)
-    else
-        for (int row = 0; row < lines; row++, y += line) {
-            #pragma omp simd
-            for (int64_t i = 0; i < count; i++) y[i] = 0.5f * y[i] * (1.0f + erf_f(y[i] * 0.707106781f));
-        }
-}
-static inline void tile_activated(float *y, int64_t count, tile_act a) { tile_curved(y, 0, 1, count, a); }
-""")
+    "/* Sums of products of TILE_ROWS pixels and up to TILE_PANELS panels of 16 output channels. */\n"
+    + VECTORS
     + """/* Where the sums of a tile go: `there` pixels of `line` floats each, beginning at y. `left`: channels of the last panel.
-   bias, residual: what is added before the activation (0: nothing). */
+   bias, residual: what is added (0: nothing), the residual behind an activation that is more than limits. */
 typedef struct { const float *bias, *residual; float *y; int64_t line; int left, there; tile_act a; } tile_end;
-/* The channels of a line of a tile that vector j of `vectors` has. */
-static inline __attribute__((always_inline)) int tile_count(int vectors, int j, int left)
+/* Write `lines` pixels of `count` channels; sums have `apart` floats from one pixel to the next. */
+static __attribute__((noinline)) void tile_ended(const float *sums, int64_t apart, int lines, int64_t count, const tile_end *end)
 {
-    return j < vectors - TILE_PARTS ? TILE_LANES : left - (j - (vectors - TILE_PARTS)) * TILE_LANES;
-}
-/* Write pixel i of a tile: `vectors` vectors of sums, with bias, residual and limits. */
-static inline __attribute__((always_inline)) void tile_ended(int vectors, const tile_vec *sums, const tile_vec *bias, int i,
-                                                             const tile_end *e)
-{
-    float *const y = e->y + i * e->line;
-    const float *const r = e->residual ? e->residual + i * e->line : 0;
-    TILE_UNROLLED
-    for (int j = 0; j < vectors; j++) {
-        const int count = tile_count(vectors, j, e->left), at = j * TILE_LANES;
-        if (count > 0) tile_stored(sums[j] + bias[j], r ? r + at : 0, y + at, count, e->a);
+    const tile_end e = *end;
+    if (e.a.act > 2) {
+        tile_curved(sums, apart, e.bias, e.residual, e.y, e.line, lines, count, e.a);
+        return;
+    }
+    for (int64_t i = 0; i < count; i += TILE_LANES) {
+        const int some = count - i < TILE_LANES ? (int)(count - i) : TILE_LANES;
+        const tile_vec bias = e.bias ? tile_loaded(e.bias + i, some) : (tile_vec){0};
+        for (int row = 0; row < lines; row++) {
+            const int64_t to = row * e.line + i;
+            tile_stored(*(const tile_vec *)(sums + row * apart + i) + bias, e.residual ? e.residual + to : 0, e.y + to, some, e.a);
+        }
     }
 }
 /* Write `value` of all pixels of a tile. */
@@ -241,22 +82,68 @@ static __attribute__((noinline)) void tile_##R##_##P(const float *const *rows, i
             } \\
         } \\
     } \\
-    TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) { \\
-        const int count = tile_count(P * TILE_PARTS, j, e->left); \\
-        bias[j] = e->bias && count > 0 ? tile_loaded(e->bias + j * TILE_LANES, count) : (tile_vec){0}; \\
-    } \\
-    if (whole && e->left == 16 && !(e->residual && e->a.act)) { /* whole vectors: no comparisons of each one */ \\
+    if (whole && e->left == 16 && e->a.act < 3 && !(e->residual && e->a.act)) { /* whole vectors: no comparisons of each one */ \\
+        TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) \\
+            bias[j] = e->bias ? *(const tile_vec *)(e->bias + j * TILE_LANES) : (tile_vec){0}; \\
         if (e->residual) TILE_WRITTEN(R, P, c[i][j] + bias[j] + *(const tile_vec *)(e->residual + i * e->line + j * TILE_LANES)) \\
-        else if (e->a.act && e->a.act < 3) TILE_WRITTEN(R, P, tile_clipped(c[i][j] + bias[j], TILE_SPLAT(e->a.low), TILE_SPLAT(e->a.high))) \\
+        else if (e->a.act) TILE_WRITTEN(R, P, tile_clipped(c[i][j] + bias[j], TILE_SPLAT(e->a.low), TILE_SPLAT(e->a.high))) \\
         else TILE_WRITTEN(R, P, c[i][j] + bias[j]) \\
     } else { \\
-        TILE_UNROLLED for (int i = 0; i < R; i++) { \\
-            if (i >= e->there) break; \\
-            if (!whole) TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) c[i][j] += kept[i][j]; \\
-            tile_ended(P * TILE_PARTS, c[i], bias, i, e); \\
+        tile_vec sums[R][P * TILE_PARTS]; /* c stays in registers */ \\
+        TILE_UNROLLED for (int i = 0; i < R; i++) \\
+            TILE_UNROLLED for (int j = 0; j < P * TILE_PARTS; j++) { \\
+                if (!whole) c[i][j] += kept[i][j]; \\
+                sums[i][j] = c[i][j]; \\
+            } \\
+        tile_ended((const float *)sums, P * 16, e->there < R ? e->there : R, (P - 1) * 16 + e->left, e); \\
+    } \\
+}
+/* The same of R pixels and the first V vectors of one panel, with two sums each: few sums would wait for each other. */
+#define TILE_DEEP(name, R, V) \\
+static __attribute__((noinline)) void name(const float *const *rows, int taps, int channels, const float *packed, \\
+                                           int64_t panel, const tile_end *e) \\
+{ \\
+    tile_vec c[R][V], d[R][V], kept[R][V]; \\
+    int terms = 0; \\
+    (void)panel; \\
+    TILE_UNROLLED for (int i = 0; i < R; i++) \\
+        TILE_UNROLLED for (int j = 0; j < V; j++) c[i][j] = d[i][j] = kept[i][j] = (tile_vec){0}; \\
+    for (int t = 0; t < taps; t++, rows += TILE_ROWS) { \\
+        const float *a[R]; \\
+        TILE_UNROLLED for (int i = 0; i < R; i++) a[i] = rows[i]; \\
+        for (int64_t begin = 0; begin < channels; begin += TILE_TERMS) { \\
+            const int64_t end = channels - begin < TILE_TERMS ? channels : begin + TILE_TERMS; \\
+            int64_t k = begin; \\
+            if (terms + end - begin > TILE_TERMS) { \\
+                TILE_UNROLLED for (int i = 0; i < R; i++) \\
+                    TILE_UNROLLED for (int j = 0; j < V; j++) { \\
+                        kept[i][j] += c[i][j] + d[i][j]; \\
+                        c[i][j] = d[i][j] = (tile_vec){0}; \\
+                    } \\
+                terms = 0; \\
+            } \\
+            terms += (int)(end - begin); \\
+            for (; k + 2 <= end; k += 2, packed += 32) { \\
+                TILE_UNROLLED for (int i = 0; i < R; i++) { \\
+                    const tile_vec x = TILE_SPLAT(a[i][k]), z = TILE_SPLAT(a[i][k + 1]); \\
+                    TILE_UNROLLED for (int j = 0; j < V; j++) { \\
+                        c[i][j] += x * *(const tile_vec *)(packed + j * TILE_LANES); \\
+                        d[i][j] += z * *(const tile_vec *)(packed + 16 + j * TILE_LANES); \\
+                    } \\
+                } \\
+            } \\
+            if (k < end) { \\
+                TILE_UNROLLED for (int i = 0; i < R; i++) \\
+                    TILE_UNROLLED for (int j = 0; j < V; j++) \\
+                        c[i][j] += TILE_SPLAT(a[i][k]) * *(const tile_vec *)(packed + j * TILE_LANES); \\
+                packed += 16; \\
+            } \\
         } \\
     } \\
-    if (e->a.act > 2) tile_curved(e->y, e->line, e->there < R ? e->there : R, (P - 1) * 16 + e->left, e->a); \\
+    tile_vec sums[R][V]; /* c stays in registers */ \\
+    TILE_UNROLLED for (int i = 0; i < R; i++) \\
+        TILE_UNROLLED for (int j = 0; j < V; j++) sums[i][j] = c[i][j] + d[i][j] + kept[i][j]; \\
+    tile_ended((const float *)sums, V * TILE_LANES, e->there < R ? e->there : R, e->left, e); \\
 }
 """
     + contracted("""#define TILE_KERNELS(P) TILE_KERNEL(2, P) TILE_KERNEL(6, P)
@@ -266,11 +153,18 @@ TILE_KERNELS(2)
 TILE_KERNELS(3)
 TILE_KERNELS(4)
 #endif
+#if TILE_LANES == 8
+TILE_DEEP(tile_6_half, 6, 1)
+#endif
 """)
     + """typedef void tile_kernel(const float *const *rows, int taps, int channels, const float *packed, int64_t panel, const tile_end *e);
-/* The kernel for a number of pixels and of panels. */
-static inline tile_kernel *tile_kernel_of(int there, int panels)
+/* The kernel for a number of pixels and of panels, of which the last one has `left` channels. */
+static inline tile_kernel *tile_kernel_for(int there, int panels, int left)
 {
+#if TILE_LANES == 8
+    if (left <= 8 && there > 2) return tile_6_half;
+#endif
+    (void)left;
 #define TILE_ROW(P) {tile_2_##P, tile_6_##P}
     static tile_kernel *const all[TILE_PANELS][2] = {
         TILE_ROW(1),
@@ -280,6 +174,7 @@ static inline tile_kernel *tile_kernel_of(int there, int panels)
     };
     return all[panels - 1][there > 2];
 }
+static inline tile_kernel *tile_kernel_of(int there, int panels) { return tile_kernel_for(there, panels, 16); }
 """
 )
 
@@ -288,12 +183,28 @@ def window_addresses(tile: str, zeros: str, indent: int) -> str:
     """C text of the loop that sets the addresses `rows` of a pixel's window, of which `zeros` is that of padding.
     `tile`: the pixels of a tile."""
     text = f"""for (int t = 0; t < kh; t++) {{
-    const int v = row * step_h - top + t * dil_h;
+    const int v = row * step_h - top + t * dil_h, row_inside = v >= 0 && v < h;
     for (int u = 0; u < kw; u++) {{
         const int s = column * step_w - left + u * dil_w;
-        const int inside = v >= 0 && v < h && s >= 0 && s < wide;
+        const int inside = row_inside & (s >= 0) & (s < wide);
         rows[(t * kw + u) * {tile} + i] = inside ? from + (int64_t)v * sh + (int64_t)s * sw : {zeros};
     }}
+}}
+"""
+    return textwrap.indent(text, " " * indent)
+
+
+def inner_addresses(tile: str, indent: int) -> str:
+    """C text that sets the addresses `rows` of a whole tile of pixels of one line whose windows are inside of the image
+    (as `window_addresses`), or is false: then `i` is 0, else the pixels of the tile."""
+    text = f"""const int v0 = row * step_h - top, s0 = column * step_w - left;
+if (there == {tile} && column + {tile} <= ow && v0 >= 0 && v0 + (kh - 1) * dil_h < h && s0 >= 0
+    && s0 + ({tile} - 1) * step_w + (kw - 1) * dil_w < wide) {{
+    const int64_t beside = (int64_t)step_w * sw;
+    for (int t = 0, at = 0; t < kh; t++)
+        for (int u = 0; u < kw; u++, at += {tile})
+            for (i = 0; i < {tile}; i++)
+                rows[at + i] = from + (int64_t)(v0 + t * dil_h) * sh + (int64_t)(s0 + u * dil_w) * sw + i * beside;
 }}
 """
     return textwrap.indent(text, " " * indent)
@@ -326,8 +237,12 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
             __builtin_memset(to, 0, sizeof(float) * (unsigned long)pw * (unsigned long)c);
             if (at < 0 || at >= h) continue;
             const float *const from = x + line / ph * sn + (int64_t)at * sh;
-            for (int i = 0; i < c; i++)
-                for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc];
+            if (c == 3 && sw == 1) /* whose values compilers interleave in vectors */
+                for (int j = 0; j < last; j++)
+                    for (int i = 0; i < 3; i++) to[(int64_t)(left + j) * 3 + i] = from[j + (int64_t)i * sc];
+            else
+                for (int i = 0; i < c; i++)
+                    for (int j = 0; j < last; j++) to[(int64_t)(left + j) * c + i] = from[(int64_t)j * sw + (int64_t)i * sc];
         }
     } else if (!flat) {
         for (int i = 0; i < own; i++) room[i] = 0.0f;
@@ -342,8 +257,12 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
         if (flat) {
             for (int i = 0; i < TILE_ROWS; i++) rows[i] = x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
         } else {
-            int image = (int)(pixel / ((int64_t)oh * ow)), at = (int)(pixel % ((int64_t)oh * ow)), row = at / ow, column = at % ow;
-            for (int i = 0; i < TILE_ROWS; i++) {
+            int image = (int)(pixel / ((int64_t)oh * ow)), at = (int)(pixel % ((int64_t)oh * ow)), row = at / ow, column = at % ow, i = 0;
+            if (!copied) {
+                const float *const from = x + (int64_t)image * sn + (int64_t)group * own;
+@INNER@
+            }
+            for (; i < TILE_ROWS; i++) {
                 if (i >= there) { /* repeats the last pixel; not stored */
                     for (int t = 0; t < taps; t++) rows[t * TILE_ROWS + i] = rows[t * TILE_ROWS + i - 1];
                     continue;
@@ -363,9 +282,11 @@ void tiled_conv(const float *x, const float *w, const float *b, const float *r, 
             const int channel = group * made + first * 16, width = made - first * 16 < 16 * count ? made - first * 16 : 16 * count;
             const int64_t to = pixel * k + channel;
             const tile_end e = {flags & 1 ? b + channel : 0, flags & 2 ? r + to : 0, y + to, k, width - 16 * (count - 1), there, a};
-            tile_kernel_of(there, count)(rows, taps, copied ? kw * own : own,
-                                         w + ((int64_t)group * panels + first) * panel, panel, &e);
+            tile_kernel_for(there, count, e.left)(rows, taps, copied ? kw * own : own,
+                                                  w + ((int64_t)group * panels + first) * panel, panel, &e);
         }
     }
 }
-""".replace("@WINDOW@\n", window_addresses("TILE_ROWS", "room", indent=20))
+""".replace("@WINDOW@\n", window_addresses("TILE_ROWS", "room", indent=20)).replace(
+    "@INNER@\n", inner_addresses("TILE_ROWS", indent=16)
+)

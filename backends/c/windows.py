@@ -7,7 +7,7 @@ image, several vectors of channels at a time. The text uses the vectors and acti
 
 from __future__ import annotations
 
-from .tiled_products import contracted
+from .tile_vectors import contracted
 
 WINDOWS = contracted("""/* P vectors of channels of one pixel from channel j on; `count` channels of the last one exist. */
 static inline __attribute__((always_inline)) void tile_window_vectors(int P, int kind, int c, const float *const *from,

@@ -91,8 +91,10 @@ void tiled_winograd(const float *x, const float *w, const float *b, const float 
                     const int v = row + i / 2, u = column + i % 2;
                     if (v >= oh || u >= ow) continue;
                     const int64_t to = ((image * oh + v) * ow + u) * k + j;
-                    tile_stored(made[i] + bias, flags & 2 ? r + to : 0, y + to, TILE_LANES, a);
-                    if (a.act > 2) tile_activated(y + to, TILE_LANES, a);
+                    const float *const beside = flags & 2 ? r + to : 0;
+                    made[i] += bias;
+                    if (a.act > 2) tile_curved((const float *)&made[i], 0, 0, beside, y + to, 0, 1, TILE_LANES, a);
+                    else tile_stored(made[i], beside, y + to, TILE_LANES, a);
                 }
             }
         }

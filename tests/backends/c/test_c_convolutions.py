@@ -134,7 +134,9 @@ def test_small_groups() -> None:
 
 
 @pytest.mark.parametrize("case", range(len(DIRECT)))
-@pytest.mark.parametrize("name", ["c.tiled_conv", "c.tiled_conv_bias_residual_relu"])
+@pytest.mark.parametrize(
+    "name", ["c.tiled_conv", "c.tiled_conv_bias_residual_relu", "c.tiled_conv_bias_silu_residual_left"]
+)
 def test_direct_convolution(name: str, case: int) -> None:
     check(name, call_of(name, **DIRECT[case]))
 
