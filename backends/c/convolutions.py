@@ -373,9 +373,9 @@ def convolution_rows() -> list[LibraryKernel]:
         for (form, side), spelled in product(
             (("{} + r", ""), (left, "_left")), (*AFTER_RESIDUAL, *kind.before_residual)
         ):
-            code, act = kind.code(bias, True, ACTIVATIONS[spelled]), ending(spelled)
+            code, last = kind.code(bias, True, ACTIVATIONS[spelled]), ending(spelled)
             behind = spelled in AFTER_RESIDUAL
-            full = f"c.{name}{suffix}" + (f"_residual{side}{act}" if behind else f"{act}_residual{side}")
+            full = f"c.{name}{suffix}" + (f"_residual{side}{last}" if behind else f"{last}_residual{side}")
             whole = spelled.format(form.format(pattern)) if behind else form.format(spelled.format(pattern))
             found.append(LibraryKernel(full, "c", whole, code, **kept))
     return found

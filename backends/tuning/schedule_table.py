@@ -73,7 +73,11 @@ def _strategy(strategy: Strategy[Any]) -> Iterator[str]:
     tag = f"; tag `{schedule.tag}`" if schedule.tag else ""
     yield f"### {strategy.name[0].upper()}{strategy.name[1:]}\n"
     yield f"{strategy.meaning} Schedule: `{schedule.__name__}` (`{_file(schedule)}`){tag}."
-    parts = {"Ranking": strategy.ranked, "Legality": strategy.legal, "Emission": strategy.emit}
+    parts: dict[str, Callable[..., Any]] = {
+        "Ranking": strategy.ranked,
+        "Legality": strategy.legal,
+        "Emission": strategy.emit,
+    }
     named = {part: _functions(function) for part, function in parts.items()}
     yield " ".join(f"{part}: {found}." for part, found in named.items() if found)
     parameters = declared(schedule).values()
@@ -84,7 +88,7 @@ def _strategy(strategy: Strategy[Any]) -> Iterator[str]:
 
 def _functions(function: Callable[..., Any]) -> str:
     """Name and module of a function, or, of a lambda, of the functions that it calls; "" if it calls none."""
-    called = [function]
+    called: list[Any] = [function]
     if function.__name__ == "<lambda>":
         names = [function.__globals__.get(name) for name in function.__code__.co_names]
         called = [f for f in names if isinstance(f, FunctionType)]
