@@ -17,7 +17,7 @@ from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
 from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
-from ..runtime.cpu_tensors import LARGE, TensorCalls, refuse_tangents
+from ..runtime.cpu_tensors import LARGE, TensorCalls, refuse_tangents, warn_of_gradients
 from ..runtime.fixed_arguments import without_fixed
 from ..runtime.index_limits import index_check
 from ..runtime.marshalling import Quick
@@ -107,8 +107,11 @@ class ProgramCalls(Unpicklable, ABC):
         program was traced from a module with dict, list or tuple arguments, nested arguments are accepted too.
         Arguments that are no tensors, such as numbers, have the values of the examples; a call may leave them out, and
         UsageError is raised if it gives another value. Raises IndexRangeError, on a CPU, if an input that is an index
-        (`manifest.index_limits`) is outside of its axis.
+        (`manifest.index_limits`) is outside of its axis. Warns in its first calls if an input requires gradients, which
+        results do not have.
         """
+        if self._direct is None:
+            warn_of_gradients((*args, *named.values()))
         try:
             found = self._flat(args, named)
         except UsageError as error:

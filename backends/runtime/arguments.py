@@ -51,7 +51,8 @@ def by_name(args: Sequence[Any], named: Mapping[str, Any], names: Sequence[str])
     Raises UsageError for too many, unknown, repeated or missing arguments.
     """
     if len(args) > len(names):
-        raise UsageError(f"{len(args)} inputs given, the program has {len(names)}: {names}")
+        hint = "give an array as one argument: program(x), not program(*x)" if len(names) == 1 else ""
+        raise UsageError(f"{len(args)} inputs given, the program has {len(names)}: {names}", hint=hint)
     found = dict(zip(names, args))
     twice, unknown = sorted(set(found) & set(named)), sorted(set(named) - set(names))
     if twice or unknown:

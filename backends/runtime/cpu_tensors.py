@@ -4,6 +4,7 @@ tensors."""
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,6 +55,17 @@ def refuse_tangents(given: Iterable[Any]) -> None:
             raise without_data("it has a tangent of forward-mode differentiation")
 
 
+def warn_of_gradients(given: Iterable[Any]) -> None:
+    """Warn, once for each place of a call, if a tensor in `given` requires gradients, which results of a program do not
+    have."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in given):
+        warnings.warn(
+            "results of a program have no gradients; tg.compile(module) gives a module that can be trained, and "
+            "torch.no_grad() says that none are wanted", stacklevel=3,
+        )  # fmt: skip
+
+
 def without_data(why: str) -> UsageError:
     """The error for a tensor without data of its own; `why`: text about it."""
     return UsageError(
@@ -68,8 +80,14 @@ def array_of(x: Any) -> Array:
     Raises UsageError for a tensor that no array holds: sparse, quantized, or without data (meta, under torch.func).
     """
     if str(x.layout) != "torch.strided" or x.is_quantized or x.device.type == "meta":
-        raise UsageError(f"a tensor of {x.dtype} and layout {x.layout} on {x.device} has no array",
-                         hint="give a dense tensor: x.to_dense(), x.dequantize()")  # fmt: skip
+        remedy = "x.dequantize()" if x.is_quantized else "x.to_dense()"
+        if x.device.type == "meta":
+            raise UsageError(
+                "a tensor on the device 'meta' has no data", hint="give a tensor with data on the CPU or a GPU"
+            )
+        raise UsageError(
+            f"a tensor of {x.dtype} and layout {x.layout} has no array", hint=f"give a dense tensor: {remedy}"
+        )
     x = x.detach().cpu().resolve_conj().resolve_neg()
     narrow = str(x.dtype) == "torch.bfloat16"
     try:

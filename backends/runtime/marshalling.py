@@ -253,7 +253,9 @@ def _converted(x: Any, spec: Spec) -> Array:
 
 def _misfit(spec: Spec, dtype: Any, shape: Sequence[int]) -> ShapeError:
     sizes = [a for a, b in zip(shape, spec[1]) if a != b] if len(shape) == len(spec[1]) else []
-    return ShapeError(f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}", sizes=sizes)
+    hint = f"convert it to {spec[2]}, or optimize with an example of {dtype}" if tuple(shape) == tuple(spec[1]) else ""
+    message = f"input {spec[0]!r} is {dtype}{list(shape)}, not {spec[2]}{list(spec[1])}"
+    return ShapeError(message, sizes=sizes, hint=hint)
 
 
 __all__ = ["Marshalling", "NumpyMarshalling", "Quick", "Spec", "TensorMarshalling", "array_of", "is_torch", "tensor_of"]

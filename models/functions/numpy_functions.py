@@ -120,11 +120,11 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     name = title(function)
     build = FUNCTIONS.get(name)
     if build is None:
-        refuse_value(
-            TraceError(
-                f"np.{name} of a traced array cannot be traced", hint="write it with other functions of NumPy, or tg.*"
-            )
-        )
+        if name.startswith("fft."):
+            hint = "complex numbers are not traced in NumPy: a torch.nn.Module that calls torch.fft can be optimized"
+        else:
+            hint = "write it with other functions of NumPy, or tg.*"
+        refuse_value(TraceError(f"np.{name} of a traced array cannot be traced", hint=hint))
     places, given = _by_name(name, function, args, named)
     out = given.pop("out", None)
     reads = name in _READ_IN_ORDER

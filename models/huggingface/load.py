@@ -157,6 +157,8 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
         architecture(config)
         return config, tensors
     config_file = folder / "config.json"
+    if not folder.exists():
+        raise BadModelError("there is no file or folder of this name", where=str(folder))
     if not config_file.is_file():
         saved = (folder / "manifest.json").is_file()
         hint = "it is a saved program: tg.load_program runs it" if saved else ""

@@ -38,7 +38,15 @@ from .names import MICROSOFT, node_label, operator_key, short
 from .node import OPSETS, Node, Result
 from .older import current
 from .ops import OPERATORS
-from .read_file import check_structure, check_with_onnx, inlined, opset, parse_model, unsupported
+from .read_file import (
+    check_structure,
+    check_with_onnx,
+    first_unsupported,
+    inlined,
+    opset,
+    parse_model,
+    unsupported,
+)
 from .shapes import shape_dtype, shape_value
 from .signature import check_attributes, check_operands
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
@@ -50,6 +58,9 @@ CONSTANT_ELEMENTS = 8
 #: Integer initializers of at most this many elements become constants, so that shapes and indices are known at load
 #: time.
 CONSTANT_INTEGERS = 1 << 16
+
+
+NEEDS = "the model needs unsupported features"
 
 
 def load_onnx(
@@ -68,9 +79,8 @@ def load_onnx(
     model = inlined(model, file)
     missing = unsupported(model)
     if missing:
-        raise UnsupportedError(
-            "the model needs unsupported features", missing=missing, where=str(file), hint=_remedy(missing)
-        )
+        where = _place(file, first_unsupported(model))
+        raise UnsupportedError(NEEDS, missing=missing, where=where, hint=_remedy(missing))
     check_structure(model.graph, set(), str(file))
     check_with_onnx(model, file)
     loader = _Loader(file, Context(opset(model), max_bytes or machine_memory()), named_sizes(model.graph, dims, file))
@@ -87,7 +97,12 @@ def _remedy(missing: Iterable[str]) -> str:
         return "ONNX Runtime optimized this file for one processor (level all): save it with level extended"
     if any(name.startswith("opset ") for name in missing):
         return "onnx.version_converter.convert_version(model, 17) writes a model for another opset"
-    return "python -m tensor_graphs.models.onnx.load lists the supported operators"
+    return "docs/onnx-support.md, or python -m tensor_graphs.models.onnx.load, lists the supported operators"
+
+
+def _place(file: Path, label: str) -> str:
+    """The file, with the first of its nodes that are not supported, if there is one, by its `label`."""
+    return f"{file}: first at {label}" if label else str(file)
 
 
 class _Poison:
@@ -104,6 +119,7 @@ class _Loader:
     context: Context
     sizes: Mapping[tuple[str, int], Dim]
     missing: Counter[str] = field(default_factory=Counter)
+    first: str = ""  # label of the first node that is not supported
     paths: ModulePaths = field(default_factory=ModulePaths)
     #: Tensors of subgraphs and attributes, by id of their TensorProto (kept alive here): unrolled bodies reuse them.
     read: dict[int, tuple[Any, Tensor | FourBits]] = field(default_factory=dict)
@@ -129,9 +145,10 @@ class _Loader:
         self.run(graph, env)
         if self.missing:
             hint = DATA_SIZES if any("depends on data" in variant for variant in self.missing) else ""
-            raise UnsupportedError("the model needs unsupported features", missing=self.missing, hint=hint)
+            raise UnsupportedError(NEEDS, missing=self.missing, where=_place(self.file, self.first), hint=hint)
         names = [o.name for o in graph.output]
-        outputs = tuple(self.tensor(env[n]) for n in names)
+        made_by = {name: node_label(node) for node in graph.node for name in node.output}
+        outputs = self.outputs({n: env[n] for n in names}, made_by)
         for output, info in zip(outputs, graph.output):
             self.check_declared(output, info, shape=False)  # declared shapes are often wrong, as ONNX Runtime warns
         structure = {n: i for i, n in enumerate(names)} if len(names) > 1 else None
@@ -141,22 +158,28 @@ class _Loader:
         result.check()
         return replace(result, modules=self.paths.of(result), labels=self.labels if result.free_dims else {})
 
-    @staticmethod
-    def tensor(value: Value | _Poison) -> Tensor:
-        """Return a model output as a tensor. Raises UnsupportedError for sequences and data-dependent sizes."""
-        assert not isinstance(value, _Poison)
-        if isinstance(value, Opaque):
-            kind, hint = (
-                ("is a sequence", "")
-                if isinstance(value, KnownSequence)
-                else (f"has the dtype {value.kind}", "")
-                if isinstance(value, FourBits)
-                else ("has a size that depends on data", DATA_SIZES)
-            )
-            raise UnsupportedError(
-                "the model needs unsupported features", missing={f"an output that {kind}": 1}, hint=hint
-            )
-        return value.tensor() if isinstance(value, SymbolicInts) else value
+    def outputs(self, values: Mapping[str, Value | _Poison], made_by: Mapping[str, str]) -> tuple[Tensor, ...]:
+        """The model's outputs (name -> value) as tensors. `made_by`: output -> label of its node.
+
+        Raises UnsupportedError that lists all sequences, 4-bit integers and sizes that depend on data.
+        """
+        found: list[Tensor] = []
+        missing: Counter[str] = Counter()
+        for name, value in values.items():
+            assert not isinstance(value, _Poison)
+            if isinstance(value, Opaque):
+                kind = (
+                    "is a sequence" if isinstance(value, KnownSequence)
+                    else f"has the dtype {value.kind}" if isinstance(value, FourBits)
+                    else "has a size that depends on data"
+                )  # fmt: skip
+                missing[f"the output {short(name)}, made by {made_by.get(name, 'no node')}, {kind}"] += 1
+            else:
+                found.append(value.tensor() if isinstance(value, SymbolicInts) else value)
+        if missing:
+            hint = DATA_SIZES if any("depends on data" in variant for variant in missing) else ""
+            raise UnsupportedError(NEEDS, missing=missing, hint=hint)
+        return tuple(found)
 
     @staticmethod
     def check_declared(value: Any, info: Any, shape: bool = True) -> None:
@@ -185,9 +208,7 @@ class _Loader:
             return self.four_bits(tensor, name)
         kind = ELEMENT_TYPES.get(tensor.data_type)
         if kind is None:
-            raise UnsupportedError(
-                "the model needs unsupported features", missing={f"dtype {element_name(tensor.data_type)}": 1}
-            )
+            raise UnsupportedError(NEEDS, missing={f"dtype {element_name(tensor.data_type)}": 1})
         shape = tuple(tensor.dims)
         count = prod(shape)
         name = unique(name, self.context.params)  # branches of different nodes may use the same name
@@ -269,6 +290,7 @@ class _Loader:
             else:
                 result = OPERATORS[node.op].build(node)
         except UnsupportedError as error:
+            self.first = self.first or label
             self.missing.update(error.missing or {f"{operator_key(proto)} ({error.message})": 1})
             return [_POISON] * len(proto.output)
         except (BadModelError, UsageError) as error:

@@ -148,6 +148,12 @@ def unsupported(model: Any) -> dict[str, int]:
     return dict(found)
 
 
+def first_unsupported(model: Any) -> str:
+    """Label of the first node whose operator is not supported; "" if there is none."""
+    unknown = (node_label(node) for node in all_nodes(model.graph.node) if operator_key(node) not in OPERATORS)
+    return next(unknown, "")
+
+
 def _count_dtype(found: Counter[str], code: int) -> None:
     if code not in ELEMENT_TYPES:
         found[f"dtype {element_name(code)}"] += 1
@@ -262,6 +268,7 @@ __all__ = [
     "check_structure",
     "check_with_onnx",
     "checkable",
+    "first_unsupported",
     "inlined",
     "opset",
     "parse_model",

@@ -181,6 +181,8 @@ def _export_error(error: BaseException, title: str) -> ExportError:
         hint = (
             "sizes and branches that depend on values cannot be captured; compute all cases and choose by torch.where"
         )
+    elif "top-level keys must be" in text or "tree structure" in text.lower() or "Detected mismatch" in text:
+        hint = "dynamic_shapes has one entry for each argument of forward, by name or by position; None for one without free sizes"
     elif "Constraints violated" in text or "specialized" in text or "dynamic" in text.lower():
         reasons = [line.strip(" -") for line in text.splitlines() if line.lstrip().startswith("- ")]
         hint = "\n    ".join(["a size named in dynamic_shapes is fixed by the model or by an example of size 1; drop it there "

@@ -112,7 +112,7 @@ def test_a_program_of_one_size_says_so(tmp_path: Path) -> None:
         program(np.zeros((6, 4), np.float32))
     with pytest.raises(errors.ShapeError) as wrong:
         program(np.zeros((5, 4), np.float64))
-    assert not wrong.value.hint
+    assert "made for" not in wrong.value.hint
     document = json.loads((tmp_path / "e.json").read_text())
     document["tensor_graphs"]["sizes"] = {"T": -1}
     (tmp_path / "e.json").write_text(json.dumps(document))

@@ -146,7 +146,8 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
             f"block x{block['instances']}: {counted(block['nodes'], 'node')} -> {counted(block['e_nodes'], 'e-node')}, "
             f"{block['stopped']} after {counted(block['iterations'], 'iteration')}"
         )
-    if rules := saved.get("rules", {}):
+    rules = saved.get("rules", {})
+    if any(r["matches"] for r in rules.values()):
         lines += ["rules by time:", rule_table({n: (r["matches"], r["seconds"]) for n, r in rules.items()})]
     lines.append(f"source: {folder / 'program.py'}, {len(program.source.splitlines())} lines")
     document = {

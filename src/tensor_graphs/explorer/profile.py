@@ -130,7 +130,7 @@ def profile(
     document = {
         "paths": rows, "alike": alike, "untimed": untimed, "measured_now": first.report.measured_now, "times": str(file),
     }  # fmt: skip
-    return document, _text(rows, alike, untimed)
+    return document, _text(rows, alike, untimed, count)
 
 
 def _searched(graph: Graph, backend: str, budget: float, costdb: Path | None, progress: Progress) -> Program:
@@ -260,7 +260,7 @@ class _Calls:
         return call
 
 
-def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
+def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int, asked: int) -> str:
     lines = []
     for r in rows:
         lines.append(
@@ -275,6 +275,10 @@ def _text(rows: Sequence[Mapping[str, Any]], alike: int, untimed: int) -> str:
         lines.append(f"{counted(alike, 'further plan')} with nearly the same kernels as one of these: not timed")
     if untimed:
         lines.append(f"{counted(untimed, 'further plan')} not timed: out of time (a larger --budget, or --resume)")
+    if len(rows) + alike + untimed < asked:
+        lines.append(
+            "no further plan was found: each value has the same kernel in all plans (a larger --budget may find more)"
+        )
     return "\n".join(lines)
 
 

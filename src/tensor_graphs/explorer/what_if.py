@@ -214,7 +214,8 @@ class Question:
             if not named:
                 close = get_close_matches(pattern, known, 3)
                 raise UsageError(f"no rule made anything under the name {pattern[:80]!r}", where="what_if",
-                                 hint=f"did you mean {', '.join(close)}?" if close else f"rules here: {', '.join(sorted(known)[:12])}")  # fmt: skip
+                                 hint=f"did you mean {', '.join(close)}?" if close else f"rules here: {', '.join(sorted(known)[:12])}" if known
+                                 else "no rule was applied to this e-graph: saturate with a larger budget")  # fmt: skip
             found |= named
         return frozenset(found)
 

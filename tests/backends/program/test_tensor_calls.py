@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -90,7 +91,7 @@ def test_wrong_tensors_are_named_after_right_ones(kind: str) -> None:
         with pytest.raises(ShapeError, match="'x'"):
             call(wrong)
     for wrong in (x.to("meta"), x.to_sparse()):
-        with pytest.raises(UsageError, match="has no array"):
+        with pytest.raises(UsageError, match=r"has no (array|data)"):
             call(wrong)
     with pytest.raises(UsageError):
         call(x, x)
@@ -201,3 +202,13 @@ def test_a_call_s_results_are_made_as_tensors_of_the_kernels() -> None:
     call._run = lambda *given: (seen.append(given), run(*given))[1]  # type: ignore[misc, func-returns-value]
     y = call(x)
     assert torch.equal(y, x.tanh()) and seen[-1][0] is x and seen[-1][1] is y
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_input_that_requires_gradients_is_warned_of(kind: str) -> None:
+    made = program(kind)
+    given = torch.ones(N, 64, requires_grad=True)
+    with pytest.warns(UserWarning, match="no gradients"):
+        made(given)
+    with torch.no_grad(), warnings.catch_warnings(action="error"):
+        made(given)

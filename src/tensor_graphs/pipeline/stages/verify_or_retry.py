@@ -89,7 +89,7 @@ class Acceptance:
             if not self.exclusions.dropped:
                 raise
             if REWRITES in self.exclusions.dropped:
-                raise _no_plan_within_tolerance() from None
+                raise self._none_within_tolerance() from None
             return self.build(self.exclusions.without_rewrites())
         while self.plan is not None:
             with self.stage("build"):
@@ -164,12 +164,13 @@ class Acceptance:
                 found = stricter
                 continue
             if self.verifier.tolerance not in FACTORS:
+                self._record(failure, known)
                 break
             if self.verifier.unexplained(verdict):
                 raise self._miscompiled(verdict, failure.finding)
             self._record(failure, known)
             return choice, program, self._accepted(verdict.of_unoptimized())
-        raise _no_plan_within_tolerance()
+        raise self._none_within_tolerance()
 
     def _as_alone(self, choice: Choice) -> bool:
         """Whether the next plan is that of the kernels that were the fastest alone, because those of `choice` were
@@ -268,6 +269,14 @@ class Acceptance:
         dropped = tuple(self.exclusions.dropped[known:])
         self.failed.append(FailedAttempt(failure.verdict.worst, dropped, failure.wrong))
 
+    def _none_within_tolerance(self) -> NoPlanError:
+        """The error if no plan is within tolerance; it names the closest one's worst output."""
+        closest = min((attempt.output for attempt in self.failed), key=lambda output: output.excess, default=None)
+        found = f"; in the closest one, {closest.message}" if closest else ""
+        asked = self.verifier.tolerance
+        hint = "a larger tolerance, or the default one, which allows what rounding explains"
+        return NoPlanError(f"no plan within the tolerance {asked} was found{found}", hint=hint)
+
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
         return VerificationError(
@@ -279,10 +288,6 @@ class Acceptance:
 
 class SizesError(NoPlanError):
     """Raised when no plan is correct at every size."""
-
-
-def _no_plan_within_tolerance() -> NoPlanError:
-    return NoPlanError("no plan within tolerance was found", hint='relax it: tolerance="fast" or a number')
 
 
 __all__ = ["MAX_ATTEMPTS", "REWRITES", "Acceptance", "SizesError"]
