@@ -121,12 +121,12 @@ def made_alike(
     """The values of input `name` with a share of elements that tie with those of other inputs, or of its own."""
     x = values[name]
     for alike in pairs:
-        other = values[alike.other]
         if alike.other == name:
-            axis = int(rng.integers(x.ndim)) if x.ndim else 0
-            other = np.roll(x, 1, axis) if x.ndim else x
-        elif (other := _of_shape(other, x.shape, rng)) is None:
+            other = np.roll(x, 1, int(rng.integers(x.ndim))) if x.ndim else x
+        elif (found := _of_shape(values[alike.other], x.shape, rng)) is None:
             continue
+        else:
+            other = found
         with np.errstate(all="ignore"):
             tie = (alike.slope * other.astype(np.float64) + alike.offset).astype(x.dtype)
         x = np.where(rng.random(x.shape) < share / len(pairs), tie, x)
