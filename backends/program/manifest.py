@@ -22,7 +22,7 @@ from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
 from ..device import HOST
 from ..runtime.fixed_arguments import FixedArgument
-from ..runtime.index_limits import IndexLimit
+from ..runtime.index_limits import MOST_STEPS, IndexLimit, is_step
 from ..user.templates import executed_file
 from .buckets import Buckets
 from .emit.emit_any_size import atoms_of
@@ -139,6 +139,7 @@ def manifest_json(manifest: Manifest, source: str) -> str:
 
 
 _Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # text: an expression in the free sizes
+_IndexLimit = tuple[str, int, int, list[list[int | str]], tuple[str, Natural] | None]  # three fields in older versions
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class _File:
     buckets: dict[str, list[tuple[Natural, Natural, str]]] = field(default_factory=dict)
     borrowed: dict[str, str] = field(default_factory=dict)
     fixed: list[tuple[str, int, list[int | str], str]] = field(default_factory=list)
-    index_limits: list[tuple[str, int, int]] = field(default_factory=list)
+    index_limits: list[_IndexLimit | tuple[str, int, int]] = field(default_factory=list)
 
 
 def read_manifest(text: str, source: str) -> Manifest:
@@ -219,7 +220,7 @@ def _manifest(record: _File) -> Manifest:
         hardware=record.hardware, compared=record.compared, launch_mode=record.launch_mode or record.way, break_even=record.break_even,
         binaries=record.binaries, kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
         borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed),
-        index_limits=tuple(IndexLimit(*row) for row in record.index_limits), **specs,
+        index_limits=tuple(map(_index_limit, record.index_limits)), **specs,
     )  # fmt: skip
 
 
@@ -227,6 +228,15 @@ def _borrowed(record: _File) -> dict[str, str]:
     if not record.borrowed.keys() <= {n for n, _, _ in record.weights}:
         raise Malformed("borrowed: a name is not that of a weight")
     return record.borrowed
+
+
+def _index_limit(row: _IndexLimit | tuple[str, int, int]) -> IndexLimit:
+    if len(row) == 3:
+        return IndexLimit(*row)
+    name, low, high, steps, axis_of = row
+    if len(steps) > MOST_STEPS or not all(map(is_step, steps)):
+        raise Malformed(f"index_limits: {name[:80]!r} has malformed steps")
+    return IndexLimit(name, low, high, tuple(tuple(step) for step in steps), axis_of)
 
 
 def _dim(value: int | str, names: Mapping[str, Dim]) -> Dim:

@@ -4,9 +4,10 @@ Indices are in range, including the first and the last, and negative ones where 
 that the graph compares with a constant or with positions are near that constant or the positions. Divisors are not
 zero. Integers used only in integer arithmetic cover their whole dtype and wrap around. Floats are normal numbers, with
 the mean and deviation of the graph's typical values where these are known, positive if a logarithm or root is taken of
-them. In the second input a share of the floats is zero, has few bits (causing ties, also behind factors: ties.py) or is
-a thousand times as large; in
-the third, some operands of logarithms and roots are not positive. Inputs that are weights of a deep graph (such as a
+them. In the second input a share of the floats is zero, has few bits (causing ties, also behind factors: ties.py), is a
+thousand times as large, or ties with an element of another input that it is compared with; in
+the third, some operands of logarithms and roots are not positive, and some rows, columns and blocks are zero, small
+or of one sign (uniform_lines.py). Inputs that are weights of a deep graph (such as a
 training step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
@@ -27,7 +28,8 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import HALVES
-from .ties import behind_views, tied_inputs
+from .ties import Alike, alike_inputs, behind_views, made_alike, tied_inputs
+from .uniform_lines import make_lines_uniform
 
 Array = np.ndarray[Any, Any]
 GIVEN = ("input", "state")  # leaves that a call provides
@@ -61,6 +63,7 @@ class InputDistribution:
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
     limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
     ties: set[float] = field(default_factory=set)  # floats for which an operand of rounding or a comparison is a tie
+    alike: tuple[Alike, ...] = ()  # values of other inputs with which floats tie
     counted: int = 0  # bound of the positions that the value is compared with; 0 if it is compared with none
     divisor: bool = False
     exponent: bool = False
@@ -89,6 +92,8 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
         found[name].counted = count
     for name, ties in tied_inputs(nodes, kinds, EDGE if narrow else LIMIT).items():
         found[name].ties = ties
+    for name, alike in alike_inputs(nodes, kinds).items():
+        found[name].alike = tuple(sorted(alike))
     fans = _fan_ins(nodes)
     for name in fans.keys() & found.keys() if len(fans) > DEEP else ():
         found[name].weight = True
@@ -337,7 +342,32 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
         shape, name, kind = concrete(leaf.shape), str(leaf.attr("name")), dtypes.category(leaf.dtype)
         role = known.get(name) or InputDistribution()
         found[name] = _drawn(shape, leaf.dtype, kind, role, rng, turn)
+    for name, x in found.items():
+        role = known.get(name) or InputDistribution()
+        if turn == 1:
+            found[name] = with_ties(found, name, role, rng)
+        elif turn == 2 and (lines := kinds_of_lines(role, dtypes.name_of(x.dtype))):
+            make_lines_uniform(x, lines, rng)
     return found
+
+
+def with_ties(values: Mapping[str, Array], name: str, role: InputDistribution, rng: np.random.Generator) -> Array:
+    """The values of an input with a share of elements that tie with other inputs, in the second verification input."""
+    x = values[name]
+    if not role.alike or role.weight or x.size > DRAWN:
+        return x
+    tied = made_alike(values, name, role.alike, SHARE, rng)
+    return np.where(tied > 0, tied, x) if role.positive else tied
+
+
+def kinds_of_lines(role: InputDistribution, dtype: str) -> Sequence[str]:
+    """Kinds of uniform lines (uniform_lines.py) of an input of the third verification set."""
+    if role.weight or role.bound or role.counted or role.divisor or role.exponent or role.positive:
+        return ()
+    if dtype == "bool":
+        return "false", "true"
+    signs = ("positive",) if dtype.startswith("u") else ("positive", "negative")
+    return ("zero", *signs, "small") if dtypes.is_float(dtype) and role.large else ("zero", *signs)
 
 
 def repeated(shape: tuple[int, ...], draw: Callable[[tuple[int, ...]], Array]) -> Array:

@@ -2,7 +2,8 @@
 numbers for `floor` and casts, multiples of a divisor, constants that values are compared with.
 
 Followed are affine functions of one input with constant factors and summands, also through views, casts between floats,
-clipping and absolute values: for `round(2 * x)` these are multiples of a quarter.
+clipping and absolute values: for `round(2 * x)` these are multiples of a quarter. Two inputs that are compared, and
+elements of one input, tie where they are equal, or differ by a constant (`alike_inputs`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,8 +20,11 @@ from ...egraph.types import dtypes
 
 WHOLE = tuple(map(float, range(-3, 4)))
 HALVES = tuple(k + 0.5 for k in range(-4, 4))
+NEAR = 8.0  # largest distance of two inputs that tie
+MOST = 8  # ties of an input with others
 SHORT = 2.0**7  # significands of ties are multiples of one part in this: all float dtypes hold them
 
+Array = np.ndarray[Any, Any]
 Affine = tuple[str, Fraction, Fraction]  # (name of an input, a, b): the value is a * input + b
 
 
@@ -47,6 +52,99 @@ def tied_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: float) -
             if (made := _through(node, at, constant, affine)) is not None:
                 known[id(node)] = made
     return found
+
+
+class Alike(NamedTuple):
+    """Values of an input that tie: slope * other + offset, elementwise, for the input `other` (or other elements of the
+    input itself)."""
+
+    other: str
+    slope: float
+    offset: float
+
+
+def alike_inputs(nodes: Sequence[Tensor], kinds: Sequence[str]) -> Mapping[str, set[Alike]]:
+    """Name of each float input -> its values that make operands of a comparison equal, or the difference of two inputs
+    a tie of rounding or of a comparison with a constant. `nodes` and `kinds` as for `tied_inputs`."""
+    known: dict[int, Affine] = {}
+    apart: dict[int, tuple[Affine, Affine]] = {}  # differences of two affine values
+    found: dict[str, set[Alike]] = {}
+    ranks = {str(n.attr("name")): n.rank for n in nodes if n.op in kinds}
+
+    def tie(one: Affine, two: Affine, difference: float) -> None:
+        turned = ranks[one[0]] > ranks[two[0]]  # the input with more elements gets values of the other one
+        _pair(found, *((two, one, -difference) if turned else (one, two, difference)))
+
+    for node in nodes:
+        if node.op in kinds and dtypes.is_float(node.dtype):
+            known[id(node)] = (str(node.attr("name")), Fraction(1), Fraction(0))
+            continue
+        constants = [_constant_of(a) for a in node.args]
+        for at, argument in enumerate(node.args):
+            constant = next((c for i, c in enumerate(constants) if i != at), 0.0)
+            if constant is None or not math.isfinite(constant):
+                continue
+            if (affine := known.get(id(argument))) is not None and (made := _through(node, at, constant, affine)):
+                known[id(node)] = made
+            if (pair := apart.get(id(argument))) is not None:
+                for target in _targets(node, at, constant):
+                    tie(*pair, target)
+                if len(node.args) == 1 and (node.entry.moves or node.op == "cast"):
+                    apart[id(node)] = pair
+        one, two = ([known.get(id(a)) for a in node.args] * 2)[:2] if 1 <= len(node.args) <= 2 else (None, None)
+        if one is None or two is None:
+            continue
+        if node.op in ("lt", "le", "eq", "argmax", "argmin", "argsort"):
+            tie(one, two, 0.0)
+        if node.op in ("sub", "add") and one[0] != two[0]:
+            sign = 1 if node.op == "sub" else -1
+            apart[id(node)] = one, (two[0], sign * two[1], sign * two[2])
+    return found
+
+
+def _pair(found: dict[str, set[Alike]], one: Affine, two: Affine, difference: float) -> None:
+    """Add the values of the input of `two` at which `one` exceeds it by `difference`."""
+    (other, a, b), (name, c, d) = one, two
+    slope, offset = _float(a / c), _float((b - d - Fraction(difference)) / c)
+    if (
+        abs(math.frexp(slope)[0]) == 0.5
+        and abs(offset) <= NEAR
+        and _is_short(offset)
+        and len(found.get(name, ())) < MOST
+    ):
+        found.setdefault(name, set()).add(Alike(other, slope, offset))
+
+
+def made_alike(
+    values: Mapping[str, Array], name: str, pairs: Sequence[Alike], share: float, rng: np.random.Generator
+) -> Array:
+    """The values of input `name` with a share of elements that tie with those of other inputs, or of its own."""
+    x = values[name]
+    for alike in pairs:
+        if alike.other == name:
+            other = np.roll(x, 1, int(rng.integers(x.ndim))) if x.ndim else x
+        elif (found := _of_shape(values[alike.other], x.shape, rng)) is None:
+            continue
+        else:
+            other = found
+        with np.errstate(all="ignore"):
+            tie = (alike.slope * other.astype(np.float64) + alike.offset).astype(x.dtype)
+        x = np.where(rng.random(x.shape) < share / len(pairs), tie, x)
+    return x
+
+
+def _of_shape(x: Array, shape: tuple[int, ...], rng: np.random.Generator) -> Array | None:
+    """Elements of x where it is broadcast with a value of the given shape: at random places along axes that only x has;
+    None if the shapes do not broadcast."""
+    rank = max(x.ndim, len(shape))
+    x = x.reshape((1,) * (rank - x.ndim) + x.shape)
+    wanted = (1,) * (rank - len(shape)) + shape
+    for axis, (mine, size) in enumerate(zip(x.shape, wanted)):
+        if size == 1 and mine > 1:
+            x = np.take(x, [int(rng.integers(mine))], axis)
+        elif mine not in (1, size):
+            return None
+    return np.broadcast_to(x, wanted).reshape(shape)
 
 
 def _constant_of(node: Tensor) -> float | None:
@@ -107,4 +205,4 @@ def _is_short(x: float) -> bool:
     return math.isfinite(x) and bool(float(np.frexp(x)[0] * SHORT).is_integer())
 
 
-__all__ = ["behind_views", "tied_inputs"]
+__all__ = ["Alike", "alike_inputs", "behind_views", "made_alike", "tied_inputs"]

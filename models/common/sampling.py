@@ -22,6 +22,7 @@ from ...errors import UnsupportedError
 _CUBIC = -0.75
 
 Tap = tuple[Tensor, Tensor]  # (integer coordinates stored as floats, interpolation weights) of one neighbour
+Kept = tuple[Tensor, Tensor, Tensor]  # (clamped int64 indices, interpolation weights, whether inside the tensor)
 
 
 def whole_sizes(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
@@ -91,12 +92,12 @@ def _reflected(at: Tensor, low: float, span: float) -> Tensor:
 
 
 def _inside(at: Tensor, size: int, padding: str, align: bool) -> Tensor:
-    """Map coordinates into the tensor according to the padding mode; 'zeros' leaves them unchanged."""
+    """Map coordinates into the tensor according to the padding mode, NaN to 0; 'zeros' leaves them unchanged."""
     if padding == "zeros":
         return at
     if padding == "reflection":
         at = _reflected(at, 0.0, size - 1.0) if align else _reflected(at, -0.5, float(size))
-    return t.minimum(t.maximum(at, 0.0), size - 1.0)
+    return t.minimum(t.where(t.gt(at, 0.0), at, 0.0), size - 1.0)
 
 
 def _near(distance: Tensor) -> Tensor:
@@ -138,7 +139,8 @@ def grid_sample(
     The grid's last axis holds coordinates in [-1, 1], last spatial axis first. `mode` is nearest, linear or cubic;
     `padding` is zeros, border or reflection. With `align`, -1 and 1 are the centres of the outermost elements,
     otherwise their outer edges. `rounded_first`: with mode nearest, a coordinate is rounded before it is reflected
-    (ONNX), not after (PyTorch), which differ at halves. The lowering has one gather for each combination of neighbours.
+    (ONNX), not after (PyTorch), which differ at halves. The lowering has one gather for each combination of neighbours;
+    those outside of x add 0, also where the element that is read in their place is infinite or NaN.
     Raises UnsupportedError for x without elements.
     """
     sizes = whole_sizes(x.shape[2:], "a grid sample")
@@ -146,7 +148,7 @@ def grid_sample(
         raise UnsupportedError("a grid sample of a tensor without elements")
     n, out = len(sizes), grid.shape[1:-1]
     grid = t.cast(grid, "float32") if grid.dtype != "float64" else grid
-    axes: list[list[Tap]] = []
+    axes: list[list[Kept]] = []
     for i, size in enumerate(sizes):
         place = t.squeeze(t.slice_axis(grid, -1, n - 1 - i, n - i), -1)
         at = (place + 1) * ((size - 1) / 2) if align else ((place + 1) * size - 1) / 2
@@ -159,28 +161,27 @@ def grid_sample(
     lead: tuple[Dim, ...] = x.shape[:2]
     flat = t.reshape(x, (*lead, prod(sizes)))
     total: Tensor | None = None
+
+    def in_line(value: Tensor) -> Tensor:
+        return t.reshape(t.broadcast_to(value, grid.shape[:-1]), (x.shape[0], 1, count))
+
     for taps in product(*axes):
         spot = taps[0][0]
-        for (place, _), size in zip(taps[1:], sizes[1:]):
+        for (place, _, _), size in zip(taps[1:], sizes[1:]):
             spot = spot * size + place
-        weight = reduce(t.mul, (w for _, w in taps))
-        line = t.reshape(t.broadcast_to(spot, grid.shape[:-1]), (x.shape[0], 1, count))
+        line, share = in_line(spot), in_line(reduce(t.mul, (w for _, w, _ in taps)))
+        there = in_line(reduce(t.logical_and, (found for _, _, found in taps)))
         picked = t.gather_elements(flat, t.broadcast_to(line, (*lead, line.shape[2])), 2)
-        share = t.reshape(t.broadcast_to(weight, grid.shape[:-1]), (x.shape[0], 1, count))
-        part = picked * t.cast(share, x.dtype)
+        part = t.where(there, picked * t.cast(share, x.dtype), 0)
         total = part if total is None else total + part
     assert total is not None
     return t.reshape(total, (*lead, *out))
 
 
-def _kept(place: Tensor, weight: Tensor, size: int) -> Tap:
-    """Return (clamped int64 index, weight) of a neighbour.
-
-    The weight is 0 where the neighbour is outside the tensor.
-    """
+def _kept(place: Tensor, weight: Tensor, size: int) -> Kept:
+    """Return (clamped int64 index, weight, whether it is inside the tensor) of a neighbour."""
     there = t.logical_and(t.ge(place, 0.0), t.le(place, size - 1.0))
-    index = t.cast(t.minimum(t.maximum(place, 0.0), size - 1.0), "int64")
-    return index, t.where(there, weight, 0.0)
+    return t.cast(t.minimum(t.maximum(place, 0.0), size - 1.0), "int64"), weight, there
 
 
 # ---------------------------------------------------------------- scans

@@ -108,6 +108,8 @@ def _same(value: Any, default: Any) -> bool:
 
 
 _READ_IN_ORDER = {"ravel", "reshape"}  # functions whose `order` is that of elements, not of the result in memory
+#: Functions that make an array; with `like=` a traced one, which is traced itself.
+CREATED = {"array", "zeros", "ones", "full", "arange", "eye", "identity", "tri"}
 _IGNORED = {"subok", "device", "overwrite_input", "like"}  # options without effect on the result
 
 
@@ -118,6 +120,8 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     Raises TraceError for functions and arguments that cannot be traced.
     """
     name = title(function)
+    if name in CREATED and not arrays_in(args, dict(named)):
+        return traced(t.constant(function(*args, **named)))
     build = FUNCTIONS.get(name)
     if build is None:
         if name.startswith("fft."):

@@ -311,7 +311,7 @@ def written(node: Tensor, out: Any, where: Any = True) -> TracedArray:
     `out` is not a traced array."""
     if not is_traced(out):
         raise TraceError("a result is written into an array that is not traced, which a program cannot do",
-                         hint="leave out= away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
+                         hint="leave `out` away, or make the array of traced ones: np.empty_like(x)")  # fmt: skip
     array: TracedArray = out
     if where is not True:
         node = t.where(operand(where, "bool"), t.cast(node, array._node.dtype), array._node)

@@ -16,7 +16,8 @@ INSTEAD = {
     "a number": "an array of one element stays one: x.astype(np.float64) or x.astype(np.int64) in place of float(x) or"
     " int(x), and functions of np in place of those of math; compute numbers that Python needs outside the function",
     "an array": "np.stack and np.concatenate join traced arrays and elements: np.stack([np.stack([a, b]), np.stack([c,"
-    " d])]) in place of np.array([[a, b], [c, d]]); a traced array needs no np.asarray",
+    " d])]) in place of np.array([[a, b], [c, d]]); an array that is read at traced places, or written with traced"
+    " values, is made a traced one: np.array(table, like=x)[x]; a traced array needs no np.asarray",
     "a text": "make texts outside of the function",
 }
 

@@ -183,10 +183,21 @@ def _reverse_sequence(n: Node) -> Result:
     if batch == time:
         raise ShapeError(f"the batch axis and the time axis are both {time}")
     lengths = n.shaped(1, x.shape[batch : batch + 1])
-    length = t.reshape(t.cast(lengths, "int64"), [x.shape[i] if i == batch else 1 for i in range(x.rank)])
-    place = t.iota([x.shape[i] if i == time else 1 for i in range(x.rank)], time)
+    return reversed_within(x, lengths, batch, time)
+
+
+def reversed_within(x: Tensor, lengths: Tensor, batch: int, time: int) -> Tensor:
+    """x with the first elements along the axis `time` in reverse order: of each sample along `batch`, as many as
+    `lengths` [batch] says."""
+    place, length = places(x, lengths, batch, time)
     source = t.where(t.lt(place, length), t.sub(t.sub(length, 1), place), place)
     return t.gather_elements(x, t.broadcast_to(source, x.shape), time)
 
 
-__all__ = ["wrap"]
+def places(x: Tensor, lengths: Tensor, batch: int, time: int) -> tuple[Tensor, Tensor]:
+    """Places along the axis `time` of x, and the lengths of the samples along `batch`: int64, of sizes 1 elsewhere."""
+    length = t.reshape(t.cast(lengths, "int64"), [x.shape[i] if i == batch else 1 for i in range(x.rank)])
+    return t.iota([x.shape[i] if i == time else 1 for i in range(x.rank)], time), length
+
+
+__all__ = ["places", "reversed_within", "wrap"]

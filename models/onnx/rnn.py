@@ -9,6 +9,7 @@ from ...egraph.composites.recurrent import ACTIVATIONS, layers
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types.dims import Dim, DimExpr
 from ...errors import ShapeError
+from .index import places, reversed_within
 from .node import Node, Result, operator
 
 #: ONNX operator -> (cell of the recurrent op, ONNX gate index for each gate of the cell, number of states, default
@@ -68,7 +69,7 @@ def _check_shapes(n: Node, sizes: Sequence[Dim], gates: int, hidden: int, batch_
         raise ShapeError(f"hidden_size is {n.attr('hidden_size')}, but the weights are {n.x(2).type}")
     state = (batch, directions, hidden) if batch_first else (directions, batch, hidden)
     shapes: dict[int, tuple[Dim, ...]] = {
-        1: (directions, rows, features), 2: (directions, rows, hidden), 3: (directions, 2 * rows), 5: state, 6: state,
+        1: (directions, rows, features), 2: (directions, rows, hidden), 3: (directions, 2 * rows), 4: (batch,), 5: state, 6: state,
         7: (directions, 3 * hidden),
     }  # fmt: skip
     for position, shape in shapes.items():
@@ -76,14 +77,17 @@ def _check_shapes(n: Node, sizes: Sequence[Dim], gates: int, hidden: int, batch_
             n.shaped(position, shape)
 
 
-@operator("RNN", "GRU", "LSTM", limits="lengths per sample, clip, rare activations")
+@operator("RNN", "GRU", "LSTM", limits="clip, rare activations, the last cell state of an LSTM with lengths per sample")
 def _recurrent(n: Node) -> Result:
     batch_first = bool(n.attr("layout", 0))
     x = t.swapaxes(n.x(), 0, 1) if batch_first else n.x()
     steps, batch, features = x.shape
-    lengths = n.known(4)
-    if "clip" in n.attrs or (n.has(4) and (lengths is None or (lengths != steps).any())):
-        raise n.unsupported("clip or lengths per sample")
+    if "clip" in n.attrs:
+        raise n.unsupported("clip")
+    known = n.known(4)
+    lengths = None if not n.has(4) or (known is not None and (known == steps).all()) else n.x(4)
+    if lengths is not None and n.op == "LSTM" and n.wanted(2):
+        raise n.unsupported("the last cell state with lengths per sample")
     hidden = n.x(2).shape[2]
     if isinstance(hidden, DimExpr):
         raise ShapeError("a recurrent layer needs a known hidden size")
@@ -106,19 +110,40 @@ def _recurrent(n: Node) -> Result:
         return layers(x, own, weights, cell=cell, activations=acts[first], hidden=hidden, width=hidden, count=1,
                       directions=run_count, variant=_variant(n))  # fmt: skip
 
+    def turned_back(x: Tensor) -> Tensor:
+        return t.flip(x, 0) if lengths is None else reversed_within(x, lengths, 1, 0)
+
     def backwards(direction: int) -> tuple[Tensor, list[Tensor]]:
-        out, last = run(t.flip(x, 0), direction, 1)
-        return t.flip(out, 0), last
+        out, last = run(turned_back(x), direction, 1)
+        return turned_back(out), last
 
     if kind == "reverse":
         out, last = backwards(0)
-    elif len(set(acts)) == 1:
+    elif directions == 1 or (len(set(acts)) == 1 and lengths is None):
         out, last = run(x, 0, directions)
-    else:  # the directions have different activations
+    else:  # the directions have different activations or ends
         (ahead, one), (back, other) = run(x, 0, 1), backwards(1)
         out, last = t.concat([ahead, back], 2), [t.concat(pair, 0) for pair in zip(one, other)]
     out = t.reshape(out, (steps, batch, directions, hidden))
+    if lengths is not None:
+        out, last = _ended(out, lengths, kind)
     return [
         t.permute(out, (1, 0, 2, 3) if batch_first else (0, 2, 1, 3)),
         *(t.swapaxes(s, 0, 1) if batch_first else s for s in last),
     ]
+
+
+def _ended(out: Tensor, lengths: Tensor, kind: str) -> tuple[Tensor, list[Tensor]]:
+    """Hidden values out[steps, batch, directions, hidden] with zeros after the end of each sample, and the last ones
+    [directions, batch, hidden]: at the end of a sample, or at its beginning if the direction is backwards; 0 for a
+    sample without steps, as in ONNX Runtime."""
+    place, length = places(out, lengths, 1, 0)
+    out = t.where(t.lt(place, length), out, 0)
+    ends = []
+    for direction in range(out.shape[2] if isinstance(out.shape[2], int) else 0):
+        own = t.slice_axis(out, 2, direction, direction + 1)
+        backwards = kind == "reverse" or direction == 1
+        at = t.broadcast_to(t.mul(length, 0) if backwards else t.maximum(t.sub(length, 1), 0), (1, *own.shape[1:]))
+        ends.append(t.squeeze(t.gather_elements(own, at, 0), 0))
+    last = t.permute(t.concat(ends, 1), (1, 0, 2))
+    return out, [t.where(t.gt(t.reshape(length, (1, -1, 1)), 0), last, 0)]

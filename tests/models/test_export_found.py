@@ -69,6 +69,8 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "linear interpolation beside infinities": (lambda x: F.interpolate(x, size=(7, 9), mode="bilinear"), [SPOILT]),
     "adaptive windows beside infinities": (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), [SPOILT]),
     "filters beside infinities": (lambda x: F.interpolate(x, size=(3, 8), mode="bicubic", antialias=True), [SPOILT]),
+    "samples outside beside infinities": (lambda x, g: torch.stack([F.grid_sample(x, g, mode, pad) for mode in ("bilinear", "nearest") for pad in ("zeros", "border")]),
+                                          [SPOILT, torch.tensor([[2.0, 2], [1.2, 0.5], [-1.5, 0.2], [0.5, 1.4], [1.18, 1.18], [0.2, 0.3]]).reshape(1, 1, 6, 2)]),
     "a fractional threshold of integers": (lambda x: F.threshold(x, -0.5, 3.7), [torch.tensor([-1, 0, 1])]),
     "fractions of integer products": (lambda b, x, y: torch.baddbmm(b, x, y, beta=0.6, alpha=1.7),
                                       [torch.tensor([I]), torch.tensor([I]), torch.tensor([I])]),

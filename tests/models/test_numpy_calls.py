@@ -175,6 +175,22 @@ def test_places_that_are_inputs_count_from_the_end_too(dtype):
     np.testing.assert_array_equal(found, wide[:7][given["i"]])
 
 
+def test_tables_and_buffers_that_are_made_like_a_traced_array():
+    table = np.arange(12.0).reshape(4, 3)
+
+    def buffer(x):
+        y = np.zeros(9, np.float32, like=x)
+        y[2:6] = x[0]
+        return y
+
+    agrees(lambda i: [np.array(table, like=i)[i], np.array([2, 3, 5, 7], np.int8, like=i)[i] * i], np.array([3, 0, -4]))
+    agrees(
+        lambda x: [buffer(x), np.full((2, 4), 7, like=x) + x[:2], np.arange(4, like=x) * x, x @ np.eye(4, 2, like=x)], X
+    )
+    with pytest.raises(TraceError, match=r"np\.array of a traced array"):
+        trace(lambda x: np.array([x, x], like=x), [X])
+
+
 def test_arrays_as_indices():
     agrees(
         lambda x: [

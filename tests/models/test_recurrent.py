@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,29 @@ def test_free_steps_and_batches(backend: str) -> None:
             wanted = _pytree.tree_leaves(layer(x))
         for found, want in zip(_pytree.tree_leaves(program(x)), wanted, strict=True):
             np.testing.assert_allclose(found, want, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize(("direction", "count"), [("forward", 1), ("reverse", 1), ("bidirectional", 2)])
+def test_lengths_per_sample_are_those_of_onnx_runtime(
+    kind: str, gates: int, direction: str, count: int, tmp_path: Path
+) -> None:
+    onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    random, names = np.random.default_rng(0), ["x", "w", "r", "", "lengths", "first"]
+    node = onnx.helper.make_node(kind, names, ["y", "last"], hidden_size=2, direction=direction)
+    given = {"w": (count, gates * 2, 3), "r": (count, gates * 2, 2), "first": (count, 4, 2)}
+    weights = [onnx.numpy_helper.from_array(random.standard_normal(s).astype("f"), n) for n, s in given.items()]
+    inputs = [
+        onnx.helper.make_tensor_value_info("x", 1, [5, 4, 3]),
+        onnx.helper.make_tensor_value_info("lengths", 6, [4]),
+    ]
+    outputs = [onnx.helper.make_tensor_value_info(n, 1, None) for n in ("y", "last")]
+    graph = onnx.helper.make_graph([node], "g", inputs, outputs, weights)
+    onnx.save(
+        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8),
+        tmp_path / "m.onnx",
+    )
+    feeds = {"x": random.standard_normal((5, 4, 3)).astype("f"), "lengths": np.array([3, 0, 5, 1], np.int32)}
+    wanted = runtime.InferenceSession(tmp_path / "m.onnx").run(None, feeds)
+    for found, want in zip(evaluate(tg.load(tmp_path / "m.onnx"), feeds), wanted, strict=True):
+        np.testing.assert_allclose(found, want, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.errors import IndexRangeError, UsageError
+from tensor_graphs.backends.runtime.index_limits import index_check
+from tensor_graphs.errors import BadModelError, IndexRangeError, UsageError
+from tensor_graphs.models.functions.trace import trace
+from tensor_graphs.pipeline.sources.index_limits import index_limits
 
 TABLE = np.arange(20.0, dtype=np.float32).reshape(10, 2)
 INDEX = np.array([1, 7, 3])
@@ -51,18 +55,72 @@ def test_a_token_outside_of_the_vocabulary_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [
-        lambda t, i: t[i[:1]],
-        lambda t, i: t[np.clip(i, 0, 9)],
-        lambda t, i: t[i % 10],
-        lambda t, i: t[np.where(i > 9, 0, i)],
-    ],
-    ids=["part", "clip", "remainder", "where"],
+    [lambda t, i: t[np.clip(i, 0, 9)], lambda t, i: t[i % 10], lambda t, i: t[np.where(i > 9, 0, i)]],
+    ids=["clip", "remainder", "where"],
 )
-def test_computed_indices_and_parts_have_no_limits(function: Callable[..., Any]) -> None:
+def test_indices_that_a_function_keeps_in_range_have_no_limits(function: Callable[..., Any]) -> None:
     made, far = program(function, TABLE, INDEX), np.array([4, 2, 99])
     assert not made.manifest.index_limits
     assert np.array_equal(made(TABLE, far), function(TABLE, far))
+
+
+COMPUTED: list[Callable[..., Any]] = [
+    lambda t, e: t[e[0]] * t[e[1]], lambda t, e: t[e.T[:, 0]], lambda t, e: t[e[:, ::-1].ravel()[:4]], lambda t, e: t[5 - e],
+    lambda t, e: t[e // 2 - 1], lambda t, e: t[np.abs(-e)], lambda t, e: t[np.minimum(e, 20)], lambda t, e: t[e.astype(np.int64) * 3 - 2],
+    lambda t, e: t[e * 3], lambda t, e: t[e.reshape(3, 2)[1:, 0] + 1],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", COMPUTED)
+def test_computed_indices_are_errors_where_the_function_raises(function: Callable[..., Any]) -> None:
+    """Parts of inputs and arithmetic with numbers, which wraps as in the function."""
+    random, edges = np.random.default_rng(0), np.zeros((2, 3), np.int8)
+    graph = trace(function, [TABLE, edges])
+    check = index_check(index_limits(function, graph), [str(x.attr("name")) for x in graph.inputs])
+    raised = 0
+    for _ in range(200):
+        edges = random.integers(-14, 30, (2, 3)).astype(np.int8)
+        try:
+            function(TABLE, edges)
+        except IndexError:
+            raised += 1
+            with pytest.raises(IndexRangeError, match="gives the index"):
+                check([TABLE, edges])
+        else:
+            check([TABLE, edges])
+    assert raised > 0
+
+
+def test_limits_of_a_free_axis_are_those_of_the_call(tmp_path: Path) -> None:
+    rows = tg.dim("rows", max=50)
+    examples = ((rows, 2), "float32"), ((2, 3), "int64")
+    made = program(lambda t, e: t[e[1] + 1], *examples)
+    made.save(tmp_path / "saved")
+    for called in (made, tg.load_program(tmp_path / "saved")):
+        for count in (10, 4):
+            table, edges = TABLE[:count], np.array([[99] * 3, [0, -2 - count + 1, count - 2]])
+            assert np.array_equal(called(table, edges), table[edges[1] + 1])
+            with pytest.raises(IndexRangeError, match=f"gives the index {count}, .* of {count} elements"):
+                called(table, edges + 1)
+
+
+def test_malformed_steps_of_a_file_are_named(tmp_path: Path) -> None:
+    program(lambda t, e: t[e[1]], TABLE, np.zeros((2, 3), int)).save(tmp_path)
+    file = tmp_path / "manifest.json"
+    record = json.loads(file.read_text())
+    wrong: list[Any] = [
+        [["slice", 0, 0, 1]],
+        [["os"]],
+        [["cast", 7]],
+        [["neg"]] * 99,
+        [["add", "1"]],
+        [["slice", 3, 0, 1, 1]],
+    ]
+    for steps in wrong:
+        record["index_limits"][0][3] = steps
+        file.write_text(json.dumps(record))
+        with pytest.raises(BadModelError):
+            tg.load_program(tmp_path)(TABLE, np.zeros((2, 3), int))
 
 
 def test_expressions_take_the_last_element() -> None:

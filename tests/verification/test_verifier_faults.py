@@ -103,6 +103,20 @@ def half_sums(v: dict[str, Array]) -> Array:
 
 
 X = tg.input("x", (60, 70))
+FEW, OTHER = tg.input("x", (30, 7)), tg.input("y", (7,))
+
+
+def rows(x: tg.Tensor, by: Callable[..., tg.Tensor]) -> tg.Tensor:
+    return by(x, axis=-1, keepdims=True)
+
+
+def other_rows(
+    value: Callable[[Array], Array], where: Callable[[Array], Array]
+) -> Callable[[list[Array], dict[str, Array]], object]:
+    """Other values in the rows of the input x that satisfy a condition."""
+    return replaced(lambda v: np.where(where(v["x"]).reshape(-1, 1), value(v["x"]), v["x"]))
+
+
 FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]]] = {
     "one of 100000 elements is off by a hundredth": (Graph.of(tg.tanh(tg.input("x", (100, 1000))) + 2.0), put((17, 3), lambda v: v * 1.01)),
     "one element of a product is off by a tenth of the mean": (product(), put((17, 3), lambda v: v + 0.6)),
@@ -162,6 +176,25 @@ FAULTS: dict[str, tuple[Graph, Callable[[list[Array], dict[str, Array]], object]
     "a multiple of a divisor behind a factor has the quotient of the next lower one": (
         Graph.of(tg.floordiv(tg.input("x", (60, 70), "float16") * 8.0, 5.0)), replaced(lambda v: np.ceil(v["x"].astype(np.float32) * 8 / 5) - 1)),
     "the last of equal numbers is the largest": (Graph.of(tg.argmax(tg.input("x", (300, 70)), 1)), replaced(ties_last)),
+    "equal numbers of two inputs count as less": (
+        Graph.of(tg.where(FEW < OTHER, 1.0, FEW)), replaced(lambda v: np.where(v["x"] <= v["y"], 1, v["x"]))),
+    "a difference of two inputs that is zero counts as positive": (
+        Graph.of(tg.where(tg.exp(OTHER) > 0, tg.where(FEW * 2.0 - OTHER > 0.0, 1.0, FEW), 0.0)),
+        replaced(lambda v: np.where(v["x"] * 2 - v["y"] >= 0, 1, v["x"]))),
+    "equal numbers of one input count as less": (
+        Graph.of(tg.where(FEW[:, 1:] < FEW[:, :-1], 1.0, 0.0)), replaced(lambda v: v["x"][:, 1:] <= v["x"][:, :-1])),
+    "a row of zeros has another scale": (
+        Graph.of(tg.where(rows(tg.abs(FEW), tg.max) == 0.0, 1.0, FEW)), other_rows(lambda x: x + 2, lambda x: ~x.any(1))),
+    "a row of positive numbers has the other sign": (
+        Graph.of(tg.where(rows(FEW, tg.min) > 0.0, FEW * 1.0, FEW)), other_rows(lambda x: -x, lambda x: x.min(1) > 0)),
+    "a row of negative numbers has the other sign": (
+        Graph.of(tg.where(rows(FEW, tg.max) < 0.0, FEW * 1.0, FEW)), other_rows(lambda x: -x, lambda x: x.max(1) < 0)),
+    "the least norm of a row is larger": (
+        Graph.of(FEW / tg.maximum(tg.sqrt(rows(FEW * FEW, tg.sum)), 1e-8)),
+        replaced(lambda v: v["x"] / np.maximum(np.linalg.norm(v["x"], axis=1, keepdims=True), np.float32(1e-3)))),
+    "a row that a mask hides is not zero": (
+        Graph.of(tg.where(rows(tg.cast(tg.input("x", (30, 7), "bool"), "int32"), tg.sum) == 0, 0.0, tg.input("y", (30, 7)))),
+        replaced(lambda v: v["y"])),
     "a sum is taken in 16 bits": (Graph.of(tg.sum(tg.input("x", (30, 2000)), 1)), replaced(half_sums)),
     "a limit of 16-bit numbers is missing": (
         Graph.of(tg.minimum(tg.cast(tg.input("x", (50, 64), "float16"), "float32"), 20.0)), replaced(lambda v: v["x"])),

@@ -16,10 +16,13 @@ from .test_verifier_faults import DEVICES, in_strips, judged
 
 N = 20
 X = tg.input("x", (N, N))
+SIGNED = (tg.abs(X) + 0.5) * tg.constant(
+    np.random.default_rng(0).choice(np.array([-1, 1], np.float32), (N, N))
+)  # no row of one sign or size
 OF_BOTH_SIGNS = {
-    "product": (X * 1e25) @ (X * 1e25),
-    "sum": tg.sum(tg.tanh(X) * 3e38, axis=1),
-    "beside numbers": tg.concat([(X * 1e25) @ (X * 1e25), X], axis=0),
+    "product": (SIGNED * 1e25) @ (SIGNED * 1e25),
+    "sum": tg.sum(tg.tanh(SIGNED) * 3e38, axis=1),
+    "beside numbers": tg.concat([(SIGNED * 1e25) @ (SIGNED * 1e25), X], axis=0),
 }
 OF_ONE_SIGN = {
     "product": tg.exp(X * 60.0) @ tg.exp(X * 60.0),
@@ -92,7 +95,7 @@ def test_strips_have_the_rule_of_whole_outputs(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_integers_computed_from_sums_that_overflow() -> None:
-    product = (X * 1e25) @ (X * 1e25)
+    product = (SIGNED * 1e25) @ (SIGNED * 1e25)
     graph = Graph.of(tg.ne(product, product))
     assert judged(graph, lambda found, values: found[0].__setitem__(slice(None), True)).passed
     product = tg.exp(X * 60.0) @ tg.exp(X * 60.0)

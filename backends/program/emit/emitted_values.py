@@ -5,10 +5,12 @@ The part of the emitter that does not depend on the calls: see emit_cpu.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ....egraph.ir.tensor import Tensor, structural_digest
 from ....egraph.ops.ops import Type
+from ....errors import UnusableKernelsError
 from ....extract.model.kernel import Template, contiguous
 from ....extract.model.library_kernel import LibraryKernel
 from ....extract.model.plan import Plan, Step, Value
@@ -33,6 +35,19 @@ def operand_kind(template: Template) -> str:
 
     found = find(template.backend)
     return "numpy" if found is None else found.operands
+
+
+def add_texts(known: dict[str, str], texts: Mapping[str, str], backend: str) -> None:
+    """Add the source texts of a kernel of `backend` by the names of their functions. Raises UnusableKernelsError if a
+    name is known with another text: kernels of one of the two would call the other's code."""
+    for name, text in texts.items():
+        if known.setdefault(name, text) != text:
+            error = UnusableKernelsError(
+                f"two kernels of a program define a function {name!r} differently, which is a bug of tensor_graphs",
+                hint="please report it, with the model; or optimize with another backend",
+            )
+            error.backend = backend
+            raise error
 
 
 @dataclass
@@ -90,7 +105,7 @@ class EmittedValues:
             if step.template.source is not None:
                 python = isinstance(step.template, UserKernel) or self._kind(step.template) != "address"
                 found = self.definitions if python else self.in_c
-                found |= (texts := step.template.source(step.call))
+                add_texts(found, texts := step.template.source(step.call), step.template.backend)
                 if not python and type(step.template) is LibraryKernel:  # not one of a generated kernel
                     for at, name in enumerate(texts):
                         self.before_in_c.setdefault(name, [*texts][:at])

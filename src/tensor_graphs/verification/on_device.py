@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..backends.gpu import is_gpu
-from ..backends.runtime.marshalling import is_torch, tensor_of
+from ..backends.runtime.marshalling import array_of, is_torch, tensor_of
 from ..backends.verification.inputs import SHARE as ODD_SHARE
 from ..backends.verification.inputs import (
     InputDistribution,
     input_distributions,
+    kinds_of_lines,
     odd_numbers,
     odd_share,
     random_indices,
     whole_numbers,
+    with_ties,
 )
 from ..backends.verification.torch_reference import evaluate_tensors
+from ..backends.verification.uniform_lines import make_lines_uniform
 from ..egraph.evaluate.interpret import expanded
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
@@ -112,6 +115,13 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
                 odd = torch.tensor(odd_numbers(role), dtype=wide, device=device)
                 x = torch.where(some, odd[torch.randint(len(odd), shape, generator=drawn, device=device)], x)
             found[name] = x.to(torch_dtype(leaf.dtype))
+    for name, x in found.items():
+        role = known.get(name) or InputDistribution()
+        if turn == 1 and role.alike:
+            arrays = {n: array_of(found[n].cpu()) for n in {name, *(a.other for a in role.alike)}}
+            found[name] = tensor_of(np.asarray(with_ties(arrays, name, role, rng), order="C")).to(device)
+        elif turn == 2 and (lines := kinds_of_lines(role, str(x.dtype).removeprefix("torch."))):
+            make_lines_uniform(x, lines, rng)
     return found
 
 

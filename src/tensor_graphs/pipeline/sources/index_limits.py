@@ -1,55 +1,140 @@
-"""Finds the inputs of a model that are indices as they are, and the axes that they index."""
+"""Finds the inputs of a model that are indices, or from which indices are computed, and the axes that they index."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from ...backends.runtime.index_limits import IndexLimit
+from ...backends.runtime.index_limits import MOST_STEPS, IndexLimit, Step
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
 
 _SAME = ("reshape", "permute", "broadcast_to", "flip")  # views that have all elements of their operand
+_PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
+_WITH_NUMBERS = ("add", "sub", "mul", "floordiv", "mod", "maximum", "minimum")
+_TURNED = {
+    "add": "add",
+    "mul": "mul",
+    "maximum": "maximum",
+    "minimum": "minimum",
+    "sub": "from",
+}  # number first -> step
 
 
 def index_limits(source: Any, graph: Graph) -> tuple[IndexLimit, ...]:
-    """Limits of the inputs of `graph` that a function, module or model file takes slices or elements at, whose own call
-    refuses indices outside of the axis.
+    """Limits of the inputs of `graph` that a function, module or model file takes slices or elements at, as they are or
+    after parts of them and arithmetic with numbers, whose own call refuses indices outside of the axis.
 
-    () for expressions and graphs: their `gather` is defined outside of the axis, too. Indices that are computed, and
-    those of an axis of a free size, have no limits.
+    () for expressions and graphs: their `gather` is defined outside of the axis, too. Indices that are computed in
+    another way, and those of an axis of a free size that no input has, have no limits.
     """
     if isinstance(source, Graph | Tensor | dict | list | tuple):
         return ()
-    found: dict[str, IndexLimit] = {}
+    found: dict[tuple[Any, ...], IndexLimit] = {}
     for node in graph.nodes():
         if node.entry.index_operand is None:
             continue
         size = node.entry.indexed_size(node.args[0].shape, dict(node.attrs))
-        row = _limit(node.args[node.entry.index_operand], node.entry.negative_indices, size)
+        row = _limit(node.args[node.entry.index_operand], node.entry.negative_indices, size, graph)
         if row is not None:
-            known = found.get(row.name, row)
-            found[row.name] = IndexLimit(row.name, max(row.low, known.low), min(row.high, known.high))
+            known = found.setdefault((row.name, row.steps, row.axis_of), row)
+            found[row.name, row.steps, row.axis_of] = row._replace(
+                low=max(row.low, known.low), high=min(row.high, known.high)
+            )
     return tuple(found.values())
 
 
-def _limit(index: Tensor, negative: bool, size: Any) -> IndexLimit | None:
-    """The limit that an axis of `size` elements sets for the input whose elements are the indices `index`; None if
+def _limit(index: Tensor, negative: bool, size: Any, graph: Graph) -> IndexLimit | None:
+    """The limit that an axis of `size` elements sets for the input from which the indices `index` are computed; None if
     there is none. `negative`: whether the op takes negative indices from the end."""
     index = _without_views(index)
     if (inner := _counted_from_the_end(index, size)) is not None:
         index, negative = _without_views(inner), True
-    if index.op != "input" or not isinstance(size, int) or size < 1 or dtypes.category(index.dtype) != "int":
+    source, steps = _steps(index)
+    if source.op != "input" or dtypes.category(source.dtype) != "int":
         return None
-    return IndexLimit(str(index.attr("name")), -size if negative else 0, size)
+    axis_of = None if isinstance(size, int) else _axis_of(size, graph)
+    if axis_of is not None:
+        return IndexLimit(str(source.attr("name")), -int(negative), 0, steps, axis_of)
+    if not isinstance(size, int) or size < 1:
+        return None
+    least, largest = _range(steps)
+    if least >= (-size if negative else 0) and largest < size:
+        return None
+    return IndexLimit(str(source.attr("name")), -size if negative else 0, size, steps)
+
+
+def _axis_of(size: Any, graph: Graph) -> tuple[str, int] | None:
+    """Name of an input and its axis of a free size; None if no input has one."""
+    return next(((str(x.attr("name")), i) for x in graph.inputs for i, d in enumerate(x.shape) if d == size), None)
+
+
+def _steps(index: Tensor) -> tuple[Tensor, tuple[Step, ...]]:
+    """The value from which parts and arithmetic with numbers compute `index`, and these steps, the first one first."""
+    steps: list[Step] = []
+    while len(steps) < MOST_STEPS and index.op != "input" and (found := _step(index, steps)) is not None:
+        step, index = found
+        steps += [] if step is None else [step]
+    return index, tuple(reversed(steps))
+
+
+def _step(x: Tensor, later: Sequence[Step]) -> tuple[Step | None, Tensor] | None:
+    """An operation of integers (None for a view without effect on the extremes) and its operand; None for others.
+    `later`: the steps after it."""
+    if x.op == "cast" and _widened(x):
+        return ("cast", 8 * dtypes.itemsize(x.dtype)) if later else None, x.args[0]
+    if x.op in _SAME:
+        if not any(step[0] == "slice" for step in later):  # the order of elements does not matter
+            return None, x.args[0]
+        found = x.attr(_PLACED[x.op]) if x.op in _PLACED else None
+        numbers = found if isinstance(found, tuple) else (found,)
+        return ((x.op, *numbers), x.args[0]) if all(isinstance(n, int) for n in numbers) else None
+    if dtypes.category(x.dtype) != "int" or not x.args or x.args[0].dtype != x.dtype:
+        return None
+    if x.op == "slice":
+        numbers = tuple(x.attr(name) for name in ("axis", "start", "stop", "step"))
+        return (("slice", *numbers), x.args[0]) if all(isinstance(n, int) for n in numbers) else None
+    if x.op in ("neg", "abs"):
+        return (x.op,), x.args[0]
+    if x.op not in _WITH_NUMBERS:
+        return None
+    first, second = (number(_without_views(a)) for a in x.args)
+    if second is not None and (second != 0 or x.op not in ("floordiv", "mod")):
+        return (x.op, int(second)), x.args[0]
+    if first is not None and x.op in _TURNED:
+        return (_TURNED[x.op], int(first)), x.args[1]
+    return None
+
+
+def _range(steps: tuple[Step, ...]) -> tuple[float, float]:
+    """Least and largest index that the last steps allow."""
+    low, high = -math.inf, math.inf
+    for name, *numbers in steps:
+        n = int(numbers[0]) if numbers else 0
+        if name == "mod":
+            low, high = (0, n - 1) if n > 0 else (n + 1, 0)
+        elif name == "maximum":
+            low, high = max(low, n), max(high, n)
+        elif name == "minimum":
+            low, high = min(low, n), min(high, n)
+        elif name != "slice":
+            low, high = -math.inf, math.inf
+    return low, high
 
 
 def _without_views(x: Tensor) -> Tensor:
     """The value of which `x` has all elements, with the same numbers."""
-    while x.op in _SAME or (x.op == "cast" and dtypes.itemsize(x.args[0].dtype) <= dtypes.itemsize(x.dtype)):
+    while x.op in _SAME or (x.op == "cast" and _widened(x)):
         x = x.args[0]
     return x
+
+
+def _widened(x: Tensor) -> bool:
+    """Whether a cast of integers keeps all numbers."""
+    return dtypes.itemsize(x.args[0].dtype) <= dtypes.itemsize(x.dtype)
 
 
 def _counted_from_the_end(index: Tensor, size: Any) -> Tensor | None:
@@ -62,9 +147,16 @@ def _counted_from_the_end(index: Tensor, size: Any) -> Tensor | None:
     sides = [_without_views(a) for a in (below.args[0], *moved.args)]
     same = _without_views(x)
     if sides[0] is same and any(a is same for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
-        steps = [number(a) for a in sides[1:] if a is not same]
+        steps = [_count(a) for a in sides[1:] if a is not same]
         return same if steps == [size] else None
     return None
+
+
+def _count(x: Tensor) -> Any:
+    """The number that a fill has, or the size that a sum of ones counts; None for other values."""
+    if x.op == "sum" and number(x.args[0]) == 1 and x.args[0].rank == 1:
+        return x.args[0].shape[0]
+    return number(x)
 
 
 __all__ = ["index_limits"]

@@ -99,8 +99,11 @@ class Acceptance:
                     found = replace(choice.hypergraph, candidates=error.kept)
                     self.say(error.message)
             choice = self.exclusions.choose(found, ())
-        with self.stage("build"):
-            program = self.program_of(choice)
+        try:
+            with self.stage("build"):
+                program = self.program_of(choice)
+        except UnusableKernelsError as error:  # two kernels that cannot be in one program
+            return self.build(self.exclusions.without_unusable(choice, error))
         return (choice, program) if self.exclusions.dropped else self.fastest(choice, program, self.program_of)
 
     def program_of(self, choice: Choice) -> Program:
