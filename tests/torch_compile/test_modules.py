@@ -356,6 +356,20 @@ def test_searches_end_with_the_weights() -> None:
         search.program()
 
 
+def test_gradients_inside_of_inference_mode() -> None:
+    w = x(4)
+    module = lambda a: a @ torch.func.jacrev(lambda v: torch.tanh(v * w))(w * 1.5)
+    with torch.inference_mode():
+        fast, a = torch.compile(module, backend=tg.torch_compile.backend, options=QUICK), x(3, 4)
+        alike(fast(a), module(a))
+
+
+def test_dropout_of_no_elements_is_its_operand() -> None:
+    with torch.no_grad():
+        fast, a = tg.compile(lambda a: F.dropout(a, 0.5), **QUICK), torch.zeros(0, 3)
+        assert fast(a) is a and fast(a) is a
+
+
 def test_inference_mode_and_weights_that_change() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     compiled, a = tg.compile(module, **QUICK), x(3, 8)

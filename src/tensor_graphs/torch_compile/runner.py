@@ -74,11 +74,13 @@ def make_runner(
             return [arranged(x, order) for x, order in zip(found, layouts)]
 
         def eager(self, args: Any, reason: str) -> Any:
-            """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`."""
+            """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`, unless
+            the subgraph raises an error, too."""
+            found = part.module(*traced.of(args))
             if not self.verified:
                 self.active = False
                 refuse(reason)
-            return part.module(*traced.of(args))
+            return found
 
     made = Runner()
     made.program = program
