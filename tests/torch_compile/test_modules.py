@@ -402,6 +402,24 @@ def test_a_weight_that_is_overwritten_through_data_is_noticed(dtype: Any) -> Non
         alike(compiled(a), module(a))
 
 
+def test_weights_that_change_until_the_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averaged weights are put in place for a while through `data`, as libraries for moving averages do."""
+    submitted: list[Any] = []
+    monkeypatch.setattr("tensor_graphs.torch_compile.traced_graph.submit", submitted.append)
+    module, a = nn.Linear(8, 8), x(3, 8)
+    fast, kept = torch.compile(module, backend=tg.torch_compile.backend, options=QUICK), module.weight.clone()
+    with torch.no_grad():
+        fast(a)
+        module.weight.data.mul_(1.001)
+        submitted[0].run_here()
+        module.weight.data.copy_(kept)
+        for _ in range(2):
+            alike(fast(a), module(a), 1e-6)
+        submitted[1].run_here()
+        alike(fast(a), module(a), 1e-6)
+    assert tg.torch_compile.last_report().runs == "program"
+
+
 def test_calls_with_and_without_gradients_alternate() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     reference = copy.deepcopy(module)

@@ -4,8 +4,6 @@ fixed sizes."""
 from __future__ import annotations
 
 import copy
-import ctypes
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +14,7 @@ from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
 from ..wording import counted
+from .frozen_weights import Frozen
 from .memory_layout import TracedLayouts
 from .options import CompileOptions
 from .partition import Part, Split, device_of, saved_results, split
@@ -35,58 +34,6 @@ class NoProgram(Exception):
 
     The caller runs the graph eagerly.
     """
-
-
-#: Bytes up to which a weight is compared as a whole at every call; of larger ones, bytes at the begin, in the middle
-#: and at the end.
-WHOLE, PIECE = 4096, 64
-
-
-def _samples(x: Any) -> list[Any]:
-    """Bytes of a weight's memory that are compared at every call; none for weights that are not dense on a CPU."""
-    import torch
-
-    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    if not dense or not x.numel() or x.device.type != "cpu" or x.layout != torch.strided:
-        return []
-    size = x.numel() * x.element_size()
-    if size <= WHOLE:
-        return [(ctypes.c_char * size).from_address(x.data_ptr())]
-    piece = ctypes.c_char * PIECE
-    return [piece.from_address(x.data_ptr() + at) for at in (0, size // 2 - PIECE // 2, size - PIECE)]
-
-
-class Frozen:
-    """Weights that the programs treat as constants, recognized by identity, memory address and version.
-
-    A write through `weight.data` or an array that shares its memory changes none of these three, so on a CPU some bytes
-    of each weight are compared as well. The weights are not kept alive; `gone` is called with this object when one of
-    them ceases to exist.
-    """
-
-    def __init__(self, positions: Sequence[int], args: Sequence[Any], gone: Callable[[Frozen], None]) -> None:
-        self.positions = list(positions)
-        tensors, own = [args[i] for i in positions], weakref.ref(self)
-
-        def ended(_: Any) -> None:
-            if (found := own()) is not None:
-                gone(found)
-
-        self._known = [(i, weakref.ref(args[i], ended), args[i]._version, args[i].data_ptr()) for i in positions]
-        self._bytes = [(piece, piece.raw) for x in tensors for piece in _samples(x)]
-
-    @property
-    def tensors(self) -> list[Any]:
-        """The weights, in the order of `positions`; None for one that does not exist any more."""
-        return [known[1]() for known in self._known]
-
-    def hold(self, args: Sequence[Any]) -> bool:
-        """Whether the weights among a call's arguments are the ones that the programs contain, unchanged."""
-        for i, weight, version, address in self._known:
-            if args[i] is not (x := weight()) or x._version != version or x.data_ptr() != address:
-                return False
-        # read after the addresses: the memory of other addresses may have been freed
-        return not self._bytes or all(piece.raw == kept for piece, kept in self._bytes)
 
 
 class Variant:
@@ -159,7 +106,11 @@ class Variant:
         inner = graph.names if self._kind == "backward" else [graph.names[i] for i in inside]
         graph = replace(graph, inner=frozenset(inner))
         search = Search(
-            graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
+            graph,
+            {n: sizes[s] for n, s in symbols.items() if s in sizes},
+            _placed(options, device),
+            str(device),
+            self.frozen.unchanged,
         )
         submit(search)
         inputs = {str(x.attr("name")) for x in graph.inputs}
@@ -309,6 +260,9 @@ class TracedGraph:
 
         Returns the reasons why parts have no program (`Variant.bind`).
         """
+        if any(search.stale for search in variant.searches):
+            self.variants = [v for v in self.variants if v is not variant]  # the next call of its weights searches anew
+            return []
         reasons = variant.bind()
         self.variants = [one for v in self.variants for one in (v.by_bucket() if v is variant else [v])]
         return reasons
