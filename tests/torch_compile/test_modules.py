@@ -402,6 +402,17 @@ def test_a_weight_that_is_overwritten_through_data_is_noticed(dtype: Any) -> Non
         alike(compiled(a), module(a))
 
 
+def test_a_call_whose_results_are_not_finite_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may overflow elsewhere than eager, and differs in no other call."""
+    differs = lambda found, expected, *rest: "" if bool(expected[0].isfinite().all()) else "other infinities"
+    monkeypatch.setattr("tensor_graphs.torch_compile.runner.differs", differs)
+    fast = torch.compile(lambda a: torch.tanh(a) * 2 + a, backend=tg.torch_compile.backend, options=QUICK)
+    for given, runs in ((torch.full((3, 4), torch.inf), "searching"), (x(3, 4), "program")):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(given), torch.tanh(given) * 2 + given)
+        assert tg.torch_compile.last_report().runs == runs
+
+
 def test_weights_that_change_until_the_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Averaged weights are put in place for a while through `data`, as libraries for moving averages do."""
     submitted: list[Any] = []

@@ -22,7 +22,8 @@ from .options import CompileOptions
 from .random_operators import partition
 from .recurrent_operators import keep_layers_whole
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
-from .traced_graph import LOST, READY, NoProgram, TracedGraph
+from .runner import NoProgram
+from .traced_graph import LOST, READY, TracedGraph
 from .written_arguments import WrittenArguments, take_writes
 
 _numbers = itertools.count()
@@ -163,8 +164,9 @@ class CompiledGraph:
         except Exception as error:
             if self.report.runs != SEARCHING:
                 raise
-            self._fail("a search cannot be started", error)  # nothing was computed yet
-            return self.module(*args)
+            results = self.module(*args)  # nothing was computed yet; if this fails, too, a later call begins the search
+            self._fail("a search cannot be started", error)
+            return results
         if self._decide(args):
             try:
                 return self._compiled(*args)

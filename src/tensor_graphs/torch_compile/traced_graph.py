@@ -19,7 +19,7 @@ from .memory_layout import TracedLayouts
 from .options import CompileOptions
 from .partition import Part, Split, device_of, saved_results, split
 from .report import PROGRAM, SEARCHING, GraphReport, PartReport
-from .runner import direct_call, make_runner
+from .runner import NoProgram, direct_call, make_runner
 from .search import Search, submit
 from .typical import typical_of
 
@@ -27,13 +27,6 @@ from .typical import typical_of
 READY, LOST = "ready", "lost"
 #: Variants of frozen weights after which weights become inputs, and variants of fixed sizes.
 MOST_FROZEN, MOST_SIZES = 4, 8
-
-
-class NoProgram(Exception):
-    """Raised, before anything is computed, when there is no program for a call (yet).
-
-    The caller runs the graph eagerly.
-    """
 
 
 class Variant:
@@ -150,9 +143,8 @@ class Variant:
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
-            checked = self._kind != "backward"  # whose indices are those of the forward pass
-            refuse = _refusing(report, reasons)
-            self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, checked))
+            refuse, backward = _refusing(report, reasons), self._kind == "backward"
+            self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, backward))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
@@ -318,4 +310,4 @@ def _refusing(report: PartReport, reasons: list[str]) -> Callable[[str], None]:
     return refuse
 
 
-__all__ = ["LOST", "READY", "NoProgram", "TracedGraph", "Variant"]
+__all__ = ["LOST", "READY", "TracedGraph", "Variant"]
