@@ -383,6 +383,8 @@ def test_inference_mode_and_weights_that_change() -> None:
             alike(compiled(a), module(a))
     report = tg.torch_compile.last_report()
     assert report is not None and report.runs == "program" and report.traced[0].frozen == 0
+    (graph,) = (g for g in compiled_graph._graphs if g.report is report)
+    assert len(graph.traced[0].variants) == 1  # those of earlier versions are freed
     module[0].weight.data = torch.ones(8, 8)
     with torch.inference_mode():
         alike(compiled(a), module(a))

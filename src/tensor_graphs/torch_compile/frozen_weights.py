@@ -58,6 +58,11 @@ class Frozen:
         # read after the addresses: the memory of other addresses may have been freed
         return not self._bytes or all(piece.raw == kept for piece, kept in self._bytes)
 
+    @property
+    def outdated(self) -> bool:
+        """Whether a weight was written in place or does not exist any more, so that no later call has these weights."""
+        return any((x := weight()) is None or x._version != version for _, weight, version, _ in self._known)
+
     def unchanged(self) -> bool:
         """Whether the weights exist and are as they were when this object was made. For any thread."""
         weights = self.tensors

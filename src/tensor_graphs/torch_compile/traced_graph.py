@@ -264,7 +264,10 @@ class TracedGraph:
         return [v for v in self.variants if v.state == state]
 
     def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:
-        """Start the searches of a new variant; None if there are enough."""
+        """Start the searches of a new variant; None if there are enough. Variants of weights that were written are
+        freed; those without frozen weights, which fit all, come last."""
+        for old in {id(v.frozen): v.frozen for v in self.variants if v.frozen.outdated}.values():
+            self._forget(old)
         frozen = [] if args is None else [i for i in self._frozen if _is_versioned(args[i])]
         if self._frozen_sets >= MOST_FROZEN:
             frozen = []  # weights that change: they become inputs
@@ -275,7 +278,7 @@ class TracedGraph:
         made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen,
                        self._steady, self._written)  # fmt: skip
         self.report.frozen = len(frozen)
-        self.variants = [made, *self.variants]
+        self.variants = [made, *self.variants] if frozen else [*self.variants, made]
         return made
 
     def _forget(self, frozen: Frozen) -> None:
