@@ -11,11 +11,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import UsageError
 from tensor_graphs.torch_compile import compiled_graph, judge, search
 
@@ -359,6 +361,24 @@ def test_nothing_is_left_by_a_child_process_of_multiprocessing(fork: Forked) -> 
     assert folders and not any(Path(f).exists() for f in folders), done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid), 0)
+
+
+def test_a_forked_child_leaves_the_parent_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search ends, the process forks (as a DataLoader does), and both load the program."""
+    monkeypatch.setattr(search, "load_program", lambda folder, **named: SimpleNamespace(bind=folder.iterdir))
+    ended = search.Search(Graph((), (), ()), {}, tg.torch_compile.CompileOptions(), "cpu", lambda: True)
+    monkeypatch.setattr(ended, "_subprocess", lambda folder: "")
+    ended.run_in_subprocess(tmp_path)
+    (tmp_path / "program").mkdir()
+    if (child := os.fork()) == 0:
+        try:
+            ended.program()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "program").exists()
+    ended.program()
+    assert not tmp_path.exists()
 
 
 def test_importing_the_backend_does_not_import_torch() -> None:

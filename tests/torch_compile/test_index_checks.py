@@ -26,6 +26,17 @@ def compiled():  # type: ignore[no-untyped-def]
     return torch.compile(function, backend=tg.torch_compile.backend, options=QUICK)
 
 
+def test_a_wrong_call_does_not_leave_later_ones_eager(compiled) -> None:  # type: ignore[no-untyped-def]
+    w, good = torch.randn(5, 4), {name: torch.tensor(v) for name, v in GOOD.items()}
+    with torch.no_grad():
+        for _ in range(2):
+            with pytest.raises(IndexError):
+                compiled(w, **{**good, "token": torch.tensor([0, 5])})
+        before = torch.get_rng_state()
+        compiled(w, **good)
+        assert tg.torch_compile.last_report().runs == "program" and torch.equal(before, torch.get_rng_state())
+
+
 def test_indices_outside_of_an_axis_raise_eagers_errors(compiled) -> None:  # type: ignore[no-untyped-def]
     w = torch.randn(5, 4)
     good = {name: torch.tensor(v) for name, v in GOOD.items()}

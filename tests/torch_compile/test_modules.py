@@ -356,6 +356,20 @@ def test_searches_end_with_the_weights() -> None:
         search.program()
 
 
+def test_gradients_inside_of_inference_mode() -> None:
+    w = x(4)
+    module = lambda a: a @ torch.func.jacrev(lambda v: torch.tanh(v * w))(w * 1.5)
+    with torch.inference_mode():
+        fast, a = torch.compile(module, backend=tg.torch_compile.backend, options=QUICK), x(3, 4)
+        alike(fast(a), module(a))
+
+
+def test_dropout_of_no_elements_is_its_operand() -> None:
+    with torch.no_grad():
+        fast, a = tg.compile(lambda a: F.dropout(a, 0.5), **QUICK), torch.zeros(0, 3)
+        assert fast(a) is a and fast(a) is a
+
+
 def test_inference_mode_and_weights_that_change() -> None:
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
     compiled, a = tg.compile(module, **QUICK), x(3, 8)
@@ -369,6 +383,8 @@ def test_inference_mode_and_weights_that_change() -> None:
             alike(compiled(a), module(a))
     report = tg.torch_compile.last_report()
     assert report is not None and report.runs == "program" and report.traced[0].frozen == 0
+    (graph,) = (g for g in compiled_graph._graphs if g.report is report)
+    assert len(graph.traced[0].variants) == 1  # those of earlier versions are freed
     module[0].weight.data = torch.ones(8, 8)
     with torch.inference_mode():
         alike(compiled(a), module(a))
@@ -386,6 +402,35 @@ def test_a_weight_that_is_overwritten_through_data_is_noticed(dtype: Any) -> Non
         alike(compiled(a), module(a))
         module[0].bias.data[3] = 9.0  # of small weights every element is compared
         alike(compiled(a), module(a))
+
+
+def test_a_call_whose_results_are_not_finite_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may overflow elsewhere than eager, and differs in no other call."""
+    differs = lambda found, expected, *rest: "" if bool(expected[0].isfinite().all()) else "other infinities"
+    monkeypatch.setattr("tensor_graphs.torch_compile.runner.differs", differs)
+    fast = torch.compile(lambda a: torch.tanh(a) * 2 + a, backend=tg.torch_compile.backend, options=QUICK)
+    for given, runs in ((torch.full((3, 4), torch.inf), "searching"), (x(3, 4), "program")):
+        with torch.no_grad():
+            torch.testing.assert_close(fast(given), torch.tanh(given) * 2 + given)
+        assert tg.torch_compile.last_report().runs == runs
+
+
+def test_weights_that_change_until_the_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averaged weights are put in place for a while through `data`, as libraries for moving averages do."""
+    submitted: list[Any] = []
+    monkeypatch.setattr("tensor_graphs.torch_compile.traced_graph.submit", submitted.append)
+    module, a = nn.Linear(8, 8), x(3, 8)
+    fast, kept = torch.compile(module, backend=tg.torch_compile.backend, options=QUICK), module.weight.clone()
+    with torch.no_grad():
+        fast(a)
+        module.weight.data.mul_(1.001)
+        submitted[0].run_here()
+        module.weight.data.copy_(kept)
+        for _ in range(2):
+            alike(fast(a), module(a), 1e-6)
+        submitted[1].run_here()
+        alike(fast(a), module(a), 1e-6)
+    assert tg.torch_compile.last_report().runs == "program"
 
 
 def test_calls_with_and_without_gradients_alternate() -> None:

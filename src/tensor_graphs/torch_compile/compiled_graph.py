@@ -14,7 +14,7 @@ from ..processes.forks import Lock
 from . import judge
 from .create_graph import on_create_graph
 from .decompositions import decompositions
-from .eager_form import eager_form
+from .eager_form import eager_form, inference_form
 from .effects import effects, flat_parameter
 from .exact import bitwise_difference
 from .memory_layout import copy_where_views_fail, sharing
@@ -22,7 +22,8 @@ from .options import CompileOptions
 from .random_operators import partition
 from .recurrent_operators import keep_layers_whole
 from .report import EAGER, PROGRAM, SEARCHING, GraphReport, register
-from .traced_graph import LOST, READY, NoProgram, TracedGraph
+from .runner import NoProgram
+from .traced_graph import LOST, READY, TracedGraph
 from .written_arguments import WrittenArguments, take_writes
 
 _numbers = itertools.count()
@@ -79,6 +80,7 @@ class CompiledGraph:
             return compile_traced
 
         try:
+            self.module = inference_form(self.module, example_inputs)
             keep_layers_whole(module)
             compiled = aot_autograd(
                 fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
@@ -162,8 +164,9 @@ class CompiledGraph:
         except Exception as error:
             if self.report.runs != SEARCHING:
                 raise
-            self._fail("a search cannot be started", error)  # nothing was computed yet
-            return self.module(*args)
+            results = self.module(*args)  # nothing was computed yet; if this fails, too, a later call begins the search
+            self._fail("a search cannot be started", error)
+            return results
         if self._decide(args):
             try:
                 return self._compiled(*args)
@@ -248,7 +251,7 @@ class CompiledGraph:
         first.trial, why = True, ""
         step: judge.TrialStep | None = None
         try:
-            with torch.random.fork_rng(devices=list({d.index for d in devices})):
+            with judge.without_traces(devices):
                 step = judge.TrialStep(args, list(written), gradients, self._held)
                 before = len(self.traced)
                 step.run(compiled)
@@ -267,6 +270,8 @@ class CompiledGraph:
         except NoProgram:
             return
         except Exception as error:
+            if step is not None and judge.refuses(self.module, step, devices):
+                return  # the call itself is wrong, as with an index outside of an axis: a later one decides
             won, eager_us, program_us = False, None, None
             self._warn(f"a trial call of the programs failed: {type(error).__name__}: {str(error)[:200]}")
         finally:

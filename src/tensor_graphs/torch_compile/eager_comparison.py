@@ -58,6 +58,11 @@ def differs(
     return ""
 
 
+def are_finite(results: Sequence[Any]) -> bool:
+    """Whether no float among the results is infinite or NaN."""
+    return all(bool(y.isfinite().all()) for y in results if name_of(y) in ERRORS)
+
+
 def with_rounding_noise(args: Sequence[Any], half: str) -> list[Any]:
     """Arguments of a call whose floats are moved up or down by a unit roundoff of their dtype, or of the 16-bit dtype
     `half` ("" for none) if that is larger."""
@@ -94,4 +99,4 @@ def _type(x: Any) -> str:
     return f"{name_of(x)}{list(x.shape)} on {x.device}"
 
 
-__all__ = ["ERRORS", "differs", "name_of", "with_rounding_noise"]
+__all__ = ["ERRORS", "are_finite", "differs", "name_of", "with_rounding_noise"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from .recurrent_operators import layer_calls
@@ -41,4 +42,31 @@ def _checkpoint(body: Any, *args: Any, **named: Any) -> Any:
     return checkpoint(body, *args, **{**named, **chosen, "use_reentrant": False})
 
 
-__all__ = ["eager_form"]
+def inference_form(module: Any, example_inputs: Sequence[Any]) -> Any:
+    """`module`, the eager form of a Dynamo graph, or where it has gradients of `torch.func` and none are recorded, a
+    module that runs it as AOTAutograd traces it in inference mode: there Dynamo's form of `jacrev` raises an internal
+    error of PyTorch. To be called while Dynamo compiles the graph, with its `example_inputs`.
+    """
+    import torch
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
+    inner = any(getattr(n.target, "__name__", "") == "_autograd_grad" for n in module.graph.nodes)
+    if torch.is_grad_enabled() or not inner:
+        return module
+    traced = aot_autograd(fw_compiler=lambda graph, _: make_boxed_func(graph))(module, example_inputs)
+
+    class Form(torch.nn.Module):  # type: ignore[misc]
+        """The two forms of a graph."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.dynamo = module
+
+        def forward(self, *args: Any) -> Any:
+            return (traced if torch.is_inference_mode_enabled() else self.dynamo)(*args)
+
+    return Form()
+
+
+__all__ = ["eager_form", "inference_form"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -168,6 +169,31 @@ class TrialStep:
         return torch.autograd.grad(roots, self._leaves, ones, allow_unused=True)  # type: ignore[no-any-return]
 
 
+@contextmanager
+def without_traces(devices: Sequence[Any]) -> Iterator[None]:
+    """Context after which random numbers, of the CPU and of the GPUs `devices`, go on as before, and transforms of
+    `torch.func` that an error left open in a graph are closed."""
+    import torch
+
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    with torch.random.fork_rng(devices=list({d.index for d in devices})):
+        try:
+            yield
+        finally:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+
+def refuses(eager: Callable[..., Any], step: TrialStep, devices: Sequence[Any]) -> bool:
+    """Whether the forward pass of a graph raises an error for the arguments of a call."""
+    step.reset()
+    try:
+        with without_traces(devices):
+            eager(*step.args)
+    except Exception:
+        return True
+    return False
+
+
 def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:
     """Positions of tensors that share memory with another one, if any of those that share it is written."""
     import torch
@@ -179,4 +205,4 @@ def _aliases(tensors: Mapping[int, Any], written: Sequence[int]) -> list[int]:
     return [i for group in by_storage.values() if len(group) > 1 and not set(group).isdisjoint(written) for i in group]
 
 
-__all__ = ["MOST_S", "NOISE", "Judgement", "TrialStep", "faster", "timed"]
+__all__ = ["MOST_S", "NOISE", "Judgement", "TrialStep", "faster", "refuses", "timed", "without_traces"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..models.torch_export.traced import unsupported
 from .complex_borders import split_between, with_real_borders
-from .random_operators import draw_first, may_draw
+from .random_operators import draw_first, may_draw, returns_operand
 from .report import IslandReport, PartReport, TracedReport
 
 
@@ -60,6 +60,7 @@ def split(
         **_misplaced(copied),
         **refused,
         **dict.fromkeys(views, "it shares memory with another result or an input"),
+        **dict.fromkeys(filter(returns_operand, copied.graph.nodes), "it returns its operand"),
     }
     reasons |= _undefined(copied.graph, reasons)
     for before, node in pairwise([n for n in copied.graph.nodes if n in reasons and may_draw(n)]):

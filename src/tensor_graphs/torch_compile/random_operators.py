@@ -31,13 +31,19 @@ def draw_first(module: Any) -> None:
             continue
         like = node.args[0]
         value = like.meta.get("val")
-        if value is None or str(value.layout) != "torch.strided" or not _known(value):
+        if value is None or str(value.layout) != "torch.strided" or not _known(value) or returns_operand(node):
             continue
         if name == DROPOUT:
             _draw_mask(module.graph, node, like)
         else:
             node.replace_input_with(like, _uninitialized(module.graph, node, value, value.dtype))
     module.graph.eliminate_dead_code()
+
+
+def returns_operand(node: Any) -> bool:
+    """Whether an operator is dropout of a tensor without elements, which gives the tensor itself and not a new one."""
+    value = node.args[0].meta.get("val") if str(node.target) == DROPOUT else None
+    return value is not None and any(type(n) is int and n == 0 for n in value.shape)
 
 
 def may_draw(node: Any) -> bool:
@@ -116,4 +122,4 @@ def _draw_mask(graph: Any, node: Any, x: Any) -> None:
         graph.erase_node(user)
 
 
-__all__ = ["draw_first", "may_draw", "partition"]
+__all__ = ["draw_first", "may_draw", "partition", "returns_operand"]

@@ -10,24 +10,34 @@ from typing import Any
 from ..backends.program.program import Program
 from ..backends.runtime.marshalling import tensor_of
 from ..errors import DeviceFaultError, TensorGraphsError
-from .eager_comparison import differs, name_of, with_rounding_noise
+from .eager_comparison import are_finite, differs, name_of, with_rounding_noise
 from .index_checks import outside_of
 from .memory_layout import TracedLayouts, arranged, axis_order
 from .partition import Part, tensors_of
 from .plain_tensors import PlainTensors
 
+#: First calls of a program at most that are left out because their results are not finite.
+MOST_ODD = 3
+
+
+class NoProgram(Exception):
+    """Raised, before anything is computed that can be seen, when there is no program for a call (yet).
+
+    The caller runs the graph eagerly.
+    """
+
 
 def make_runner(
     part: Part, program: Program, positions: Sequence[int], refuse: Callable[[str], None], exact: bool = False,
-    saved: Container[int] = (), checked: bool = True,
+    saved: Container[int] = (), backward: bool = False,
 ) -> Any:  # fmt: skip
     """Make a Torch module that runs a program in place of a part's subgraph.
 
     `positions`: the part's placeholders that are inputs of the program, in its order. The first call also runs the
     subgraph and compares, bit by bit if `exact`; `refuse` is called with a reason when the program is not used any
     more. `saved`: indices of results that only the backward graph reads; the module returns them contiguous, the others
-    in the layout of the trace. `checked`: calls with indices outside of an axis run the subgraph, which raises an
-    error.
+    in the layout of the trace. Calls with indices outside of an axis run the subgraph, which raises an error, unless
+    the part is `backward`: its indices are those of the forward pass.
     """
     import torch
 
@@ -36,7 +46,7 @@ def make_runner(
     row_major, tensor, traced = not any(layouts), torch.Tensor, TracedLayouts(part.module)
     half = _half_of(part.module)
     plain = PlainTensors(len(positions))
-    outside = outside_of(part.module) if checked else None
+    outside = None if backward else outside_of(part.module)
 
     class Runner(torch.nn.Module):  # type: ignore[misc]
         """The module that runs a part: its program, or the eager subgraph while the program is not in use."""
@@ -44,6 +54,7 @@ def make_runner(
         verified = False
         active = True
         results_count = len(layouts)
+        odd = 0  # calls that said nothing about the program
         program: Program
 
         def forward(self, *args: Any) -> Any:
@@ -62,6 +73,8 @@ def make_runner(
                 expected = part.module(*traced.of(args))
                 again = lambda: part.module(*traced.of(with_rounding_noise(args, half)))
                 if wrong := differs(found, expected, exact, half, again):
+                    if self.odd < MOST_ODD and not are_finite(expected):
+                        return self.undecided(expected)
                     return self.eager(args, wrong)
                 self.verified = True
             return found
@@ -73,12 +86,22 @@ def make_runner(
                 return [x if x.is_contiguous() else x.contiguous() for x in found]
             return [arranged(x, order) for x, order in zip(found, layouts)]
 
+        def undecided(self, expected: Any) -> Any:
+            """Leave the comparison to a later call: where results overflow, or operands are not finite, programs may
+            differ. Raises NoProgram in a forward pass; a backward pass has to go on, and returns `expected`."""
+            self.odd += 1
+            if backward:
+                return expected
+            raise NoProgram
+
         def eager(self, args: Any, reason: str) -> Any:
-            """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`."""
+            """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`, unless
+            the subgraph raises an error, too."""
+            found = part.module(*traced.of(args))
             if not self.verified:
                 self.active = False
                 refuse(reason)
-            return part.module(*traced.of(args))
+            return found
 
     made = Runner()
     made.program = program
@@ -128,4 +151,4 @@ def _half_of(module: Any) -> str:
     return next((name for name in ("bfloat16", "float16") if name in found), "")
 
 
-__all__ = ["direct_call", "make_runner"]
+__all__ = ["NoProgram", "direct_call", "make_runner"]

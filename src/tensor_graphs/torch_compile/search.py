@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -45,13 +45,24 @@ POLL_S = 0.05
 TAIL = 300
 #: Error of a search for a program of weights that were freed.
 ABANDONED = "its weights do not exist any more"
+#: Error of a search for a program of weights that changed before they were read.
+STALE = "its weights changed before the search began"
 
 
 class Search:
-    """One search for the program of a graph, in this process or a subprocess (`submit`)."""
+    """One search for the program of a graph, in this process or a subprocess (`submit`).
 
-    def __init__(self, graph: Graph, sizes: Mapping[str, int], options: CompileOptions, device: str) -> None:
+    `unchanged`: whether the weights are still those that the graph was made for. The graph refers to their memory,
+    which is read some time after the search was submitted: if they have changed then, `stale` is set and there is no
+    program.
+    """
+
+    def __init__(
+        self, graph: Graph, sizes: Mapping[str, int], options: CompileOptions, device: str,
+        unchanged: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
+        self._unchanged, self.stale = unchanged, False
         self._ended = threading.Event()
         self._owner = os.getpid()
         self._program: Program | None = None
@@ -82,7 +93,8 @@ class Search:
             with _plain_mode():
                 self._program = load_program(self._folder, device=None if self.device == "cpu" else self.device).bind()
             self.remembered = _remembered(self._folder)
-            shutil.rmtree(self._folder.parent, ignore_errors=True)
+            if self._owner == os.getpid():  # after a fork, parent and children load the same program
+                shutil.rmtree(self._folder.parent, ignore_errors=True)
         return self._program
 
     def run_here(self) -> None:
@@ -92,6 +104,8 @@ class Search:
             with _plain_mode():
                 self._program = optimize(self.graph, dims=self.sizes, **self.options.search).bind()
             self.remembered = bool(self._program.report.remembered)
+            if not self._unchanged():
+                self.stale, self._error = True, STALE
         except Exception as error:  # any failure of a search leaves the graph eager
             self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
@@ -114,6 +128,9 @@ class Search:
         if self.abandoned:
             return ABANDONED
         save_graph(self.graph, folder / "graph.safetensors")
+        if not self._unchanged():
+            self.stale = True
+            return STALE
         graph = self.graph
         known = {"typical": graph.typical, "inner": sorted(graph.inner)}
         job = {"sizes": self.sizes, "options": self.options.search, **known}

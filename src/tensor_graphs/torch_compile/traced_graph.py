@@ -4,8 +4,6 @@ fixed sizes."""
 from __future__ import annotations
 
 import copy
-import ctypes
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,11 +14,12 @@ from ..backends.registry import backend
 from ..errors import TensorGraphsError
 from ..models.torch_export.traced import read_traced, sizes_of, symbols_of, tensor_symbols
 from ..wording import counted
+from .frozen_weights import Frozen
 from .memory_layout import TracedLayouts
 from .options import CompileOptions
 from .partition import Part, Split, device_of, saved_results, split
 from .report import PROGRAM, SEARCHING, GraphReport, PartReport
-from .runner import direct_call, make_runner
+from .runner import NoProgram, direct_call, make_runner
 from .search import Search, submit
 from .typical import typical_of
 
@@ -28,65 +27,6 @@ from .typical import typical_of
 READY, LOST = "ready", "lost"
 #: Variants of frozen weights after which weights become inputs, and variants of fixed sizes.
 MOST_FROZEN, MOST_SIZES = 4, 8
-
-
-class NoProgram(Exception):
-    """Raised, before anything is computed, when there is no program for a call (yet).
-
-    The caller runs the graph eagerly.
-    """
-
-
-#: Bytes up to which a weight is compared as a whole at every call; of larger ones, bytes at the begin, in the middle
-#: and at the end.
-WHOLE, PIECE = 4096, 64
-
-
-def _samples(x: Any) -> list[Any]:
-    """Bytes of a weight's memory that are compared at every call; none for weights that are not dense on a CPU."""
-    import torch
-
-    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
-    if not dense or not x.numel() or x.device.type != "cpu" or x.layout != torch.strided:
-        return []
-    size = x.numel() * x.element_size()
-    if size <= WHOLE:
-        return [(ctypes.c_char * size).from_address(x.data_ptr())]
-    piece = ctypes.c_char * PIECE
-    return [piece.from_address(x.data_ptr() + at) for at in (0, size // 2 - PIECE // 2, size - PIECE)]
-
-
-class Frozen:
-    """Weights that the programs treat as constants, recognized by identity, memory address and version.
-
-    A write through `weight.data` or an array that shares its memory changes none of these three, so on a CPU some bytes
-    of each weight are compared as well. The weights are not kept alive; `gone` is called with this object when one of
-    them ceases to exist.
-    """
-
-    def __init__(self, positions: Sequence[int], args: Sequence[Any], gone: Callable[[Frozen], None]) -> None:
-        self.positions = list(positions)
-        tensors, own = [args[i] for i in positions], weakref.ref(self)
-
-        def ended(_: Any) -> None:
-            if (found := own()) is not None:
-                gone(found)
-
-        self._known = [(i, weakref.ref(args[i], ended), args[i]._version, args[i].data_ptr()) for i in positions]
-        self._bytes = [(piece, piece.raw) for x in tensors for piece in _samples(x)]
-
-    @property
-    def tensors(self) -> list[Any]:
-        """The weights, in the order of `positions`; None for one that does not exist any more."""
-        return [known[1]() for known in self._known]
-
-    def hold(self, args: Sequence[Any]) -> bool:
-        """Whether the weights among a call's arguments are the ones that the programs contain, unchanged."""
-        for i, weight, version, address in self._known:
-            if args[i] is not (x := weight()) or x._version != version or x.data_ptr() != address:
-                return False
-        # read after the addresses: the memory of other addresses may have been freed
-        return not self._bytes or all(piece.raw == kept for piece, kept in self._bytes)
 
 
 class Variant:
@@ -159,7 +99,11 @@ class Variant:
         inner = graph.names if self._kind == "backward" else [graph.names[i] for i in inside]
         graph = replace(graph, inner=frozenset(inner))
         search = Search(
-            graph, {n: sizes[s] for n, s in symbols.items() if s in sizes}, _placed(options, device), str(device)
+            graph,
+            {n: sizes[s] for n, s in symbols.items() if s in sizes},
+            _placed(options, device),
+            str(device),
+            self.frozen.unchanged,
         )
         submit(search)
         inputs = {str(x.attr("name")) for x in graph.inputs}
@@ -199,9 +143,8 @@ class Variant:
             recalled = ", its plan from the cache" if search.remembered else ""
             report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
-            checked = self._kind != "backward"  # whose indices are those of the forward pass
-            refuse = _refusing(report, reasons)
-            self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, checked))
+            refuse, backward = _refusing(report, reasons), self._kind == "backward"
+            self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, backward))
             setattr(module, part.name, self._runners[-1])
         self._searches.clear()
         if bound:
@@ -309,6 +252,9 @@ class TracedGraph:
 
         Returns the reasons why parts have no program (`Variant.bind`).
         """
+        if any(search.stale for search in variant.searches):
+            self.variants = [v for v in self.variants if v is not variant]  # the next call of its weights searches anew
+            return []
         reasons = variant.bind()
         self.variants = [one for v in self.variants for one in (v.by_bucket() if v is variant else [v])]
         return reasons
@@ -318,7 +264,10 @@ class TracedGraph:
         return [v for v in self.variants if v.state == state]
 
     def _begin(self, args: Sequence[Any] | None, sizes: Mapping[str, int]) -> Variant | None:
-        """Start the searches of a new variant; None if there are enough."""
+        """Start the searches of a new variant; None if there are enough. Variants of weights that were written are
+        freed; those without frozen weights, which fit all, come last."""
+        for old in {id(v.frozen): v.frozen for v in self.variants if v.frozen.outdated}.values():
+            self._forget(old)
         frozen = [] if args is None else [i for i in self._frozen if _is_versioned(args[i])]
         if self._frozen_sets >= MOST_FROZEN:
             frozen = []  # weights that change: they become inputs
@@ -329,7 +278,7 @@ class TracedGraph:
         made = Variant(self.split, self.report.parts, guard, {}, sizes, self.options, self.kind, args or (), self._seen,
                        self._steady, self._written)  # fmt: skip
         self.report.frozen = len(frozen)
-        self.variants = [made, *self.variants]
+        self.variants = [made, *self.variants] if frozen else [*self.variants, made]
         return made
 
     def _forget(self, frozen: Frozen) -> None:
@@ -364,4 +313,4 @@ def _refusing(report: PartReport, reasons: list[str]) -> Callable[[str], None]:
     return refuse
 
 
-__all__ = ["LOST", "READY", "NoProgram", "TracedGraph", "Variant"]
+__all__ = ["LOST", "READY", "TracedGraph", "Variant"]
