@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...errors import UsageError
+from ...errors import ShapeError
 from ..ir.tensor import Tensor, make
 from ..ops import atomic_ops as atomic
 from ..types import dtypes
@@ -33,16 +33,16 @@ def state(name: str, shape: Sequence[Dim], dtype: str = "float32") -> Tensor:
 def full(shape: Sequence[Dim], value: Scalar, dtype: str = "float32") -> Tensor:
     """A tensor filled with one number.
 
-    Raises UsageError if the value is no number of the dtype (NaN as an int, say).
+    Raises ShapeError if the value is no number of the dtype (NaN as an int, say).
     """
     dtype = dtypes.name_of(dtype)
     kind = dtypes.category(dtype)
     try:
         number = float(value) if kind == "float" else int(bool(value) if kind == "bool" else value)
     except (OverflowError, ValueError) as error:  # an int beyond all floats; int() of NaN or an infinity
-        raise UsageError(f"{value!r} is no {dtype}") from error
+        raise ShapeError(f"{value!r} is no {dtype}") from error
     if kind == "int" and not -(2**63) <= number < 2**64:
-        raise UsageError(f"{value} does not fit into 64 bits")
+        raise ShapeError(f"{value} does not fit into 64 bits")
     return make("full", (), {"value": number, "shape": shape, "dtype": dtype})
 
 

@@ -24,9 +24,10 @@ from ...plain import Malformed, file_identity, opened
 
 MAGIC = b"GGUF"
 MAX_RANK, MAX_NAME, MAX_TENSORS, MAX_SIZE = 4, 1 << 16, 1 << 20, 1 << 40
-MAX_TEXT, MAX_TOKEN = 1 << 24, 1 << 12  # bytes of a text, and of one of an array that is kept
+MAX_TEXT, MAX_TOKEN = 1 << 24, 1 << 10  # bytes of a text, and of one of an array that is kept
 MAX_TEXTS, MAX_KEPT = 1 << 22, 1 << 21  # texts of one array, and values of one that is kept
 MAX_VALUES, MAX_LIST = 1 << 16, 1 << 16  # metadata values, and numbers that are kept of one array
+MAX_READ = 1 << 26  # bytes of metadata and tensor entries that are read, not skipped
 ALIGNMENT = 32  # of tensor data, unless `general.alignment` says otherwise
 
 #: Type of a metadata value -> struct format.
@@ -99,6 +100,7 @@ class _Header:
         self.path, self.file, self.at, self.kept = path, file, 0, kept
         self.identity = file_identity(file.fileno())
         self.size = os.fstat(file.fileno()).st_size
+        self.left = MAX_READ
 
     def bad(self, text: str) -> BadModelError:
         return BadModelError(text, where=str(self.path))
@@ -109,7 +111,14 @@ class _Header:
         if len(found) != size:
             raise self.bad(f"the file ends inside {what}, at byte {self.at}")
         self.at += size
+        self.spend(size)
         return found
+
+    def spend(self, count: int) -> None:
+        """Count bytes that are read. Raises TooLargeError beyond MAX_READ: a large file may take no space on a disk."""
+        self.left -= count
+        if self.left < 0:
+            raise TooLargeError(f"metadata and tensor entries have more than {MAX_READ} bytes", where=str(self.path))
 
     def number(self, form: str, what: str) -> Any:
         return struct.unpack(form, self.take(struct.calcsize(form), what))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from ...egraph.ir.weight_data import Data, load_data
 from ...egraph.types import dtypes
 from ...egraph.types.dims import Dim
 from ...errors import BadModelError, BadWeightsError, TooLargeError, UnsupportedError, warned
+from ...plain import as_float
 from ..common.packed_weight import PackedWeight
 
 T = TypeVar("T")
@@ -70,19 +72,17 @@ class Config:
         value = self.fields.get(name)
         if value is None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not math.isfinite(found := as_float(value)):
             raise self._bad(name, "a number")
-        return float(value)
+        return found
 
     def numbers(self, name: str, count: int) -> list[float]:
         """The field `name` as a list of `count` positive finite numbers. Raises BadModelError otherwise."""
-        found = self.fields.get(name)
-        known = isinstance(found, list) and all(
-            isinstance(v, int | float) and not isinstance(v, bool) and 0 < v < float("inf") for v in found
-        )
-        if not isinstance(found, list) or not known or len(found) != count:
+        given = self.fields.get(name)
+        found = [math.nan if isinstance(v, bool) else as_float(v) for v in given] if isinstance(given, list) else []
+        if len(found) != count or not all(0 < v < math.inf for v in found):
             raise self._bad(name, f"a list of {count} positive numbers")
-        return [float(v) for v in found]
+        return found
 
     def flag(self, name: str, default: bool) -> bool:
         """The field `name` as a boolean; `default` if it is missing."""

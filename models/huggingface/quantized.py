@@ -102,9 +102,12 @@ class _Tensors:
             raise BadWeightsError(f"tensor {self.stem + ending!r} has shape {list(found.shape)}, not {rank} axes")
         return tuple(found.shape)
 
-    def drop(self, *endings: str) -> None:
-        """Mark the tensors with these endings as used, although their data is not needed."""
-        self.used.update(self.stem + e for e in endings if self.stem + e in self.data)
+    def only(self, ending: str, value: list[int]) -> None:
+        """Mark a tensor as used that may be missing. Raises BadWeightsError if it holds other numbers than `value`."""
+        name = self.stem + ending
+        if name in self.data and set(load_data(self.data[name]).reshape(-1).tolist()) - set(value):
+            raise BadWeightsError(f"tensor {name!r} holds other numbers than {value}")
+        self.used.add(name)
 
 
 Replace = Callable[[_Tensors], tuple[str, Data]]
@@ -276,6 +279,8 @@ def _compressed(options: Config) -> tuple[str, Replace]:
     groups].
     """
     form, groups = options.text("format", ""), options.section("config_groups")
+    options.section("transform_config").refuse(config_groups={})
+    options.section("sparsity_config").refuse(format="dense")
     kinds = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
     if form not in kinds or len(groups.fields) != 1:
         raise UnsupportedError(f"compressed-tensors of the format {form[:80]!r} are not supported", where=options.where)
@@ -298,7 +303,8 @@ def _compressed(options: Config) -> tuple[str, Replace]:
             raise BadWeightsError(f"{t.stem + 'weight'!r}: {inputs} inputs do not fit {groups} groups")
         _require_groups(weights, t.stem + "weight", inputs, groups)
         part = t.get(name, "int32" if together else "uint8" if coded == "fp8" else "int8")
-        t.drop("weight_shape", "weight_zero_point")
+        t.only("weight_shape", [outputs, inputs])
+        t.only("weight_zero_point", [0])
         if together:
             part = _coded(outputs, inputs, bits, (part,), lambda w: unpacked(w, bits, 1))
         if together and bits == 8:
@@ -314,7 +320,7 @@ def _compressed(options: Config) -> tuple[str, Replace]:
 def _spread(size: list[int], whole: Mapping[int, int], factors: Array) -> Array:
     """Factors of blocks repeated along some axes (axis -> size)."""
     for axis, count in whole.items():
-        factors = np.repeat(factors, size[axis], axis).take(range(count), axis)
+        factors = factors.take(np.arange(count) // min(size[axis], count), axis)
     return factors
 
 

@@ -103,7 +103,7 @@ class _Floats:
             "mul": partial(z.fpMul, rounded), "div": partial(z.fpDiv, rounded),
             "recip": lambda a: z.fpDiv(rounded, self.number(1.0), a),
             "maximum": lambda a, b: self.larger(a, b, most=True), "minimum": lambda a, b: self.larger(a, b, most=False),
-            "lt": z.fpLT, "le": z.fpLEQ, "eq": z.fpEQ,
+            "lt": z.fpLT, "le": z.fpLEQ, "eq": z.fpEQ, "is_nan": z.fpIsNaN, "is_inf": z.fpIsInf,
         }  # fmt: skip
         if name in laws:
             return laws[name](*x)
@@ -231,15 +231,18 @@ def prove_bits(rule: Rule) -> tuple[bool, str]:
 
 
 def _always(rule: Rule, numbers: Any) -> bool:
-    """Whether z3 proves that the sides are equal in one number format."""
-    elements = _Elements(rule, numbers)
-    for left, right in zip(rule.lefts, rule.rights):
-        a, b = elements.of(left), elements.of(right)
-        solver = numbers.z.Solver()
-        solver.set("timeout", MILLISECONDS)
-        solver.add(*numbers.facts, numbers.z.Not(a == b if numbers.z.is_bool(a) else numbers.equal(a, b)))
-        if solver.check() != numbers.z.unsat:
-            return False
+    """Whether z3 proves that the sides are equal in one number format. Raises OutOfScope for what z3 cannot spell."""
+    try:
+        elements = _Elements(rule, numbers)
+        for left, right in zip(rule.lefts, rule.rights):
+            a, b = elements.of(left), elements.of(right)
+            solver = numbers.z.Solver()
+            solver.set("timeout", MILLISECONDS)
+            solver.add(*numbers.facts, numbers.z.Not(a == b if numbers.z.is_bool(a) else numbers.equal(a, b)))
+            if solver.check() != numbers.z.unsat:
+                return False
+    except numbers.z.Z3Exception as error:  # values of two kinds, such as a number and a truth value
+        raise OutOfScope(f"z3: {error}") from None
     return True
 
 

@@ -72,6 +72,7 @@ def _judge(rule: Rule, found: Iterator[Instance], seed: int, first: int = 0) -> 
                 counts["float64"] += trial.close(style)
             if rule.exact:
                 counts["bitwise"] += sum(map(trial.bitwise, ("special", "plain")))
+            trial.at_edges(seed + i, exact=rule.exact)
         except Refuted as refuted:
             return counts, refuted
         except FAILURES:

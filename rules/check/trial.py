@@ -6,7 +6,8 @@ comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -81,6 +82,53 @@ def _array(shape: Any, dtype: str, rng: np.random.Generator, style: str, bound: 
         x = np.where(rng.random(shape) < 0.6, rng.choice(SPECIAL, shape), x)
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(target)
+
+
+#: Bits of the fraction of a float format.
+_FRACTION = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
+
+
+def _near(numbers: Sequence[float], data: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The arrays with half of their elements replaced by `numbers` and others close to these, as far as the dtypes have
+    them."""
+    found = {}
+    for name, x in data.items():
+        near = rng.choice(np.asarray(numbers), x.shape)
+        near = near * rng.choice((1.0, 1.0, 1 - 2.0**-9, 1 + 2.0**-9, 2.0), x.shape) + rng.choice(
+            (0, 0, 1, -1), x.shape
+        )
+        if x.dtype.kind in "iu":
+            info = np.iinfo(x.dtype)
+            near = np.where((near > info.min) & (near < info.max), near, 0)
+        with np.errstate(all="ignore"):
+            found[name] = np.where(rng.random(x.shape) < 0.5, near.astype(x.dtype), x) if x.dtype.kind != "b" else x
+    return found
+
+
+def _at_limits(data: Mapping[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The arrays with most elements of floats replaced by the smallest and largest denormals and normals, which is
+    where an operation on one of them rounds, overflows or underflows."""
+    found = dict(data)
+    for name, x in data.items():
+        if (fraction := _FRACTION.get(dtypes.name_of(x.dtype))) is None:
+            continue
+        bits = np.dtype(f"u{x.dtype.itemsize}")
+        infinite = int(np.asarray(np.inf).astype(x.dtype).view(bits))
+        one = 1 << fraction  # the smallest normal
+        codes = [1, 3, one - 1, one, one + 1, 2 * one + 1, infinite - 1, infinite - one - 1, infinite]
+        edge = rng.choice(np.asarray(codes, bits), x.shape).view(x.dtype) * rng.choice((1, -1), x.shape).astype(x.dtype)
+        found[name] = np.where(rng.random(x.shape) < 0.8, edge, x).astype(x.dtype)
+    return found
+
+
+def _often_equal(data: Mapping[str, Array], bounds: Mapping[str, int], rng: np.random.Generator) -> dict[str, Array]:
+    """The arrays with many elements taken from the latest other one of the same shape and dtype."""
+    latest, found = dict[Any, Array](), dict[str, Array]()
+    for name, x in data.items():
+        kind = x.shape, x.dtype, bounds.get(name)
+        found[name] = np.where(rng.random(x.shape) < 0.6, latest[kind], x) if kind in latest else x
+        latest[kind] = found[name]
+    return found
 
 
 SHOWN = 24  # elements shown in full in a counterexample; of a larger array, the first and last few of each axis
@@ -207,7 +255,10 @@ class RuleTrial:
         """
         if self.empty and style in ("zeros", "wide"):
             style = "plain"  # 0/0 over an empty axis is the one corner case not tested
-        data = values(self.found, self.rng, style)
+        return self._close(values(self.found, self.rng, style), style)
+
+    def _close(self, data: Mapping[str, Array], style: str) -> bool:
+        """`close` on the values `data`."""
         got = self.run(data, float64=True)
         if got is None:
             return False
@@ -280,7 +331,10 @@ class RuleTrial:
 
         `style`: distribution of the values (`values`). Raises Refuted for different results.
         """
-        data = values(self.found, self.rng, style)
+        return self._bitwise(values(self.found, self.rng, style), style)
+
+    def _bitwise(self, data: Mapping[str, Array], style: str) -> bool:
+        """`bitwise` on the values `data`."""
         got = self.run(data, float64=False)
         if got is None:
             return False
@@ -290,6 +344,21 @@ class RuleTrial:
             if a.dtype != b.dtype or a.shape != b.shape or not _same_bits(a, b):
                 raise self.refute(f"claimed exact, but the bits differ on {style} values", data, a, b)
         return True
+
+    def at_edges(self, seed: int, *, exact: bool) -> None:
+        """Compare both sides where random values hardly ever are: at and beside the rule's own numbers, where operands
+        are equal, and for `exact` rules at the limits of the formats. Raises Refuted for different results."""
+        rng, bounds = np.random.default_rng(seed), self.found.bounds
+        fulls = {float(node.attr("value")) for node in self.order if node.op == "full"}
+        numbers = sorted(v for v in fulls if math.isfinite(v) and v not in PLAIN_SPECIAL)
+        drawn = values(self.found, rng, "plain")
+        free = {n: x for n, x in drawn.items() if n not in bounds}
+        if numbers and not self.empty:
+            self._close(drawn | _often_equal(_near(numbers, free, rng), bounds, rng), "wide")
+        if exact:
+            self._bitwise(drawn | _often_equal(_at_limits(free, rng), bounds, rng), "special")
+            special = values(self.found, rng, "special")
+            self._bitwise(_often_equal(special, bounds, rng), "special")
 
 
 def _same_bits(a: Array, b: Array) -> bool:

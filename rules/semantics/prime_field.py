@@ -106,9 +106,10 @@ def is_function(op: str) -> bool:
 
 def _mixed(x: Array, key: int) -> Array:
     """A keyed bijection of 64-bit numbers (the finalizer of MurmurHash3)."""
-    h = (x.astype(np.int64).view(np.uint64) + np.uint64(key & (2**64 - 1))) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
-        h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
+    with np.errstate(over="ignore"):  # NumPy warns where a single number wraps around
+        h = (x.astype(np.int64).view(np.uint64) + np.uint64(key & (2**64 - 1))) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
+            h = (h ^ (h >> np.uint64(shift))) * np.uint64(factor)
     return np.asarray(h ^ (h >> np.uint64(33)))
 
 

@@ -129,7 +129,7 @@ class Sampler:
         found = [self.known(a) for a in term.args]
         if any(t is None and not isinstance(a, Literal) for t, a in zip(found, term.args)):
             return None
-        like = next((t for t in found if t is not None), None)
+        like = next((t for t in reversed(found) if t is not None), None)  # as `patterns.build` does
         if found and like is None:
             return None
         types = [t or Type((1,) * like.rank, like.dtype) for t in found] if like else []

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs import errors, settings
 from tensor_graphs.cli import app as cli
+from tensor_graphs.cli import main as command_line
 from tensor_graphs.cli.console import Console
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -563,6 +565,21 @@ def test_ctrl_c_keeps_the_best_plan(model: str, at: str) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pseudo-terminals and signals of POSIX")
+def test_ctrl_c_while_commands_are_imported_has_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Importing(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "tensor_graphs.cli.app", Importing("app"))
+    with pytest.raises(SystemExit) as left:
+        command_line(["doctor", "--json"])
+    said = capsys.readouterr()
+    assert left.value.code == 130 and said.err == "interrupted\n"
+    assert json.loads(said.out)["error"]["code"] == "interrupted"
+
+
 def test_ctrl_c_twice_quits(model: str) -> None:
     code, out, _ = interrupted(model, "extract: round 1", 2)
     assert code in (130, -signal.SIGINT) and not Path("out").exists()

@@ -471,6 +471,10 @@ def replaced(pattern: str, content: str) -> dict[str, Any]:
     [({"normalizer": {"type": "Sequence", "normalizers": [replaced("a", "aa")] * 40}}, "may become more than"),
      ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}] * 40}}, "may become more than"),
      ({"decoder": replaced("", "x" * 5000)}, "may become more than"),
+     ({"normalizer": {"type": "Prepend", "prepend": "x" * 5000}}, "may become more than"),
+     ({"post_processor": [{"type": "TemplateProcessing", "single": [{"Sequence": {}}] * 5000}]}, "may become more than"),
+     ({"model": {"type": "Unigram", "vocab": [["a" * 5000, 0.0]]}}, "a token has more than"),
+     ({"model": {"type": "WordPiece", "vocab": {}, "max_input_chars_per_word": 10**12}}, "would be split"),
      ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}}, "no table"),
      ({"normalizer": nest(50, 1)}, "nested too deeply")],
 )  # fmt: skip

@@ -352,6 +352,19 @@ def test_files_of_many_values_are_refused_before_they_are_read(tmp_path: Path, h
         read_gguf(path)
 
 
+def test_metadata_of_many_large_texts_are_not_kept(tmp_path: Path) -> None:
+    """Each is allowed; a file of 20 GB that takes no room on the disk had 1,000 of them in memory."""
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 0, 8))
+        for i in range(8):
+            file.write(text(f"t{i}") + struct.pack("<IQ", 8, 1 << 24))
+            file.seek(1 << 24, 1)
+        file.truncate(file.tell() + 1)
+    with pytest.raises(TooLargeError, match="more than 67108864 bytes"):
+        read_gguf(path)
+
+
 def test_every_quantized_encoding_has_a_decoder() -> None:
     quantized = {one.name for one in ENCODINGS.values() if one.numbers > 1}
     assert quantized == set(FORMATS) and not {*ENCODINGS} & {*FOREIGN}

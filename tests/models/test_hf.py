@@ -326,6 +326,8 @@ CONFIGS: list[tuple[dict[str, Any], type[Exception], str]] = [
         "original",
     ),
     ({"rope_scaling": [1]}, BadModelError, "rope_scaling"),
+    ({"rope_theta": 10**400}, BadModelError, "rope_theta"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [10**400] * 2}}, BadModelError, "short_factor"),
     ({"torch_dtype": "float8_e4m3fn"}, UnsupportedError, "float8_e4m3fn"),
     ({"tie_word_embeddings": "no"}, BadModelError, "tie_word_embeddings"),
     ({"attention_bias": True}, BadWeightsError, r"q_proj\.bias"),

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.evaluate.interpret import evaluate
+from tensor_graphs.egraph.ir.weight_data import load_data
 from tensor_graphs.egraph.types.dtypes import numpy_dtype
 from tensor_graphs.errors import BadModelError, BadWeightsError, UnsupportedError
 from tensor_graphs.models.common.packed_weight import LazyPart, PackedWeight
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
+from tensor_graphs.models.huggingface.checkpoint import Config
 from tensor_graphs.models.huggingface.load import load_folder, opened
-from tensor_graphs.models.huggingface.quantized import unpacked
+from tensor_graphs.models.huggingface.quantized import dequantized, unpacked
 
 from .decoder_cases import VOCAB, write
 
@@ -243,6 +245,11 @@ def test_compressed_tensors_are_what_their_package_packs() -> None:
         (_groups("pack-quantized", 4, symmetric=False), "symmetric"),
         (_groups("pack-quantized", 4, actorder="group"), "actorder"),
         (
+            _groups("pack-quantized", 4) | {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}},
+            "hadamard",
+        ),
+        (_groups("pack-quantized", 4) | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse-24"),
+        (
             _groups("int-quantized", 8) | {"config_groups": {"a": {"input_activations": {"num_bits": 8}}}},
             "input_activations",
         ),
@@ -319,3 +326,23 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, ending: str, value: A
     with pytest.raises((BadWeightsError, BadModelError), match=words):
         for data in load_folder(folder).params.values():
             data if isinstance(data, np.ndarray) else data.load()
+
+
+def test_tensors_that_contradict_the_options_are_refused() -> None:
+    """Zero points of a symmetric format, and a packed weight of another width, would change every number."""
+    parts, _ = pack_quantized(np.random.default_rng(0), (4, 16))
+    stored = {f"a.{name}": np.asarray(value) for name, value in parts.items()}
+    config = Config({"quantization_config": _groups("pack-quantized", 4)})
+    assert dequantized(config, stored | {"a.weight_zero_point": np.zeros((4, 2), np.int8)})
+    for name, value in {"zero_point": np.full((4, 2), 7, np.int8), "shape": np.array([4, 15])}.items():
+        with pytest.raises(BadWeightsError, match=f"weight_{name}' holds other numbers"):
+            dequantized(config, stored | {f"a.weight_{name}": value})
+
+
+def test_blocks_larger_than_a_weight_take_no_memory() -> None:
+    """A factor was repeated as often as the block size says."""
+    stored = {"a.weight": np.zeros((48, 64), np.uint8), "a.weight_scale_inv": np.ones((1, 1), np.float32)}
+    sizes = {"quant_method": "fp8", "weight_block_size": [1 << 40, 10**400]}
+    _, found = dequantized(Config({"quantization_config": sizes}), stored)
+    weight = found["a.weight"]
+    assert isinstance(weight, PackedWeight) and load_data(weight.parts["scale"]).shape == (48, 64)

@@ -25,7 +25,7 @@ def rule(text: str) -> Rule:
 RIGHT = (
     "neg(neg(x)) => x; exact", "x - y => x + neg(y); exact", "relu(relu(x)) => relu(x); exact", "x - 0.0 => x; exact",
     "maximum(maximum(x, x), y) => maximum(x, y); exact", "relu(exp(x)) => exp(x); exact", "x + 0.0 => x",
-    "relu(sigmoid(x)) => sigmoid(x); exact",
+    "relu(sigmoid(x)) => sigmoid(x); exact", "is_nan(x) => not_(eq(x, x)); exact", "is_inf(neg(x)) => is_inf(x); exact",
     "minimum(a, maximum(a, b)) => a if fits(b, a)", "where(c, x, x) => x; exact if fits(c, x)",
 )  # fmt: skip
 WRONG = (

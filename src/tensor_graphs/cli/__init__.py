@@ -10,6 +10,27 @@ Imports: backends, backends.admission, backends.program, backends.tuning, backen
     wording, writing.
 """
 
-from .app import main
+from __future__ import annotations
+
+import json
+import sys
+
+from ..errors import Interrupted
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit the process with the outcome's exit code; never returns.
+
+    Ctrl-C while the commands are imported, which takes half a second, ends it without a traceback, too.
+    """
+    try:
+        from .app import main as run
+    except KeyboardInterrupt:
+        if "--json" in (sys.argv[1:] if argv is None else argv):
+            print(json.dumps({"schema": 1, "ok": False, "error": Interrupted("interrupted").to_json()}))
+        sys.stderr.write("interrupted\n")
+        sys.exit(Interrupted.exit_code)
+    run(argv)
+
 
 __all__ = ["main"]
