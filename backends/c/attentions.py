@@ -24,6 +24,9 @@ from .linear_products import known_sizes
 
 MAX_POSITIONS = 8192  # positions whose scores of six rows fit on a thread's stack
 WIDEST = 512  # most elements of a head
+FEW_NUMBERS = (
+    1 << 15
+)  # numbers of a head's keys and values that few rows may have: packing them takes a few microseconds
 
 ATTENTION = """/* Rows i and columns k of a 16 x 16 block change places. */
 static inline __attribute__((always_inline)) void attention_turned(floats *x)
@@ -188,15 +191,15 @@ def _rows(operand: Operand, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _fits(call: Call) -> bool:
-    """Condition on calls: more rows than attention of few rows takes, all of which see some position; sizes that fit on
-    the stack; contiguous rows of q and of a mask."""
+    """Condition on calls: more rows than attention of few rows takes, or few keys and values, which are packed in each
+    call; all rows see some position; sizes that fit on the stack; contiguous rows of q and of a mask."""
     a, q, v = call.attrs, call.operands["q"], call.operands["v"]
     (t, d), (s, e) = extents(q)[-2:], extents(v)[-2:]
     plain = not a["softcap"] and q.type.rank in (3, 4, 5) and (not (a["causal"] or a["window"]) or t <= s)
     return (
         plain
         and heads_fit(call)
-        and t > ROWS
+        and (t > ROWS or s * (d + e) <= FEW_NUMBERS)
         and s <= MAX_POSITIONS
         and max(d, e) <= WIDEST
         and q.strides[-1] == 1

@@ -53,6 +53,7 @@ from .linear_products import linear_rows
 from .pool_indices import pool_index_rows
 from .recurrent_layers import HELPERS as RECURRENT_PACKING
 from .recurrent_layers import recurrent_rows
+from .row_norms import row_norm_rows
 from .stand_ins import stand_ins
 
 if TYPE_CHECKING:
@@ -253,6 +254,7 @@ BACKEND = C(
         *batch_norm_rows(),
         *pool_index_rows(),
         *image_copy_rows(),
+        *row_norm_rows(),
         *linear_rows(),
         *recurrent_rows(),
         *attention_rows(),

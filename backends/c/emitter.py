@@ -25,6 +25,8 @@ from .emit.nest import LoopNest
 
 __all__ = ["EMITTER", "ROWS", "CEmitter", "CLaunch"]
 
+LINE = 8  # elements of a line of sums from which loops are computed in vectors
+SCALAR = 8.0  # flops in vectors in the time of an operation by itself
 ROWS = 1  # maximum rows of a product: few enough that reading the matrix dominates
 
 
@@ -53,9 +55,22 @@ class NestSchedule(Schedule):
 
     def again(self, kernel: Kernel) -> float:
         """Flops of expensive values in the passes after the first, where no row buffer keeps them: rows that are too
-        long, and reductions along columns."""
+        long, and reductions along columns; and those in whose time short lines are computed."""
         passes = bool(kernel.reductions) and any(costly(e.op) for e in kernel.exprs)
-        return LoopNest(kernel, "").computed_again() if passes else 0.0
+        short = min((a.size for a in kernel.axes), default=LINE) < LINE
+        nest = LoopNest(kernel, "") if passes or short else None
+        if nest is None:
+            return 0.0
+        return (nest.computed_again() if passes else 0.0) + (_by_themselves(nest) if short else 0.0)
+
+
+def _by_themselves(nest: LoopNest) -> float:
+    """Flops in whose time a kernel computes lines of fewer than LINE elements: each operation by itself, also the
+    comparisons that choose a part of a concatenation, which count as no flops elsewhere."""
+    kernel = nest.kernel
+    if nest.inner is None or nest.inner.size >= LINE or not nest.columns:
+        return 0.0
+    return SCALAR * sum(prod(a.size for a in e.axes) for e in kernel.exprs if e.op not in ("const", "index"))
 
 
 def _emit_nest(found: Lowered, schedule: NestSchedule, name: str) -> Sequence[Launch]:

@@ -31,6 +31,7 @@ from .integer_depthwise import INTEGER_DEPTHWISE
 from .integer_direct import INTEGER_DIRECT
 from .integer_stacks import INTEGER_STACKS
 from .integer_tiles import INTEGER_TILES
+from .integer_wide import WIDE_PIXELS
 from .tiled_products import MAX_TAPS
 
 SOURCE: Mapping[str, str] = {
@@ -235,16 +236,24 @@ def _direct_code(call: Call, kind: int, act: int) -> str:
     return f"quad_conv({operands_of(call)}, {direct_sizes(call)}, {last})"
 
 
+def widened_bytes(pixels: int, weights: int, values: int) -> int:
+    """Bytes of scratch memory for weights and values as 16-bit numbers, which some processors multiply faster than
+    bytes (integer_wide.py)."""
+    return 64 + 2 * (weights + values) if pixels >= WIDE_PIXELS else 0
+
+
 def _direct_scratch(call: Call) -> int:
-    """Bytes of scratch memory: four 32-bit numbers a channel, and the padded copy of x or a line of it."""
-    (n, c, _, _), (_, k, oh, ow), groups = image(call.operands["x"]), image(call.output), int(call.attrs["groups"])
-    numbers = 4 * 4 * groups * (-(-(k // groups) // 16) * 16)
+    """Bytes of scratch memory: four 32-bit numbers a channel, the padded copy of x or a line of it, and what is
+    widened."""
+    (n, c, h, w), (_, k, oh, ow), groups = image(call.operands["x"]), image(call.output), int(call.attrs["groups"])
+    panels, (kh, kw), own = groups * -(-(k // groups) // 16), window_of(call), c // groups
+    numbers, weights = 4 * 4 * panels * 16, 64 * panels * kh * -(-kw * own // 4)
     if not _copied(call):
-        return numbers + c // groups
+        return numbers + own + widened_bytes(n * oh * ow, weights, n * c * h * w + own)
     reach = ((o - 1) * step + (size - 1) * apart + 1 for o, step, size, apart in
              zip((oh, ow), pair(call, "strides"), window_of(call), pair(call, "dilations")))  # fmt: skip
-    copy = n * c * prod(reach)
-    return numbers + copy + 4  # the last quad may end behind the copy
+    copy = n * c * prod(reach) + 4  # the last quad may end behind the copy
+    return numbers + copy + widened_bytes(n * oh * ow, weights, copy + own)
 
 
 def _depthwise_code(call: Call, kind: int, act: int) -> str:
@@ -341,5 +350,5 @@ def integer_convolution_rows() -> list[LibraryKernel]:
 
 __all__ = [
     "HELPERS", "SOURCE", "VERSION", "by_channel", "bytes_at_cache_line", "ends", "flags_of", "integer_convolution_rows",
-    "integer_depthwise_packed", "integer_packed", "operands_of",
+    "integer_depthwise_packed", "integer_packed", "operands_of", "widened_bytes",
 ]  # fmt: skip

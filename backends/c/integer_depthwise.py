@@ -12,7 +12,16 @@ from .tiled_products import MAX_TAPS
 
 WIDE_WEIGHTS = 40  # vectors of weights of 64 channels: two of four rows, five columns
 
-INTEGER_DEPTHWISE = """/* The bytes of 16 channels at `at` in four lines, of which `count` exist: lane i has those of channel i. */
+INTEGER_DEPTHWISE = """#if defined(__AVX2__) && !defined(QUAD_MASKS)
+/* `count` bytes, of less than 16. */
+static __attribute__((noinline)) __m128i quad_some(const uint8_t *p, int count)
+{
+    __m128i b = _mm_setzero_si128();
+    __builtin_memcpy(&b, p, (unsigned long)count);
+    return b;
+}
+#endif
+/* The bytes of 16 channels at `at` in four lines, of which `count` exist: lane i has those of channel i. */
 static inline __attribute__((always_inline)) quad_int quad_column(const uint8_t *const *lines, int64_t at, int count)
 {
 #ifdef QUAD_MASKS
@@ -25,11 +34,7 @@ static inline __attribute__((always_inline)) quad_int quad_column(const uint8_t 
     return (quad_int)_mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
 #elif defined(__AVX2__)
     __m128i b[4], r[4];
-    for (int i = 0; i < 4; i++) {
-        b[i] = _mm_setzero_si128();
-        if (count >= 16) b[i] = _mm_loadu_si128((const __m128i *)(lines[i] + at));
-        else __builtin_memcpy(&b[i], lines[i] + at, (unsigned long)count);
-    }
+    for (int i = 0; i < 4; i++) b[i] = count >= 16 ? _mm_loadu_si128((const __m128i *)(lines[i] + at)) : quad_some(lines[i] + at, count);
     const __m128i low = _mm_unpacklo_epi8(b[0], b[1]), high = _mm_unpackhi_epi8(b[0], b[1]);
     const __m128i less = _mm_unpacklo_epi8(b[2], b[3]), more = _mm_unpackhi_epi8(b[2], b[3]);
     r[0] = _mm_unpacklo_epi16(low, less), r[1] = _mm_unpackhi_epi16(low, less);
@@ -78,6 +83,7 @@ static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int 
                 if (j >= u && (j - u) % S == 0 && (j - u) / S < R) sum[(j - u) / S] = quad_dot(sum[(j - u) / S], x, w + 64 * u);
         }
     }
+#ifdef QUAD_MASKS /* else quad_stored takes less text */
     if (q->e->kind == 2) {
         const quad_end e = *q->e;
         const quad_vec by = *(const quad_vec *)(e.by + q->at), plus = *(const quad_vec *)(e.plus + q->at);
@@ -88,6 +94,7 @@ static inline __attribute__((always_inline)) void quad_pixels(int R, int S, int 
         }
         return;
     }
+#endif
     quad_int found[8];
     QUAD_UNROLLED for (int i = 0; i < R; i++) found[i] = sum[i];
     quad_stored(found, R, 1, q->count, q->e, q->at, q->r, q->y, q->to + (int64_t)first * q->c, q->c);

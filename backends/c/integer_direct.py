@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from .integer_wide import WIDE_PIXELS
 from .tiled_products import MAX_TAPS, window_addresses
 
-INTEGER_DIRECT = """/* Three lines of bytes ^ flip side by side, in a loop that compilers vectorize. */
+INTEGER_DIRECT = (
+    """/* Three lines of bytes ^ flip side by side, in a loop that compilers vectorize. */
 static void quad_interleaved(const uint8_t *restrict a, const uint8_t *restrict b, const uint8_t *restrict c, int count, int flip,
                              uint8_t *restrict to)
 {
@@ -33,8 +35,9 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
     const int64_t padded = (int64_t)groups * panels * 16;
     const quad_end e = quad_end_of(&scales, kind, flags, groups, made, w, (int64_t)kh * kw * own, of_bits((uint32_t)low),
                                    of_bits((uint32_t)high), of_bits((uint32_t)least), of_bits((uint32_t)most), room);
-    const int8_t *const packed = (const int8_t *)w + 4 * padded;
-    uint8_t *const more = (uint8_t *)room + 16 * padded; /* the padded copy, or a line of zero points */
+    const int8_t *packed = (const int8_t *)w + 4 * padded;
+    uint8_t *more = (uint8_t *)room + 16 * padded; /* the padded copy, or a line of zero points */
+    const int wide_values = QUAD_WIDE && !e.offset && (int64_t)n * oh * ow >= @WIDE@, size = wide_values ? 2 : 1; /* bytes of a value */
     const int copied = flags & 512, flip = flags & 1 ? 128 : 0, x_byte = quad_value(x_zero, 0, flags & 1) + flip;
     const int64_t ph = (oh - 1) * step_h + (kh - 1) * dil_h + 1, pw = (ow - 1) * step_w + (kw - 1) * dil_w + 1;
     const int flat = !copied && kh * kw == 1 && step_h == 1 && step_w == 1 && !top && !left && oh == h && ow == wide
@@ -67,6 +70,27 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
     } else {
         __builtin_memset(more, x_byte, (unsigned long)own);
     }
+#if QUAD_WIDE
+    if (wide_values) { /* weights, then values, then a line of zero points, behind the others in room */
+        const int64_t bytes = panel * groups * panels, values = copied ? groups * n * ph * pw * own : (int64_t)n * h * wide * c;
+        const uintptr_t behind = (uintptr_t)more + (uintptr_t)(copied ? values + 4 : own);
+        int16_t *const wide_weights = (int16_t *)((behind + 63) / 64 * 64);
+        uint16_t *const to = (uint16_t *)(wide_weights + bytes);
+        quad_weights_widened(packed, bytes / 64, wide_weights);
+        packed = (const int8_t *)wide_weights;
+        if (copied || (sw == c && (h == 1 || sh == wide * c) && (n == 1 || sn == h * wide * c))) {
+            quad_values_widened(copied ? more : x, values, to);
+        } else {
+            #pragma omp parallel for schedule(static)
+            for (int64_t i = 0; i < (int64_t)n * h * wide; i++)
+                for (int j = 0; j < c; j++)
+                    to[i * c + j] = ((const uint8_t *)x)[i / (h * wide) * sn + i / wide % h * (int64_t)sh + i % wide * sw + j];
+        }
+        for (int i = 0; i < own; i++) to[values + i] = (uint16_t)x_byte;
+        x = to, sw = 2 * c, sh = wide * sw, sn = h * sh;
+        more = (uint8_t *)(copied ? to : to + values);
+    }
+#endif
     /* several tiles a task: their first pixel is found by division, the others by counting */
     const int several = tiles < 64 ? 1 : 8;
     const int64_t lines = (tiles + several - 1) / several;
@@ -91,7 +115,7 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
             }
             for (int i = 0; i < QUAD_ROWS; i++) {
                 if (flat) {
-                    rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own;
+                    rows[i] = (const uint8_t *)x + (pixel + (i < there ? i : there - 1)) * sw + group * own * size;
                     continue;
                 }
                 if (i >= there) { /* repeats the last pixel; not stored */
@@ -99,14 +123,14 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
                     continue;
                 }
                 if (copied) {
-                    const uint8_t *const from = more + ((((int64_t)group * n + image) * ph + row * step_h) * pw + column * step_w) * own;
+                    const uint8_t *const from = more + ((((int64_t)group * n + image) * ph + row * step_h) * pw + column * step_w) * own * size;
                     if (joined)
-                        for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * own;
+                        for (int t = 0; t < kh; t++) rows[t * QUAD_ROWS + i] = from + (int64_t)t * dil_h * pw * own * size;
                     else
                         for (int t = 0; t < taps; t++)
-                            rows[t * QUAD_ROWS + i] = from + ((int64_t)(t / kw) * dil_h * pw + (int64_t)(t % kw) * dil_w) * own;
+                            rows[t * QUAD_ROWS + i] = from + ((int64_t)(t / kw) * dil_h * pw + (int64_t)(t % kw) * dil_w) * own * size;
                 } else {
-                    const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own;
+                    const uint8_t *const from = (const uint8_t *)x + (int64_t)image * sn + (int64_t)group * own * size;
 @WINDOW@
                 }
                 if (++column == ow) { column = 0; if (++row == oh) row = 0, image++; }
@@ -114,11 +138,18 @@ void quad_conv(const void *x, const void *w, const void *x_zero, const void *w_z
             for (int block = begin; block < blocks && block < begin + inner; block++) { /* of panels, in equal parts */
                 const int first = block * panels / blocks, count = (block + 1) * panels / blocks - first;
                 const int behind = made - first * 16 - 16 * (count - 1), channel = group * made + first * 16;
-                quad_kernel_of(there, count)(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel, panel, &e, there,
+                quad_kernel *kernel = quad_kernel_of(there, count);
+#if QUAD_WIDE
+                if (wide_values) kernel = behind > 8 ? quad_wide_6 : quad_wide_half;
+#endif
+                kernel(rows, taps, quads, run, packed + ((int64_t)group * panels + first) * panel * size, panel, &e, there,
                                              ((int64_t)group * panels + first) * 16, behind < 16 ? behind : 16, r, y, pixel * k + channel, k,
                                              at_once, (int64_t)QUAD_ROWS * sw);
             }
         }
     }
 }
-""".replace("@TAPS@", str(MAX_TAPS)).replace("@WINDOW@\n", window_addresses("QUAD_ROWS", "more", indent=20))
+""".replace("@TAPS@", str(MAX_TAPS))
+    .replace("@WIDE@", str(WIDE_PIXELS))
+    .replace("@WINDOW@\n", window_addresses("QUAD_ROWS", "more", indent=20))
+)

@@ -33,6 +33,7 @@ from .integer_convolutions import (
     by_channel,
     ends,
     operands_of,
+    widened_bytes,
 )
 from .linear_products import known_sizes
 
@@ -148,10 +149,12 @@ def _stacked_code(call: Call, kind: int, act: int) -> str:
 
 
 def _scratch(call: Call) -> int:
-    """Bytes of scratch memory of a product: four 32-bit numbers a column, and the copy of x or a row of it."""
+    """Bytes of scratch memory of a product: four 32-bit numbers a column, the copy of x or a row of it, and what is
+    widened."""
     size, columns = _matrix_sizes(call)
     rows = extents(call.output)[-2] if call.operands["w"].type.rank > 2 else rows_in(call.operands["x"])
-    return 4 * 4 * (-(-columns // 16) * 16) + (rows * size + 4 if _copied(call) else size)
+    panels, copy = -(-columns // 16), rows * size + 4 if _copied(call) else size
+    return 4 * 4 * panels * 16 + copy + widened_bytes(rows, 64 * panels * -(-size // 4), rows * size + 4 + size)
 
 
 def _stacked_scratch(call: Call) -> int:

@@ -8,7 +8,8 @@ zero point of x, and its product with the weights' sums is subtracted where sums
 
 from __future__ import annotations
 
-from .tile_vectors import contracted
+from .integer_ends import INTEGER_ENDS
+from .integer_wide import INTEGER_WIDE
 
 ROWS = 6  # pixels of a tile
 
@@ -66,6 +67,12 @@ static inline __attribute__((always_inline)) quad_vec quad_clipped(quad_vec v, f
 {
 #if defined(__AVX512F__)
     return (quad_vec)_mm512_min_ps(_mm512_max_ps((__m512)v, _mm512_set1_ps(low)), _mm512_set1_ps(high));
+#elif defined(__AVX2__)
+    __m256 parts[2];
+    __builtin_memcpy(parts, &v, 64);
+    for (int i = 0; i < 2; i++) parts[i] = _mm256_min_ps(_mm256_max_ps(parts[i], _mm256_set1_ps(low)), _mm256_set1_ps(high));
+    __builtin_memcpy(&v, parts, 64);
+    return v;
 #else
     const quad_vec a = low - (quad_vec){0}, b = high - (quad_vec){0};
     quad_int m = v < a;
@@ -92,97 +99,7 @@ typedef struct {
     float low, high, own, other, least, most;
 } quad_end;
 """
-    + contracted("""/* The values of 16 bytes without sign, of which `count` exist. */
-static inline __attribute__((always_inline)) quad_int quad_widened(const uint8_t *p, int count)
-{
-#ifdef QUAD_MASKS
-    return (quad_int)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((uint16_t)((1u << count) - 1), p));
-#else
-    quad_bytes b = {0};
-    if (count >= 16) __builtin_memcpy(&b, p, 16);
-    else __builtin_memcpy(&b, p, (unsigned long)count);
-    return __builtin_convertvector(b, quad_int) & 255;
-#endif
-}
-/* Write 16 bytes, of which `count` exist. */
-static inline __attribute__((always_inline)) void quad_written(uint8_t *p, quad_bytes b, int count)
-{
-#ifdef QUAD_MASKS
-    _mm_mask_storeu_epi8(p, (uint16_t)((1u << count) - 1), (__m128i)b);
-#else
-    if (count >= 16) __builtin_memcpy(p, &b, 16);
-    else __builtin_memcpy(p, &b, (unsigned long)count);
-#endif
-}
-/* The bytes of whole numbers nearest to floats, ties to even, plus the zero point. */
-static inline __attribute__((always_inline)) quad_bytes quad_whole(quad_vec v, const quad_end *e)
-{
-    const quad_int whole = (quad_int)(v + 12582912.0f) - (0x4b400000 - e->zero);
-#if defined(__AVX512F__)
-    return (quad_bytes)_mm512_cvtepi32_epi8((__m512i)whole);
-#else
-    return __builtin_convertvector(whole, quad_bytes);
-#endif
-}
-/* The bytes of the sum of a rounded value and a residual. */
-static inline __attribute__((always_inline)) quad_bytes quad_added(quad_vec v, quad_int other, const quad_end *e)
-{
-    other = (other ^ e->r_flip) - e->r_zero;
-    const quad_vec sum = quad_rounded(v) * e->own + __builtin_convertvector(other, quad_vec) * e->other;
-    return quad_whole(quad_clipped(sum, e->least, e->most), e);
-}
-/* Write `there` pixels of `vectors` vectors of sums, the last of which has `left` channels. at: number of the first channel
-   among padded ones; to: number of the first element of results and residual; line: elements from one pixel to the next. */
-static __attribute__((noinline)) void quad_stored(const quad_int *sums, int there, int vectors, int left, const quad_end *end, int64_t at,
-                                                  const uint8_t *r, void *y, int64_t to, int64_t line)
-{
-    const quad_end e = *end; /* results may overlap with all else, as far as compilers know */
-#define QUAD_COPIED(kind) \\
-    if (count >= 16) __builtin_memcpy((kind *)y + place, &found, 16 * sizeof(kind)); \\
-    else __builtin_memcpy((kind *)y + place, &found, sizeof(kind) * (unsigned long)count);
-#define QUAD_STORED(vector, value, written) \\
-    for (int j = 0; j < vectors; j++, at += 16, to += 16, sums++) { \\
-        const quad_vec by = *(const quad_vec *)(e.by + at), plus = *(const quad_vec *)(e.plus + at); \\
-        const int count = j < vectors - 1 ? 16 : left; \\
-        for (int i = 0; i < there; i++) { \\
-            const int64_t place = to + i * line; \\
-            const quad_int sum = sums[i * vectors]; \\
-            const vector found = value; \\
-            written \\
-        } \\
-    }
-#define QUAD_SCALED quad_clipped(__builtin_convertvector(sum, quad_vec) * by + plus, e.low, e.high)
-#define QUAD_BYTES quad_written((uint8_t *)y + place, found, count);
-    if (e.kind == 0) QUAD_STORED(quad_int, ((void)by, (void)plus, sum), QUAD_COPIED(int32_t))
-    else if (e.kind == 1) QUAD_STORED(quad_vec, QUAD_SCALED, QUAD_COPIED(float))
-    else if (e.kind == 2) QUAD_STORED(quad_bytes, quad_whole(QUAD_SCALED, &e), QUAD_BYTES)
-    else QUAD_STORED(quad_bytes, quad_added(QUAD_SCALED, quad_widened(r + place, count), &e), QUAD_BYTES)
-}
-""")
-    + contracted("""#ifdef QUAD_MASKS
-/* The bytes of a pixel's P vectors of sums, of which the channels `there` are written; by, plus: their factors and summands;
-   r: a residual, or 0. Packing leaves four channels of each vector side by side, which a permutation sorts. */
-static inline __attribute__((always_inline)) void quad_ended(int P, const quad_int *sums, const quad_end *e, const float *by, const float *plus,
-                                                             const uint8_t *r, uint8_t *y, uint64_t there)
-{
-    __m512i v[4];
-    QUAD_UNROLLED for (int j = 0; j < 4; j++) {
-        if (j >= P) { v[j] = _mm512_setzero_si512(); continue; }
-        quad_vec x = __builtin_convertvector(sums[j], quad_vec) * *(const quad_vec *)(by + 16 * j) + *(const quad_vec *)(plus + 16 * j);
-        x = quad_clipped(x, e->low, e->high);
-        if (r) {
-            quad_int other = (quad_int)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((uint16_t)(there >> 16 * j), r + 16 * j));
-            other = (other ^ e->r_flip) - e->r_zero;
-            x = quad_clipped(quad_rounded(x) * e->own + __builtin_convertvector(other, quad_vec) * e->other, e->least, e->most);
-        }
-        v[j] = _mm512_add_epi32(_mm512_cvtps_epi32((__m512)x), _mm512_set1_epi32(e->zero + e->flip));
-    }
-    const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(v[0], v[1]), _mm512_packs_epi32(v[2], v[3]));
-    const __m512i sorted = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
-    _mm512_mask_storeu_epi8(y, there, _mm512_xor_si512(sorted, _mm512_set1_epi8((char)e->flip)));
-}
-#endif
-""")
+    + INTEGER_ENDS
     + """/* Subtract the products of weights' zero points with the sums of x over the windows of `pixels` pixels. */
 static __attribute__((noinline)) void quad_centred(quad_int *sums, int pixels, int vectors, const uint8_t *const *rows, int taps, int run,
                                                    const int32_t *offset)
@@ -293,7 +210,9 @@ static __attribute__((noinline)) void quad_##R##_##P(const uint8_t *const *rows,
     quad_stored(found, there < R ? there : R, P, left, e, at, r, y, to, line); \\
   } \\
 }
-#define QUAD_KERNELS(P) QUAD_KERNEL(2, P) QUAD_KERNEL(6, P)
+"""
+    + INTEGER_WIDE
+    + """#define QUAD_KERNELS(P) QUAD_KERNEL(2, P) QUAD_KERNEL(6, P)
 QUAD_KERNELS(1)
 #if QUAD_PANELS > 1
 QUAD_KERNELS(2) QUAD_KERNELS(3) QUAD_KERNELS(4)

@@ -83,11 +83,12 @@ def _source(template: Template, call: Call) -> str:
 
 
 def _helpers(template: Template) -> str:
-    return _helper_texts(template.backend, template.setup)
+    return helper_texts(template.backend, template.setup)
 
 
 @cache
-def _helper_texts(backend: str, setup: tuple[str, ...]) -> str:
+def helper_texts(backend: str, setup: tuple[str, ...]) -> str:
+    """Texts of the helper functions that a kernel's code needs, and of those that they call, as they enter keys."""
     from ..program.helpers.helper_functions import helper_names, known_helpers
 
     names = helper_names((), [(backend, name) for name in setup])

@@ -103,10 +103,11 @@ def test_what_it_cannot_compute_is_refused() -> None:
     row, masked = ROWS["c.attention"], ROWS["c.attention_masked"]
     assert row.applies is not None and masked.applies is not None
     for call in (
-        call_of("c.attention", (1, 1), 16, 20, 8, 8), call_of("c.attention", (1, 1), 20, MAX_POSITIONS + 1, 8, 8),
+        call_of("c.attention", (1, 1), 16, 2049, 8, 8), call_of("c.attention", (1, 1), 20, MAX_POSITIONS + 1, 8, 8),
         call_of("c.attention", (1, 1), 30, 20, 8, 8, causal=True), call_of("c.attention", (1, 1), 30, 20, 8, 8, softcap=5.0),
     ):  # fmt: skip
         assert not row.applies(call)
+    check("c.attention", call_of("c.attention", (2, 3), 1, 33, 8, 12))  # few rows, and few keys
     assert not masked.applies(call_of("c.attention_masked", (2, 2), 20, 20, 8, 8, mask=(2, 2, 20, 1)))
 
 

@@ -1,9 +1,11 @@
-"""Group norms in C against float64: groups, odd sizes, several images, large means, layouts."""
+"""Norms in C against float64: of groups and of rows, odd sizes, several images, large means, layouts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import tensor_graphs as tg
 from tensor_graphs.backends.c.group_norms import BLOCK, MOST_GROUPS, group_norm_rows
+from tensor_graphs.backends.c.row_norms import CHUNK, row_norm_rows
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
 from tensor_graphs.egraph.composites import composite_ops as c
@@ -50,6 +53,23 @@ def test_values(name: str, shape: tuple[int, ...], groups: int, mean: float) -> 
     want = expected(ROWS[name], call, operands)
     assert got.strides[1] == 4 or shape[2:] == (1, 1)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 if mean < 100 else 2e-3)
+
+
+@pytest.mark.parametrize("row", row_norm_rows(), ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    ("shape", "mean"), [((3, 2, 37), 0.0), ((1, 2 * CHUNK + 5), 3.0), ((4, 1), 0.0), ((2, 768), 1e3)]
+)
+def test_norms_of_rows(row: Any, shape: tuple[int, ...], mean: float) -> None:
+    line, x = Operand(Type(shape[-1:], "float32"), (1,)), Operand(Type(shape, "float32"), contiguous(shape))
+    operands = {n: line if n in "gb" else x for n in row.operands}
+    call, rng = Call(operands, x, {"eps": 1e-5}), np.random.default_rng(0)
+    assert row.applies is not None and row.applies(call)
+    given = {n: rng.standard_normal(o.type.shape).astype(np.float32) for n, o in operands.items()}
+    given["x"] += np.float32(mean)
+    want = expected(row, call, given)
+    np.testing.assert_allclose(compiled(row, call)(given)()[0], want, rtol=1e-4, atol=2e-5 if mean < 100 else 2e-3)
+    turned = replace(call, operands={**operands, "x": Operand(x.type, contiguous(shape[::-1])[::-1])})
+    assert prod(shape) == max(shape) or not row.applies(turned)
 
 
 def test_every_epilogue_is_vectorized() -> None:

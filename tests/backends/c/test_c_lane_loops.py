@@ -123,3 +123,13 @@ def test_only_kernels_with_exponentials_and_reduced_ones_have_other_versions() -
     assert EMITTER.version_of([tg.silu(x) * x]) == plain + EXPONENTIAL
     assert EMITTER.version_of([tg.exp(tg.sum(x * x, -1, True))]) == plain + EXPONENTIAL
     assert EMITTER.version_of([tg.gelu(x) + tg.relu(x) / tg.sum(x, -1, True)]) == plain
+
+
+def test_sums_along_columns_of_short_lines_cost_each_operation() -> None:
+    """A softmax over channels of joined images of 5 x 5 and more pixels, whose lines divide the result into fives."""
+    images = [tg.reshape(tg.input(f"x{n}", (1, 8, n, n)), (1, 8, n * n)) for n in (10, 5)]
+    short, long = (
+        plain_kernel(tg.softmax(x, axis=1)) for x in (tg.concat(images, 2) + 1.0, tg.input("y", (1, 8, 125)))
+    )
+    assert min(a.size for a in short.axes) == 5 < min(a.size for a in long.axes if a.size > 1)
+    assert NestSchedule().again(short) > 10 * 8 * 125 > NestSchedule().again(long)

@@ -19,6 +19,7 @@ from ...extract.model.kernel import Candidate, Vertex
 from ...extract.model.plan import Plan, Step
 from ...extract.model.pricing import Priced
 from ...extract.model.work import call_work
+from .host_calls import with_calls
 
 FAILED = Priced(math.inf, math.inf, math.inf, "failed")
 
@@ -99,7 +100,7 @@ class CostPricer:
         queries = {v.query.key.digest: v.query for variants in asked for v in variants}
         failed = set() if self.forgiving else set(self.store.failures(queries))
         prices = self._prices(queries)
-        return [_cheapest(variants, prices, failed) for variants in asked]
+        return [with_calls(_cheapest(variants, prices, failed), c) for c, variants in zip(found, asked)]
 
     def measured(self, candidate: Candidate) -> list[Priced]:
         """The prices of a candidate in all schedules that were measured on this machine, the fastest first."""
