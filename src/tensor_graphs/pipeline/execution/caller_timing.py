@@ -15,6 +15,7 @@ from ...wording import spelled_us
 from ..sources.caller import Caller, CallerProgram
 from .timing import (
     FEW,
+    FEW_S,
     QUEUED,
     Instant,
     Run,
@@ -25,9 +26,8 @@ from .timing import (
     why_not_faster,
 )
 
-#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core; minimum for FEW
-#: samples.
-SHARE_S, LEAST_S, FEW_S = 1.0, 0.1, 0.4
+#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core.
+SHARE_S, LEAST_S = 1.0, 0.1
 NOISE = 0.04  # relative margin by which the caller's function must be faster to win
 SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
 

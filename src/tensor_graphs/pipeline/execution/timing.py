@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, sqrt
@@ -119,6 +120,12 @@ def cold_clock_of(device: str) -> Callable[[Run], float]:
     return us
 
 
+FEW, FEW_NOISE = 5, 0.25
+"""Below FEW samples, differences must exceed FEW_NOISE (relative)."""
+FEW_S = 0.4
+"""Seconds that FEW rounds may take although time is up."""
+
+
 SETTLED = 0.02
 """Relative standard error of a median at which sampling may stop."""
 
@@ -164,13 +171,16 @@ def sampled(
     return samples
 
 
+def after_few(ended: Callable[[], bool], seconds: float = FEW_S) -> Callable[[], bool]:
+    """The predicate `ended` for one call of `sampled`, but not before FEW rounds are counted, if these take less than
+    `seconds`: single samples tell no tenth from noise, and a round takes a millisecond."""
+    rounds, until = itertools.count(1), time.perf_counter() + seconds
+    return lambda: (next(rounds) > FEW or time.perf_counter() >= until) and ended()
+
+
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
     """Median time of each call in µs; `how`: keyword arguments of `sampled`, such as `seconds`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
-
-
-FEW, FEW_NOISE = 5, 0.25
-"""Below FEW samples, differences must exceed FEW_NOISE (relative)."""
 
 
 def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
