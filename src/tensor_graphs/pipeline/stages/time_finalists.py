@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import cycle
 from statistics import median
 from typing import Any
@@ -188,7 +189,7 @@ def sample_programs(
 ) -> list[Sequence[float]]:  # fmt: skip
     """Times in µs of calls of each program on the same inputs `values`, in turn, until the medians are settled or
     `ended()`, after a few in any case."""
-    calls = {str(n): lambda p=p: p.flat_near(*values) for n, p in enumerate(programs)}
+    calls: dict[str, timing.Run] = {str(n): partial(p.flat_near, *values) for n, p in enumerate(programs)}
     clock, resets = timing.cold_clock_of(programs[0].tensors), cycle(state_resets(programs))
     first: Callable[[], None] = lambda: next(resets)()
     for call in calls.values():  # the second call of a program records its launches, in up to a second
