@@ -20,6 +20,7 @@ from .timing import (
     Instant,
     Run,
     call_clock_of,
+    device_alone,
     is_surely_faster,
     repeated,
     sampled,
@@ -58,7 +59,7 @@ def why_program_runs(
     calls: dict[str, Run] = {
         "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
     }  # fmt: skip
-    with _inference(caller):
+    with _inference(caller), device_alone(caller.device):
         known = first or {}
         long = sum(known.values()) > 1e6 * (until - time.perf_counter())
         samples = {name: [known[name] if long else clock(calls[name])] for name in ("caller", "program")}

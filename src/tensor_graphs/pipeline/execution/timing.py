@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import inf, sqrt
 from statistics import median
 from typing import Any
 
+from ...backends.tuning.gpu_lock import gpu_alone
 from ...costdb.keys.device import GPU_KIND
 from ...wording import counted, spelled_us
 
@@ -95,6 +97,12 @@ def repeated(call: Run, times: int) -> Run:
             call()
 
     return call if times == 1 else calls
+
+
+def device_alone(device: str) -> AbstractContextManager[None]:
+    """Context in which whole calls on a device are timed: on a GPU, measuring processes of other searches that share
+    the lock wait meanwhile (`gpu_alone`)."""
+    return gpu_alone() if device.startswith(GPU_KIND) else nullcontext()
 
 
 FLUSHES = 10  # writes of a buffer before a timed call: together longer than the host takes to launch a call
