@@ -77,13 +77,14 @@ def gpu_alone(seconds: float = WAIT_S) -> Iterator[None]:
     a search beside it would decide which is the faster. Without the lock if it is not free within `seconds`."""
     from filelock import FileLock
 
-    lock = FileLock(os.environ.get(LOCK) or own_lock())
-    with suppress(TimeoutError):
+    lock, held = FileLock(os.environ.get(LOCK) or own_lock(), is_singleton=True), False
+    with suppress(TimeoutError, RuntimeError):  # RuntimeError: this thread holds it in another way
         lock.acquire(timeout=seconds, poll_interval=POLL_S)
+        held = True
     try:
         yield
     finally:
-        if lock.is_locked:
+        if held:
             lock.release()
 
 

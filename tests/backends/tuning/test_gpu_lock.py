@@ -76,7 +76,10 @@ def test_what_fails_leaves_the_device(path: str) -> None:
 def test_whole_calls_are_timed_alone_where_that_takes_no_longer_than_they_do(path: str) -> None:
     with gpu_alone():
         assert taken(path)
-        with gpu_alone(0.01):
-            assert taken(path), "who cannot have it goes on without"
-        assert taken(path)
+        with gpu_alone():
+            assert taken(path)
+        assert taken(path), "a thread may take it again"
+    assert not taken(path)
+    with FileLock(path), gpu_alone(0.01):
+        assert taken(path), "who cannot have it goes on without"
     assert not taken(path)
