@@ -20,6 +20,9 @@ _ATTENTION = "scale=scale, causal=causal, window=window, softcap=softcap"
 KERNELS = {
     "": "", "_single": "", "_flash": "FLASH_ATTENTION", "_cudnn": "CUDNN_ATTENTION", "_efficient": "EFFICIENT_ATTENTION",
 }  # fmt: skip
+# Of the layouts of queries, keys and values: those that their producers give, and row-major ones. Mixed ones of eight
+# kernels each would be half of all candidates of a transformer; they copy one operand and leave another as it is.
+COMBINATIONS = 3
 SINGLE_RATE = 0.15  # fraction of the float32 GEMM rate that fused kernels reach on float32 (measured on an H200)
 
 
@@ -102,7 +105,7 @@ def attentions() -> list[LibraryKernel]:
     """Library kernels for attention that run Torch code on the GPU."""
     found = []
     spelling = "attention_spelled({q}, {k}, {v}, MASK, {scale}, {causal}, {window}, {softcap})"
-    more: dict[str, Any] = {"family": "attention"}
+    more: dict[str, Any] = {"family": "attention", "combinations": COMBINATIONS}
     for masked, pattern in (
         ("", f"attention(q, k, v, {_ATTENTION})"),
         ("_masked", f"masked_attention(q, k, v, m, {_ATTENTION})"),

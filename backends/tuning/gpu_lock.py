@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from ...costdb.keys.device import GPU_KIND
@@ -15,6 +17,7 @@ HOLD_S, PAUSE_S = (
     0.05,
     0.15,
 )  # maximum seconds the lock is held, and seconds it is free in between: about one tuning trial, and a few of them
+WAIT_S = 1.0  # seconds, at most, that timing of whole calls waits for the lock
 POLL_S = 0.002  # polling interval; measuring processes poll four times as often
 
 
@@ -68,4 +71,21 @@ class GpuLock:
             self._lock.release()
 
 
-__all__ = ["GpuLock"]
+@contextmanager
+def gpu_alone(seconds: float = WAIT_S) -> Iterator[None]:
+    """Context manager in which no other process that shares the lock uses the GPU, for timing whole calls in this one:
+    a search beside it would decide which is the faster. Without the lock if it is not free within `seconds`."""
+    from filelock import FileLock
+
+    lock, held = FileLock(os.environ.get(LOCK) or own_lock(), is_singleton=True), False
+    with suppress(TimeoutError, RuntimeError):  # RuntimeError: this thread holds it in another way
+        lock.acquire(timeout=seconds, poll_interval=POLL_S)
+        held = True
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
+
+
+__all__ = ["GpuLock", "gpu_alone"]

@@ -423,9 +423,8 @@ def limit_us(work: Any, record: Record) -> float:
 
 
 def share_the_gpu() -> None:
-    """Make Inductor's timing of kernels and our timing of programs take the GPU lock, as our timing of kernels does."""
+    """Make Inductor's timing of kernels take the GPU lock, as our timing of kernels and programs does."""
     from tensor_graphs.backends.tuning.gpu_worker import with_gpu_lock
-    from tensor_graphs.pipeline.execution import timing
 
     def locked(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:
@@ -434,7 +433,6 @@ def share_the_gpu() -> None:
 
         return run
 
-    timing.gpu_us = locked(timing.gpu_us)
     with contextlib.suppress(ImportError, AttributeError):  # other versions of Torch keep it elsewhere
         from torch._inductor.runtime.benchmarking import benchmarker
 

@@ -96,9 +96,11 @@ def measure(name: str, budget: float, target: Path, wait: float, modes: Sequence
         "measuring": program.report.measuring,
         "text": str(program.report),
     }
-    record["plan"] = [] if program.plan is None else [
+    steps = [] if program.plan is None else [s for s in program.plan.steps if not s.is_view]
+    record["buffers"] = [[[o.type.shape, o.type.dtype, o.strides] for o in s.call.buffers.values()] for s in steps]
+    record["plan"] = [
         [s.template.name, round(s.cost.us, 2), s.cost.source, dict(s.call.schedule), s.template.pattern[:160]]
-        for s in program.plan.steps if not s.is_view
+        for s in steps
     ]  # fmt: skip
     from tensor_graphs.backends.tuning.gpu_device import device_of
 
@@ -149,7 +151,8 @@ def shortened(record: Record) -> Record:
         n: {k: v if k != "profile" else {w: v[w] for w in ("kernels", "busy_us")} for k, v in f.items()}
         for n, f in record["forms"].items()
     }
-    return {**{k: v for k, v in record.items() if k not in ("timeline", "text")}, "forms": forms}
+    left = "timeline", "text", "buffers"
+    return {**{k: v for k, v in record.items() if k not in left}, "forms": forms}
 
 
 # ---------------------------------------------------------------- the table

@@ -139,7 +139,8 @@ class LibraryKernel(KernelBase):
     (name -> text) that the call needs. `space(call)` lists the candidate schedules (tuning parameters), the best guess
     first; `call.schedule` is one of them, or another one for which `fits(call)` (legality) holds. `moves(schedule)`
     gives the neighbours of a schedule, legal or not: (parameter, whether it grows (1) or shrinks (-1), schedule).
-    `warp_specialized(schedule)`: whether warps of the kernel have different roles.
+    `warp_specialized(schedule)`: whether warps of the kernel have different roles. `combinations`: most combinations of
+    its operands' layouts that are considered; in the first ones all have their first layout, then all their second, …
     """
 
     code: Code
@@ -152,17 +153,13 @@ class LibraryKernel(KernelBase):
     fits: Check | None = field(default=None, kw_only=True)
     moves: Moves | None = field(default=None, kw_only=True)
     warp_specialized: Callable[[Mapping[str, int]], bool] | None = field(default=None, kw_only=True)
+    combinations: int = field(default=MAX_LAYOUT_COMBINATIONS, kw_only=True)
 
     @property
     def roots(self) -> Sequence[Tensor]:
         """The terms that a generated kernel computes (`Template.roots`): none, as a library kernel is found by its
         name."""
         return ()
-
-    @property
-    def combinations(self) -> int:
-        """Largest number of operand-layout combinations per match (`Template.combinations`)."""
-        return MAX_LAYOUT_COMBINATIONS
 
     @cached_property
     def operands(self) -> tuple[str, ...]:

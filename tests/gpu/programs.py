@@ -81,6 +81,12 @@ def _cache() -> Tensor:
     return t.scatter_elements(x("k", ROWS, 96), t.input("i", (1, 96), "int64"), c.silu(x("a", 1, 96)), 0)
 
 
+def _added(rows: int, width: int) -> Tensor:
+    """Rows added to those of zeros that indices name."""
+    spot = t.broadcast_to(t.input("i", (rows, 1), "int64"), (rows, width))
+    return t.scatter_elements(t.zeros((ROWS, width)), spot, x("a", rows, width) * 2.0, 0, "add")
+
+
 @dataclass(frozen=True)
 class Class:
     """A class of kernels: its term or terms, which weights are laid out anew, the dtype of floats in memory, and the
@@ -127,6 +133,11 @@ CLASSES: dict[str, Class] = {
     "convolution, channels innermost": Class(lambda: _conv(True), laid_out=("w",)),
     "depthwise convolution": Class(_depthwise),
     "pool": Class(_pool),
+    "running sums": Class(lambda: t.exp(t.cumsum(x("a", 5, 700) * 0.1, 1)) + x("b", 700), dtype="float32"),
+    "sums into few elements": Class(lambda: _added(3000, 1), dtype="float32"),
+    "sums into rows": Class(lambda: _added(500, 40), dtype="float32"),
+    "group norm": Class(lambda: c.silu(c.group_norm(x("a", 2, 24, 9, 11), x("g", 24), x("b", 24), groups=4, eps=1e-5))),
+    "sums of gathered rows": Class(lambda: t.sum(t.gather(x("table", ROWS, 72), t.input("i", (30, 7), "int64"), 0), axis=1)),
 }  # fmt: skip
 
 

@@ -77,3 +77,13 @@ def test_without_time_left_the_second_round_counts(over_from: int, rounds: int, 
     calls = {name: lambda name=name: called.append(name) for name in "ab"}  # type: ignore[misc]
     found = sampled(calls, ended=lambda: len(called) >= 2 * over_from)
     assert called == ["a", "b"] * rounds and [len(us) for us in found.values()] == [counted] * 2
+
+
+def test_a_few_rounds_are_counted_although_time_is_up() -> None:
+    """Unless they take longer than they may: one sample of each does not tell a tenth from noise."""
+    clock = iter(range(100, 200))
+    taken = lambda seconds: timing.sampled(
+        {"a": int, "b": int}, clock=lambda call: next(clock), ended=timing.after_few(lambda: True, seconds)
+    )
+    assert [len(us) for us in taken(60.0).values()] == [timing.FEW] * 2
+    assert [len(us) for us in taken(0.0).values()] == [1] * 2

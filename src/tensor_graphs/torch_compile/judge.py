@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any, NamedTuple
 
+from ..costdb.keys.device import GPU_KIND
 from ..pipeline.execution.timing import (
     FEW,
     QUEUED,
     Run,
+    device_alone,
     idle_us,
     is_surely_faster,
     repeated,
@@ -36,14 +38,15 @@ def timed(calls: dict[str, Run], on_gpu: bool, first: Run) -> dict[str, list[flo
     """
     until = time.perf_counter() + 2 * MOST_S
     ended: Callable[[], bool] = lambda: time.perf_counter() > until
-    return sampled(
-        calls,
-        seconds=MOST_S,
-        settled=SETTLED_S,
-        clock=idle_us if on_gpu else wall_us,
-        ended=ended,
-        first=first,
-    )
+    with device_alone(GPU_KIND if on_gpu else ""):
+        return sampled(
+            calls,
+            seconds=MOST_S,
+            settled=SETTLED_S,
+            clock=idle_us if on_gpu else wall_us,
+            ended=ended,
+            first=first,
+        )
 
 
 class Judgement(NamedTuple):

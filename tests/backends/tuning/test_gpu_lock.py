@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock, Timeout
 
 from tensor_graphs.backends.tuning import gpu_lock as module
-from tensor_graphs.backends.tuning.gpu_lock import GpuLock
+from tensor_graphs.backends.tuning.gpu_lock import GpuLock, gpu_alone
 from tensor_graphs.backends.tuning.gpu_process import LOCK
 
 from ...only_in import only_in
@@ -70,4 +70,16 @@ def test_whoever_is_hurried_keeps_it(path: str, monkeypatch: pytest.MonkeyPatch)
 def test_what_fails_leaves_the_device(path: str) -> None:
     with pytest.raises(KeyError), GpuLock():
         raise KeyError
+    assert not taken(path)
+
+
+def test_whole_calls_are_timed_alone_where_that_takes_no_longer_than_they_do(path: str) -> None:
+    with gpu_alone():
+        assert taken(path)
+        with gpu_alone():
+            assert taken(path)
+        assert taken(path), "a thread may take it again"
+    assert not taken(path)
+    with FileLock(path), gpu_alone(0.01):
+        assert taken(path), "who cannot have it goes on without"
     assert not taken(path)

@@ -19,6 +19,7 @@ from ...extract.model.kernel import Candidate, Vertex
 from ...extract.model.plan import Plan, Step
 from ...extract.model.pricing import Priced
 from ...extract.model.work import call_work
+from .few_programs import few_programs, priced_in_few_programs
 from .host_calls import with_calls
 
 FAILED = Priced(math.inf, math.inf, math.inf, "failed")
@@ -100,7 +101,17 @@ class CostPricer:
         queries = {v.query.key.digest: v.query for variants in asked for v in variants}
         failed = set() if self.forgiving else set(self.store.failures(queries))
         prices = self._prices(queries)
-        return [with_calls(_cheapest(variants, prices, failed), c) for c, variants in zip(found, asked)]
+        return [self._whole(c, variants, _cheapest(variants, prices, failed)) for c, variants in zip(found, asked)]
+
+    def _whole(self, candidate: Candidate, variants: Sequence[ScheduleVariant], priced: Priced) -> Priced:
+        """A candidate's price; a predicted one is at least the time of its function's calls on the host, or that which
+        the few programs of its kernel need on a GPU."""
+        priced = with_calls(priced, candidate)
+        if priced.source == "measured" or (programs := few_programs(candidate)) == math.inf:
+            return priced
+        query = variants[0].query
+        roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
+        return priced_in_few_programs(priced, programs, query, roofline)
 
     def measured(self, candidate: Candidate) -> list[Priced]:
         """The prices of a candidate in all schedules that were measured on this machine, the fastest first."""

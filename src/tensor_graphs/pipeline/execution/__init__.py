@@ -2,6 +2,6 @@
 
 In: callables and values.
 Out: results, and medians of times.
-Imports: backends.generate, backends.program, backends.program.launch, backends.runtime, costdb.keys, egraph.evaluate,
-    egraph.ir, errors, extract.model, pipeline.sources, report, wording.
+Imports: backends.generate, backends.program, backends.program.launch, backends.runtime, backends.tuning, costdb.keys,
+    egraph.evaluate, egraph.ir, errors, extract.model, pipeline.sources, report, wording.
 """

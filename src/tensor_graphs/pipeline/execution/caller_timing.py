@@ -15,19 +15,20 @@ from ...wording import spelled_us
 from ..sources.caller import Caller, CallerProgram
 from .timing import (
     FEW,
+    FEW_S,
     QUEUED,
     Instant,
     Run,
     call_clock_of,
+    device_alone,
     is_surely_faster,
     repeated,
     sampled,
     why_not_faster,
 )
 
-#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core; minimum for FEW
-#: samples.
-SHARE_S, LEAST_S, FEW_S = 1.0, 0.1, 0.4
+#: Seconds of timing: maximum; minimum even if the budget is exhausted, without waits for a core.
+SHARE_S, LEAST_S = 1.0, 0.1
 NOISE = 0.04  # relative margin by which the caller's function must be faster to win
 SHORT_US = 50.0  # calls shorter than this many µs are repeated until a sample is as long
 
@@ -58,7 +59,7 @@ def why_program_runs(
     calls: dict[str, Run] = {
         "caller": lambda: caller.call(given), "program": lambda: program(*given), "wrapped": lambda: wrapped(*given)
     }  # fmt: skip
-    with _inference(caller):
+    with _inference(caller), device_alone(caller.device):
         known = first or {}
         long = sum(known.values()) > 1e6 * (until - time.perf_counter())
         samples = {name: [known[name] if long else clock(calls[name])] for name in ("caller", "program")}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import inf, sqrt
 from statistics import median
 from typing import Any
 
+from ...backends.tuning.gpu_lock import gpu_alone
 from ...costdb.keys.device import GPU_KIND
 from ...wording import counted, spelled_us
 
@@ -96,6 +99,12 @@ def repeated(call: Run, times: int) -> Run:
     return call if times == 1 else calls
 
 
+def device_alone(device: str) -> AbstractContextManager[None]:
+    """Context in which whole calls on a device are timed: on a GPU, measuring processes of other searches that share
+    the lock wait meanwhile (`gpu_alone`)."""
+    return gpu_alone() if device.startswith(GPU_KIND) else nullcontext()
+
+
 FLUSHES = 10  # writes of a buffer before a timed call: together longer than the host takes to launch a call
 
 
@@ -117,6 +126,12 @@ def cold_clock_of(device: str) -> Callable[[Run], float]:
         return gpu_us(call)
 
     return us
+
+
+FEW, FEW_NOISE = 5, 0.25
+"""Below FEW samples, differences must exceed FEW_NOISE (relative)."""
+FEW_S = 0.4
+"""Seconds that FEW rounds may take although time is up."""
 
 
 SETTLED = 0.02
@@ -164,13 +179,16 @@ def sampled(
     return samples
 
 
+def after_few(ended: Callable[[], bool], seconds: float = FEW_S) -> Callable[[], bool]:
+    """The predicate `ended` for one call of `sampled`, but not before FEW rounds are counted, if these take less than
+    `seconds`: single samples tell no tenth from noise, and a round takes a millisecond."""
+    rounds, until = itertools.count(1), time.perf_counter() + seconds
+    return lambda: (next(rounds) > FEW or time.perf_counter() >= until) and ended()
+
+
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
     """Median time of each call in µs; `how`: keyword arguments of `sampled`, such as `seconds`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
-
-
-FEW, FEW_NOISE = 5, 0.25
-"""Below FEW samples, differences must exceed FEW_NOISE (relative)."""
 
 
 def margin(one: Sequence[float], other: Sequence[float], noise: float) -> float:
