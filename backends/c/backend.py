@@ -24,10 +24,11 @@ from ...egraph.view.view import EGraphView
 from ...extract.fusion.policy import FUSION_POLICIES, FusionPolicy
 from ...extract.model.kernel import Backend, Call, Template
 from ...imported import installed
+from ..generate.backend_lowering import Lowering
 from ..generate.emitter import Lowered
 from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
-from ..generate.lowerings import Lowering, Lowerings
+from ..generate.lowerings import Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..generate.weight_layouts import channels_innermost, channels_last, even
 from ..ir.expr import walk

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from ...egraph.composites.composite_ops import expand
+from ...egraph.composites.composite import expand
 from ...egraph.ir.memo import memo
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.ops.ops import OPS

@@ -1,7 +1,8 @@
 """Defines backends that generate kernels for the fusion groups (terms for one kernel) of an e-graph view, and such
 kernels for every size.
 
-A `KernelGenerator` describes a backend and is immutable; its `Lowering` (lowerings.py) belongs to one optimization.
+A `KernelGenerator` describes a backend and is immutable; its `Lowering` (backend_lowering.py) belongs to one
+optimization.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from ..contract import BackendBase
 from ..gpu_backend import GpuBackend
 from ..ir.precision import IEEE, PRECISIONS
 from .any_size import sized_kernel
+from .backend_lowering import Lowering
 from .emitter import Emitter
-from .lowerings import Lowering, Lowerings
+from .lowerings import Lowerings
 from .template import GeneratedKernel, template_of
 
 

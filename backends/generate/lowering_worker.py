@@ -1,8 +1,8 @@
 """Lowers terms to kernels in worker processes, for the generating backends.
 
 A job is one lowering request: terms, layouts of operands and results, names of the weights. The worker runs the same
-code as the parent (lowerings.py) and sends back the lowered kernels. Messages are pickles over private pipes between
-two processes of one program; none are stored in files.
+code as the parent (backend_lowering.py) and sends back the lowered kernels. Messages are pickles over private pipes
+between two processes of one program; none are stored in files.
 """
 
 from __future__ import annotations

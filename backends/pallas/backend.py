@@ -15,9 +15,10 @@ from ...extract.model.kernel import Call
 from ...imported import installed
 from ..contract import Measuring
 from ..device import TargetDevice
+from ..generate.backend_lowering import Lowering
 from ..generate.generator import KernelGenerator
 from ..generate.lowering_requests import LoweringRequest
-from ..generate.lowerings import Lowering, Lowerings
+from ..generate.lowerings import Lowerings
 from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import Precision
 from .emitter import EMITTER

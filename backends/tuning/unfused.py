@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ...egraph.composites.composite_ops import expand
+from ...egraph.composites.composite import expand
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.patterns.pattern import PatternCall, Var

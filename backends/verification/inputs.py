@@ -14,7 +14,7 @@ training step's) are scaled as weights are initialized, so that values neither g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,13 +28,11 @@ from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import HALVES
-from .ties import Alike, alike_inputs, behind_views, made_alike, tied_inputs
+from .index_bounds import GIVEN, index_bounds, sources
+from .ties import Alike, alike_inputs, made_alike, tied_inputs
 from .uniform_lines import make_lines_uniform
 
 Array = np.ndarray[Any, Any]
-GIVEN = ("input", "state")  # leaves that a call provides
-#: Ops besides those that move elements which indices pass through.
-PASSED = {"cast", "where", "add", "minimum", "maximum"}
 ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
 LARGE = (1e-3, -1e-3, 100.0, -100.0, 3e3, -3e3)  # only if no value of the graph is a 16-bit float
 LIMIT = 1e4  # largest constant that floats are drawn near: -1e9 and the like only mask
@@ -109,7 +107,7 @@ def _fan_ins(nodes: Sequence[Tensor]) -> dict[str, int]:
     for node in nodes:
         if node.is_leaf or (len(node.args) == 1 and (node.entry.moves or node.op == "cast")):
             continue
-        leaves = [next(iter(_sources(a)), None) for a in node.args]
+        leaves = [next(iter(sources(a)), None) for a in node.args]
         for at, leaf in enumerate(leaves):
             if leaf is None or leaf.op != "input":
                 continue
@@ -133,7 +131,7 @@ def _spread(graph: Graph, nodes: Sequence[Tensor], found: dict[str, InputDistrib
         {
             str(leaf.attr("name"))
             for n in graph.nodes() if n.entry.index_operand is not None and n.entry.negative_indices is negative
-            for leaf in _sources(n.args[n.entry.index_operand]) if leaf.op in kinds
+            for leaf in sources(n.args[n.entry.index_operand]) if leaf.op in kinds
         }
         for negative in (True, False)
     )  # fmt: skip
@@ -185,12 +183,12 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
     if node.op == "cast" and node.dtype == "bool":
         for name in from_[0]:
             found[name].near.add(0)
-    if node.op in ("lt", "le") and any(n.op == "full" and n.attr("value") == 0 for a in node.args for n in _sources(a)):
+    if node.op in ("lt", "le") and any(n.op == "full" and n.attr("value") == 0 for a in node.args for n in sources(a)):
         for name in from_[0] | from_[1]:  # the graph handles negative indices itself
             found[name].signed = True
     if node.op in ("lt", "le", "eq", "maximum", "minimum"):
         for names, other in zip(from_, node.args[::-1]):
-            base = next(iter(_sources(other)), None)
+            base = next(iter(sources(other)), None)
             for name in names:
                 if base is not None and base.op == "iota" and node.op in ("lt", "le", "eq"):
                     found[name].counted = int(concrete(base.shape)[base.attr("axis")])
@@ -200,66 +198,12 @@ def _roles_of_operands(node: Tensor, from_: Sequence[frozenset[str]], found: dic
                     found[name].limits.add(float(base.attr("value")))
 
 
-def _sources(node: Tensor) -> Iterable[Tensor]:
-    """The leaf from which a value is derived by unary views and casts, as a sequence of one; empty if there is none."""
-    while (node.entry.moves or node.op == "cast") and len(node.args) == 1:
-        node = node.args[0]
-    return () if node.args else (node,)
-
-
 def _whole_power(node: Tensor) -> bool:
     """Whether a node is a power with a constant integer exponent, which is defined for negative bases."""
     if node.op != "pow":
         return False
-    base = next(iter(_sources(node.args[1])), None)
+    base = next(iter(sources(node.args[1])), None)
     return base is not None and base.op == "full" and float(base.attr("value")).is_integer()
-
-
-def index_bounds(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, int]:
-    """Name of each input and state (or leaf of other `kinds`) used as indices, also through views, casts and index
-    arithmetic -> number of elements that it indexes.
-
-    The smallest one, if it is used several times. In an index i * k + j of an axis that several axes were merged to, j
-    counts to k.
-    """
-    bounds: dict[str, int] = {}
-    seen: dict[int, int] = {}
-    for node in graph.nodes():
-        if node.entry.index_operand is not None:
-            size = node.entry.indexed_size(node.args[0].shape, dict(node.attrs))
-            if isinstance(size, int):
-                _bound(node.args[node.entry.index_operand], size, kinds, bounds, seen)
-    return bounds
-
-
-def _bound(node: Tensor, size: int, kinds: Sequence[str], bounds: dict[str, int], seen: dict[int, int]) -> None:
-    """Add the bounds of the leaves from which the index `node` of `size` elements is computed. `seen`: sizes of nodes
-    that were visited, by id."""
-    stack = [(node, size)]
-    while stack:
-        node, size = stack.pop()
-        if seen.get(id(node), size + 1) <= size:
-            continue
-        seen[id(node)] = size
-        if node.op in kinds:
-            name = str(node.attr("name"))
-            bounds[name] = min(bounds.get(name, size), size)
-        elif node.op == "add" and (steps := [k for k in map(_step, node.args) if k is not None]):
-            stack += [(a, size if _step(a) is not None else min(size, min(steps))) for a in node.args]
-        elif (step := _step(node)) is not None:
-            stack += [(a, max(size // step, 1)) for a in node.args]
-        elif node.op in PASSED or node.entry.moves:
-            stack += [(a, size) for a in node.args]
-
-
-def _step(node: Tensor) -> int | None:
-    """The constant above 1 by which an index is multiplied, also behind views; None if it is not multiplied by one."""
-    node = behind_views(node)
-    if node.op != "mul":
-        return None
-    constants = [n for a in node.args for n in _sources(a) if n.op == "full"]
-    value = constants[0].attr("value") if len(constants) == 1 else 0
-    return int(value) if value > 1 and value == int(value) else None
 
 
 # ---------------------------------------------------------------- values
@@ -421,7 +365,6 @@ def special_floats(values: Mapping[str, Array], rng: np.random.Generator) -> dic
 
 __all__ = [
     "InputDistribution",
-    "index_bounds",
     "input_distributions",
     "inputs",
     "odd_numbers",

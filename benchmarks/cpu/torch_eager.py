@@ -95,7 +95,7 @@ def random_inputs(graph: Graph, seed: int = 0) -> Sequence[Any]:
     """NumPy values for a graph's inputs."""
     import numpy as np
 
-    from tensor_graphs.backends.verification.inputs import index_bounds
+    from tensor_graphs.backends.verification.index_bounds import index_bounds
     from tensor_graphs.verification.reference import sample_inputs
 
     found = sample_inputs(graph.inputs, np.random.default_rng(seed), index_bounds(graph))

@@ -46,7 +46,7 @@ from tensor_graphs.backends.program.launch.poison import poisoned
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.tuning.compile_pool import CompilePool
-from tensor_graphs.backends.verification.inputs import index_bounds
+from tensor_graphs.backends.verification.index_bounds import index_bounds
 from tensor_graphs.backends.verification.torch_reference import evaluate_tensors
 from tensor_graphs.egraph.evaluate.interpret import expand_all
 from tensor_graphs.egraph.ir.graph import Graph

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from tensor_graphs.egraph.composites.composite_ops import expand
+from tensor_graphs.egraph.composites.composite import expand
 from tensor_graphs.egraph.ir.tensor import LEAVES, Tensor
 from tensor_graphs.egraph.ops.index_maps import AffineMap, BroadcastMap, ReshapeMap
 from tensor_graphs.egraph.types.dims import concrete

@@ -127,7 +127,7 @@ def gpu_facts() -> dict[str, Any]:
         import torch
     except ImportError:
         return {}
-    if not torch.cuda.is_available():
+    if not hasattr(torch, "cuda") or not torch.cuda.is_available():  # no `cuda`: a user's own folder `torch`
         return {}
     found = torch.cuda.get_device_properties(0)
     return {

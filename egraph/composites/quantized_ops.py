@@ -21,7 +21,7 @@ from ..builders import builders as t
 from ..ir.tensor import Tensor, make
 from ..ops import op_flops
 from ..types.dims import Dim, Shape
-from .composite_ops import composite
+from .composite import composite
 
 #: Forms of packed numbers: whole numbers without and with sign (two's complement), and the 4-bit float e2m1.
 FORMS = ("unsigned", "signed", "e2m1")

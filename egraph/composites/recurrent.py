@@ -11,7 +11,8 @@ from ..builders import builders as t
 from ..ir.tensor import Tensor, make
 from ..ops.recurrence import scan
 from ..types.dims import Dim, DimExpr
-from .composite_ops import expand, relu, sigmoid, softplus
+from .composite import expand
+from .composite_ops import relu, sigmoid, softplus
 
 #: Maximum number of cells (steps x layers x directions) for which the unrolled form is added to the e-graph.
 UNROLLED = 32

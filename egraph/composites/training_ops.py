@@ -18,7 +18,8 @@ from ..ir.tensor import Tensor
 from ..ops import op_flops
 from ..ops.laws_training import operands_of_gradient
 from ..types.dims import Dim, Shape, concrete, volume
-from .composite_ops import batch_norm, by_group, causal_mask, composite, inverse, over_channels
+from .composite import composite
+from .composite_ops import batch_norm, by_group, causal_mask, inverse, over_channels
 
 training_op = partial(composite, kernels_may_lack=True)
 

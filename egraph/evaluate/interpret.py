@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ..composites import quantized_ops, training_ops
-from ..composites.composite_ops import expand
+from ..composites.composite import expand
 from ..ir.graph import Graph
 from ..ir.memo import memo
 from ..ir.tensor import Tensor, make, topological

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...errors import ExtractionError
 from ..blocks.block_order import weight_only
-from ..composites.composite_ops import expand
+from ..composites.composite import expand
 from ..ir.graph import Graph
 from ..ir.tensor import LEAVES, Tensor, make, topological
 from ..ops.ops import Type

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
-import numpy as np
-
 from ..model.scc import strongly_connected_components
 from .dominators import Item, always_on, class_graph, items_of, must_sets
 from .greedy import path_bounds
 from .problem import ProblemRows
+from .row_reductions import MustSums, closure, undominated, without_supersets
 
 MANY_ROWS = 100
 """The deadline is checked before classes with more rows than this."""
@@ -30,10 +29,6 @@ PAIRWISE_ROWS = 1_500
 
 
 SUM_BOUND_CLASSES = 6_000
-
-
-MAX_FILL_IN_READS = 12
-"""A zero-cost class with one row is replaced by its children if that adds at most this number of reads."""
 
 
 @dataclass(frozen=True)
@@ -191,9 +186,9 @@ class Presolver:
             if not row[0].kids:
                 self.items[c] = row[:1]
             elif self.must is not None and len(row) <= PAIRWISE_ROWS:
-                self.items[c] = _undominated(row, self.must)
+                self.items[c] = undominated(row, self.must)
             else:
-                self.items[c] = _without_supersets(row)
+                self.items[c] = without_supersets(row)
 
     def prune_by_bound(self, upper: float) -> None:
         """Drop rows whose lower bound exceeds `upper`."""
@@ -217,9 +212,9 @@ class Presolver:
                 self.items[c] = keep
                 self.lossy = True
 
-    def _must_sums(self, least: list[float]) -> _MustSums | None:
+    def _must_sums(self, least: list[float]) -> MustSums | None:
         weight = [0.0 if c in self.on else cost for c, cost in enumerate(least)]
-        return _MustSums(self.must, weight) if self.must is not None and any(weight) else None
+        return MustSums(self.must, weight) if self.must is not None and any(weight) else None
 
     def move_costs(self, keep_all: bool) -> None:
         """Move the least cost of each always-on class (in every solution) to `constant`, and that of a class with one
@@ -262,7 +257,7 @@ class Presolver:
         }
         for c in self.on:
             readers[c] += 1
-        gone, expanded = _closure(free, readers)
+        gone, expanded = closure(free, readers)
         if not gone:
             return
         self.fixed += [self.items[c][0].row for c in free if c in gone]
@@ -301,94 +296,3 @@ class Presolver:
         rows = self.rows()
         rows.kids = [tuple(sorted(kids)) for kids in rows.kids]
         return PresolvedRows(rows, [i.row for row in self.items for i in row], self.fixed, self.constant)
-
-
-class _MustSums:
-    """Sums of the least costs of all classes in the must sets of given children."""
-
-    def __init__(self, must: list[int], weight: list[float]) -> None:
-        self.must, self.bytes = must, (len(must) + 7) // 8
-        self.weight = np.zeros(self.bytes * 8)
-        self.weight[: len(weight)] = weight
-        self.mask = sum(1 << c for c, w in enumerate(weight) if w > 0)
-        self.memo: dict[int, float] = {}
-
-    def of(self, kids: Iterable[int]) -> float:
-        bits = self.mask & reduce(or_, [self.must[k] for k in kids], 0)
-        found = self.memo.get(bits)
-        if found is None:
-            packed = np.frombuffer(bits.to_bytes(self.bytes, "little"), np.uint8)
-            found = self.memo[bits] = float(np.unpackbits(packed, bitorder="little") @ self.weight)
-        return found
-
-
-def _undominated(row: list[Item], must: list[int]) -> list[Item]:
-    """Rows (sorted by cost) that no other row dominates modulo must sets; one of each group of equal rows stays."""
-    own = [reduce(or_, [1 << k for k in i.kids], 0) for i in row]
-    beyond = [~reduce(or_, [must[k] for k in i.kids], 0) for i in row]  # complement of the children's must sets
-    kept: list[int] = []
-    for i, outside in enumerate(beyond):
-        if not any(not own[j] & outside for j in kept):
-            kept.append(i)
-    if len(kept) == 1:
-        return [row[kept[0]]]
-    return [
-        row[i]
-        for n, i in enumerate(kept)
-        if not any(row[j].cost == row[i].cost and not own[j] & beyond[i] and own[i] & beyond[j] for j in kept[n + 1 :])
-    ]
-
-
-def _without_supersets(row: list[Item]) -> list[Item]:
-    keep: list[Item] = []
-    seen: set[frozenset[int]] = set()
-    single: set[int] = set()
-    for item in row:
-        if item.kids in seen or not single.isdisjoint(item.kids):
-            continue
-        if len(row) <= 200 and any(other.kids <= item.kids for other in keep):
-            continue
-        seen.add(item.kids)
-        keep.append(item)
-        if len(item.kids) == 1:
-            single |= item.kids
-    return keep
-
-
-def _closure(free: dict[int, frozenset[int]], readers: list[int]) -> tuple[set[int], dict[int, set[int]]]:
-    """(classes replaced by their children, expansion of each replaced class through other replaced ones).
-
-    `free`: zero-cost classes with one row, without cycles because all have finite terms; `readers`: rows that read each
-    class, plus 1 for a root.
-
-    A class with several readers is replaced if its expansion adds at most MAX_FILL_IN_READS reads. The expansion of a
-    replaced class with one reader that is replaced too is merged into the reader's and has no entry: all expansions
-    together are no larger than the rows were.
-    """
-    gone: set[int] = set()
-    expanded: dict[int, set[int]] = {}
-    seen: set[int] = set()
-    for start in free:
-        stack = [(start, False)]
-        while stack:
-            c, ready = stack.pop()
-            if not ready:
-                if c not in seen:
-                    seen.add(c)
-                    stack.append((c, True))
-                    stack += [(k, False) for k in free[c] if k in free and k not in seen]
-                continue
-            reads = sum([len(expanded[k]) if k in gone else 1 for k in free[c]])
-            if not (reads <= 1 or readers[c] <= 1 or reads * readers[c] <= MAX_FILL_IN_READS):
-                continue
-            own = [expanded.pop(k) for k in free[c] if k in gone and readers[k] <= 1]
-            whole = max(own, key=len, default=set[int]())
-            for part in own:
-                whole |= part
-            for k in free[c] - gone:
-                whole.add(k)
-            for k in free[c] & gone:
-                whole |= expanded.get(k, set())
-            gone.add(c)
-            expanded[c] = whole
-    return gone, expanded

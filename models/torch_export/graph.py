@@ -24,6 +24,7 @@ from . import aten_views
 from .arrays import dtype_name, to_numpy
 from .aten_ops import IGNORED, TABLE
 from .aten_pointwise import number
+from .declared_results import check_shape, empty_results
 from .missing import Missing
 from .output_structure import output_names, structure_of
 from .symbolic_sizes import SymbolicSizes
@@ -289,7 +290,7 @@ class ExportReader:
         builder = self._builder(overload, (args, named), value)
         if builder is None:
             return self._note(overload)
-        if (nothing := _empty(value)) is not None:
+        if (nothing := empty_results(value)) is not None:
             return nothing
         found = builder(*args, **named)
         if isinstance(found, Tensor) and hasattr(value, "dtype"):
@@ -313,7 +314,7 @@ class ExportReader:
 
         Raises BadModelError if a static shape differs: a bug of the builder.
         """
-        _check_shape(found, value, overload)
+        check_shape(found, value, overload)
         return t.cast(found, dtype_name(value.dtype))
 
     def _one_of(self, made: Any, value: Any, overload: str) -> Any:
@@ -326,9 +327,9 @@ class ExportReader:
         """
         if not isinstance(made, Tensor) or not hasattr(value, "dtype"):
             return made
-        if (nothing := _empty(value)) is not None:
+        if (nothing := empty_results(value)) is not None:
             return nothing
-        _check_shape(made, value, overload)
+        check_shape(made, value, overload)
         traced = dtype_name(value.dtype)
         return t.cast(made, traced) if {made.dtype, traced} & set(HALVES) and is_float(traced) else made
 
@@ -342,25 +343,6 @@ class ExportReader:
         if type(item).__name__ == "dtype":
             return str(item).removeprefix("torch.") if item.is_complex else dtype_name(item)
         return item
-
-
-def _check_shape(found: Tensor, value: Any, overload: str) -> None:
-    """Raise BadModelError if a static shape differs from the one that PyTorch declares."""
-    shape = tuple(value.shape)
-    if all(type(d) is int for d in (*shape, *found.shape)) and shape != found.shape:
-        raise BadModelError(f"{overload} gives {found.type}, PyTorch says {list(shape)}", hint="please report this")
-
-
-def _empty(value: Any) -> Any:
-    """Return the results of an operator as tensors without elements, from their declared types; None unless every
-    result has zero elements."""
-    if isinstance(value, list | tuple):
-        found = [_empty(v) for v in value]
-        return found if found and all(isinstance(v, Tensor) for v in found) else None
-    shape = tuple(getattr(value, "shape", ()))
-    if not all(type(d) is int for d in shape) or 0 not in shape or value.is_complex():
-        return None
-    return t.zeros(shape, dtype_name(value.dtype))
 
 
 def _live(graph: Any, writes: Mapping[Any, Any]) -> set[Any]:

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from ...egraph.builders import builders as api
-from ...egraph.composites.composite_ops import expand
+from ...egraph.composites.composite import expand
 from ...egraph.ir.tensor import Tensor, make
 from ...egraph.ops.ops import OPS
 from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms, variables

@@ -8,7 +8,7 @@ from itertools import repeat
 from typing import Any
 
 from ...egraph.builders import builders as api
-from ...egraph.composites.composite_ops import expand
+from ...egraph.composites.composite import expand
 from ...egraph.ir.tensor import Tensor, make
 from ...egraph.ops.ops import Op
 from ..semantics.solver import OutOfScope

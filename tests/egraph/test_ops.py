@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensor_graphs.egraph.builders import builders as t
-from tensor_graphs.egraph.composites.composite_ops import expand
+from tensor_graphs.egraph.composites.composite import expand
 from tensor_graphs.egraph.evaluate.interpret import apply, evaluate
 from tensor_graphs.egraph.ir.tensor import LEAVES, make, topological
 from tensor_graphs.egraph.ops.laws_training import ATTENTION_ORDER

@@ -27,7 +27,7 @@ from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.patterns.rule import Rule
-from tensor_graphs.egraph.saturate import engine, engine_bounds, saturate
+from tensor_graphs.egraph.saturate import bindings, engine_bounds, saturate
 from tensor_graphs.egraph.saturate.engine_bounds import Bounds, Deadline, MemoryLimit, Stopped
 from tensor_graphs.egraph.saturate.language import RUN
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block, saturate_blocks
@@ -407,7 +407,7 @@ def test_tables_are_read_and_then_gone(in_memory: bool, tmp_path: Path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if not in_memory:
         monkeypatch.delattr(os, "memfd_create", raising=False)
-    with engine.readable("1\t2\n") as path:
+    with bindings.readable("1\t2\n") as path:
         assert Path(path).read_text() == "1\t2\n" and bool(list(tmp_path.iterdir())) is not in_memory
     assert not Path(path).exists() and not list(tmp_path.iterdir())
     view = saturate_block(qkv(), RULES, session=InProcess())

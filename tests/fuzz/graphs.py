@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.egraph.composites import composite_ops as composite
+from tensor_graphs.egraph.composites.composite import expand
 from tensor_graphs.egraph.composites.recurrent import layers
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
@@ -210,7 +210,7 @@ class Grower:
         """A node of an op over fitting values. Raises Unfit if there are none."""
         made = (_OWN.get(op) or _LAWS.get(OPS[op].law) or _unfit)(self, op)
         while made.entry.composite and self.rng.random() < 0.35:
-            made = composite.expand(made)
+            made = expand(made)
         return made
 
     def graph(self, steps: int) -> Case:

@@ -28,7 +28,6 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
 
 import tensor_graphs as tg
@@ -222,7 +221,9 @@ def reason(error: TensorGraphsError) -> str:
 
 # ---------------------------------------------------------------- the whole database
 def entries(only: str = "", shard: tuple[int, int] = (0, 1)) -> Iterator[Any]:
-    """The entries of a shard."""
+    """The entries of a shard. PyTorch's module of them takes seconds to import."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
     for n, entry in enumerate(op_db):
         if n % shard[1] == shard[0] and (not only or entry.name == only):
             yield entry

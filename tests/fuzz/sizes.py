@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import tensor_graphs as tg
-from tensor_graphs.backends.verification.inputs import index_bounds
+from tensor_graphs.backends.verification.index_bounds import index_bounds
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, make

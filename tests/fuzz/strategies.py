@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tensor_graphs.backends.verification.inputs import index_bounds
+from tensor_graphs.backends.verification.index_bounds import index_bounds
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.types.dims import volume
 from tensor_graphs.verification.reference import sample_inputs

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .opinfo import UNDEFINED
+from . import opinfo
 from .torch_comparison import Arguments, altered_values, described, laid_out
 
 Function = Callable[..., Any]
@@ -89,7 +88,7 @@ class Program:
 @cache
 def entries() -> list[Any]:
     """Entries whose results are defined."""
-    return [e for e in op_db if not UNDEFINED.search(e.name) and "jiterator" not in e.name]
+    return [e for e in opinfo.entries() if not opinfo.UNDEFINED.search(e.name) and "jiterator" not in e.name]
 
 
 @cache

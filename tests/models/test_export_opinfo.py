@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's internal test helpers need expecttest")
-invocations = pytest.importorskip(
-    "torch.testing._internal.common_methods_invocations", reason="no OpInfo in this PyTorch"
+
+from tests.fuzz import (  # noqa: E402
+    opinfo,
+    torch_draws,
+    torch_values,
 )
-
-
-from tests.fuzz import torch_draws, torch_values  # noqa: E402
 from tests.fuzz.opinfo import drawn, sample_of  # noqa: E402
 from tests.fuzz.torch_comparison import compared  # noqa: E402
 from torch.utils._pytree import tree_structure, tree_unflatten  # noqa: E402
@@ -251,9 +252,12 @@ REFUSED = {
     "cholesky": "cholesky.default",
 }
 
-ENTRIES: dict[str, list[Any]] = {}
-for _entry in invocations.op_db:
-    ENTRIES.setdefault(_entry.name, []).append(_entry)
+
+@cache
+def entry_of(name: str) -> Any:
+    """The first entry of a name; skips the test where PyTorch has no OpInfo."""
+    pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="no OpInfo in this PyTorch")
+    return next(opinfo.entries(name))
 
 
 def _samples(entry: Any, count: int) -> list[Any]:
@@ -265,7 +269,7 @@ def _samples(entry: Any, count: int) -> list[Any]:
 
 def _compare(names: Sequence[str], samples: Sequence[Any] | None = None) -> None:
     """Export samples of several entries as one program, because exporting costs far more than evaluating."""
-    entries = {name: ENTRIES[name][0] for name in names}
+    entries = {name: entry_of(name) for name in names}
     calls = [
         (n, one.tensors, one.function)
         for n, e in entries.items() for s in samples or _samples(e, SAMPLES) for one in [sample_of(e, s)]
@@ -300,7 +304,7 @@ def test_samples_match_eager(names: list[str]) -> None:
 
 @pytest.mark.parametrize("name", SKIPPED)
 def test_entries_with_refused_samples_match_in_the_others(name: str) -> None:
-    for sample in _samples(ENTRIES[name][0], 4):
+    for sample in _samples(entry_of(name), 4):
         try:
             return _compare([name], [sample])
         except UnsupportedError:

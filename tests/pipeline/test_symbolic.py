@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import tensor_graphs as tg
 from tensor_graphs.backends.registry import backend
-from tensor_graphs.backends.verification.inputs import index_bounds
+from tensor_graphs.backends.verification.index_bounds import index_bounds
 from tensor_graphs.egraph.builders import builders
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.evaluate.interpret import evaluate

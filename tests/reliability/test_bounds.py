@@ -43,7 +43,7 @@ from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
 from tensor_graphs.extract.solve import dominators as must
-from tensor_graphs.extract.solve import frontier_dp, presolver
+from tensor_graphs.extract.solve import frontier_dp, row_reductions
 from tensor_graphs.extract.solve.label_setting import LabelSetting
 from tensor_graphs.extract.solve.problem import Problem, ProblemRows
 from tensor_graphs.extract.solve.serialize import read_egraph
@@ -758,13 +758,13 @@ def chained(n: int) -> tuple[dict[int, frozenset[int]], list[int]]:
 
 def test_expansions_of_replaced_classes_are_no_larger_than_the_rows() -> None:
     free, readers = chained(400)
-    gone, expanded = presolver._closure(free, readers)
+    gone, expanded = row_reductions.closure(free, readers)
     assert gone == set(free) and expanded == {0: set(range(400, 800))}
 
 
 def test_classes_with_several_readers_are_not_copied_into_all_of_them() -> None:
     free, readers = chained(400)
-    gone, expanded = presolver._closure(free, [2] * 400 + readers[400:])
+    gone, expanded = row_reductions.closure(free, [2] * 400 + readers[400:])
     assert sum(map(len, expanded.values())) < 12 * 400 and gone < set(free)
 
 

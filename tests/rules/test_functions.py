@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tensor_graphs.egraph.builders import builders as api
-from tensor_graphs.egraph.composites.composite_ops import expand
+from tensor_graphs.egraph.composites.composite import expand
 from tensor_graphs.egraph.evaluate.interpret import expand_all
 from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.patterns.pattern import build

@@ -18,7 +18,7 @@ from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.verification import compare, rounding_noise
 from tensor_graphs.backends.verification import inputs as drawing
-from tensor_graphs.backends.verification.inputs import index_bounds
+from tensor_graphs.backends.verification.index_bounds import index_bounds
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph

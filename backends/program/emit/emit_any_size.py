@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ....egraph.composites.composite_ops import expand
+from ....egraph.composites.composite import expand
 from ....egraph.ir.size_conditions import conditions
 from ....egraph.ir.tensor import Tensor, make, rebuild, structural_digest, topological
 from ....egraph.ops.ops import Type

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..backends.verification.inputs import index_bounds
+from ..backends.verification.index_bounds import index_bounds
 from ..egraph.blocks.blocks import BlockInstance, Blocks
 from ..egraph.explain.explain import Explanation, classes_of, derive, explain
 from ..egraph.explain.replay import ReplayResult, check

@@ -19,7 +19,7 @@ import numpy as np
 from .. import cache_folder, settings
 from ..backends.program.program import Program
 from ..backends.tuning.keys import key_of
-from ..backends.verification.inputs import index_bounds
+from ..backends.verification.index_bounds import index_bounds
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import structural_digest
 from ..errors import UsageError

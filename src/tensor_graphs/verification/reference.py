@@ -10,7 +10,8 @@ import numpy as np
 
 from ..backends.runtime.upload import copied_bytes
 from ..backends.verification import inputs as drawing
-from ..backends.verification.inputs import index_bounds, random_indices
+from ..backends.verification.index_bounds import index_bounds
+from ..backends.verification.inputs import random_indices
 from ..costdb.keys import rates
 from ..costdb.keys.device import gpu_facts
 from ..egraph.evaluate.interpret import evaluate, expanded

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..backends.runtime.marshalling import is_torch
-from ..backends.verification.inputs import index_bounds, random_indices
+from ..backends.verification.index_bounds import index_bounds
+from ..backends.verification.inputs import random_indices
 from ..backends.verification.rounding_noise import RoundingSensitivity
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted

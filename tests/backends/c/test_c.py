@@ -558,6 +558,7 @@ def test_a_torch_that_cannot_be_used(content: str, why: str, monkeypatch: pytest
     (tmp_path / "torch" / "__init__.py").write_text(content)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch", raising=False)
+    device.gpu_facts.cache_clear()
     assert c.BACKEND.template([t.tanh(t.input("x", (3,)))]).name
     with pytest.raises(DeviceUnavailableError, match=why):
         emission.executed("import torch\n", "case")
@@ -569,6 +570,7 @@ def test_a_torch_that_cannot_be_used(content: str, why: str, monkeypatch: pytest
     finally:
         BROKEN.pop("torch", None)
         sys.modules.pop("torch", None)  # the other one
+        device.gpu_facts.cache_clear()
     assert made.report.backend == "numpy + c on cpu" and re.search(why, str(made.report.warnings))
 
 

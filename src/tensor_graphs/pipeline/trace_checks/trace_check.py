@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...backends.verification.inputs import index_bounds
+from ...backends.verification.index_bounds import index_bounds
 from ...egraph.evaluate.interpret import evaluate
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
