@@ -3,6 +3,7 @@ diagnosis of a plan that failed."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class AttemptVerifier:
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
     over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
     late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
+    allowed_s: Callable[[], float] = lambda: math.inf  # seconds that verification on one input may take
     now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
@@ -99,7 +101,7 @@ class AttemptVerifier:
         verdict = verify(
             self.graph, run, tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
-            device=program.tensors, enough=self.over, poll=poll,
+            device=program.tensors, enough=self.over, poll=poll, allowed_s=self.allowed_s(),
         )  # fmt: skip
         if sum(r.type.nbytes for r in self.graph.roots) > NOISE_BYTES:
             self.disturbed.clear()
