@@ -216,11 +216,12 @@ class Session:
     @property
     def verifying_s(self) -> float:
         """Seconds that verification on one input may take: what is left of the budget, at least VERIFYING_S and LATE
-        times the budget. Outputs that are expected to take far longer are compared in part. No limit with the option
-        `deterministic`."""
+        times the budget; not more after Ctrl-C. Outputs that are expected to take far longer are compared in part. No
+        limit with the option `deterministic`."""
         if self.options.deterministic:
             return math.inf
-        return max(VERIFYING_S, LATE * self.options.budget, self.left - self.expected.ending_s)
+        left = 0.0 if self.progress.stopped else self.left - self.expected.ending_s
+        return max(VERIFYING_S, LATE * self.options.budget, left)
 
     def verified(self) -> None:
         """Note that a program was verified. Warns if that alone took longer than the budget."""

@@ -18,15 +18,17 @@ from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
 from ...extract.model.work import graph_flops
-from ...report.omissions import Omission
+from ...report.omissions import Omission, OmittedWork
 from ...verification.accumulation import summation_error
 from ...verification.comparison import FAR, Tolerance, Verification
 from ...verification.diagnose import Diagnosis, diagnose
+from ...verification.partial_comparison import affordable_cuts, takes_too_long
 from ...verification.reference import KEPT_BYTES
 from ...verification.verify import verify
 from ..execution.run_program import check_order, compiled_beside, run_again, run_first
 
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
+BRIEF_S = 2.0  # seconds of the comparison that still follows a request to stop
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
 
@@ -108,6 +110,20 @@ class AttemptVerifier:
         if verdict.passed and (omission := Omission.of(verdict.omitted)):
             self.omitted.append(omission)
         return verdict, self.problem(program, verdict, poll)
+
+    def brief(self, program: Program) -> Verification | None:
+        """Verdict on one input after a request to stop; None if it is over tolerance, or if not even a part of the
+        outputs can be compared in about BRIEF_S seconds. Programs on a GPU and of free sizes are not compared."""
+        if program.tensors or self.sized or self.tolerance == "exact":
+            return None
+        if takes_too_long(self.graph, BRIEF_S) and affordable_cuts(self.graph, BRIEF_S) is None:
+            return None
+        verdict = verify(
+            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, seeds=1,
+            references=self.references, disturbed=self.disturbed, enough=lambda: True, allowed_s=BRIEF_S,
+        )  # fmt: skip
+        self.omitted.append(Omission(OmittedWork.VERIFICATION, " on further inputs"))
+        return verdict if verdict.passed else None
 
     def problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
         """Problem of a size-polymorphic program, or "".
