@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 
 from ...egraph.ir.file_array import FileArray
+from ...egraph.ir.page_digest import page_digest
 from ...errors import BadWeightsError
 from ...plain import Malformed, file_identity, opened, strict_json
+from ...settings import current
 from ..runtime.upload import uploaded_file
 from .manifest import Spec
 from .weights import Array, KeyedWeights, bytes_of
 
+METADATA, DIGEST = "__metadata__", "digest of "  # entry of a header; begin of a key in it
 LARGEST_HEADER = 100_000_000  # bytes; the format's own limit
 _SAFETENSORS = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
@@ -28,8 +31,8 @@ _SAFETENSORS = {
 class StoredWeights(KeyedWeights):
     """Weights in a safetensors file, read on demand into memory of their own; `specs`: (key, shape, dtype) of each.
 
-    Raises BadWeightsError if the file is missing or cannot be read; so do reads if it was replaced or written since, or
-    holds another shape or dtype than the manifest says.
+    Raises BadWeightsError if the file is missing or cannot be read; so do reads if it was replaced or written since,
+    holds another shape or dtype than the manifest says, or other bytes than were saved.
     """
 
     def __init__(self, path: Path, specs: Sequence[Spec]) -> None:
@@ -74,7 +77,19 @@ class StoredWeights(KeyedWeights):
             raise BadWeightsError(
                 f"weight {key!r} is {found}{list(sizes)}, not {dtype}{list(shape)}", where=str(self.path)
             )
-        return FileArray(self.path, start + begin, shape, dtype, self._identity)
+        return FileArray(self.path, start + begin, shape, dtype, self._identity, self._digest_of(key, header))
+
+    def _digest_of(self, key: str, header: Mapping[str, Any]) -> int | None:
+        """Digest of a weight's bytes that the file's header records; None in files of older versions, and with the
+        setting `check_weights` 0."""
+        known = header.get(METADATA)
+        text = known.get(DIGEST + key) if isinstance(known, dict) else None
+        if text is None or not current().check_weights:
+            return None
+        try:
+            return int(text, 16)
+        except (TypeError, ValueError):
+            raise BadWeightsError(f"the digest of weight {key!r} is {text!r}", where=str(self.path)) from None
 
     @cached_property
     def _header(self) -> tuple[int, Mapping[str, Any]]:
@@ -156,15 +171,26 @@ class BorrowedWeights(KeyedWeights):
 
 def write_weights(path: Path, specs: Sequence[Spec], weights: Mapping[str, Array]) -> None:
     """Write `weights` into the safetensors file `path`, in the order of `specs` (key, shape, dtype), with one weight in
-    memory at a time; the library's writer needs all at once."""
-    header: dict[str, Any] = {}
+    memory at a time; the library's writer needs all at once. The header's metadata has the digest of each weight, which
+    is compared when it is read."""
+    digests = {DIGEST + name: f"{0:08x}" for name, _, _ in specs}
+    header: dict[str, Any] = {METADATA: digests} if digests else {}
     end = 0
     for name, shape, dtype in specs:
         start, end = end, end + bytes_of((name, shape, dtype))
         header[name] = {"dtype": _SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [start, end]}
+    with path.open("wb") as file:
+        file.write(_encoded(header))
+        for name, _, _ in specs:
+            raw = np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8)
+            digests[DIGEST + name] = f"{page_digest(raw):08x}"
+            file.write(raw.data)
+        file.seek(0)
+        file.write(_encoded(header))
+
+
+def _encoded(header: Mapping[str, Any]) -> bytes:
+    """The begin of a safetensors file: the header with its length. Digests have one length, whatever their values."""
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name, _, _ in specs:
-            file.write(np.ascontiguousarray(weights[name]).reshape(-1).view(np.uint8).data)
+    return len(text).to_bytes(8, "little") + text

@@ -8,7 +8,7 @@ memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +75,16 @@ def axes_of(root: Tensor) -> StripAxes | None:
 
     Composite ops are expanded with means in float32, as in a reference of the whole output.
     """
+    return next(all_axes_of(root), None)
+
+
+def all_axes_of(root: Tensor) -> Iterator[StripAxes]:
+    """Yields the ways to compute a root in slices, by the length of the sliced axis, the longest first (`axes_of`)."""
     (root,) = expand_all([root], wide_means=True)
     shape = concrete(root.shape)
     for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
         if shape[axis] > 1 and (order := _cut(root, axis)) is not None:
-            return StripAxes(root, axis, order)
-    return None
+            yield StripAxes(root, axis, order)
 
 
 def _cut(root: Tensor, axis: int) -> tuple[tuple[Tensor, int], ...] | None:
@@ -150,4 +154,4 @@ def interval_view(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-__all__ = ["Strip", "StripAxes", "axes_of", "interval_view", "operand_axes"]
+__all__ = ["Strip", "StripAxes", "all_axes_of", "axes_of", "interval_view", "operand_axes"]

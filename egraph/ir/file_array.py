@@ -20,6 +20,7 @@ import numpy as np
 from ...errors import BadWeightsError
 from ...plain import Malformed, file_identity, opened
 from ..types import dtypes
+from .page_digest import page_digest
 
 LARGEST_READ = 1 << 30  # bytes of one read; Linux reads at most 2^31 - 4096
 
@@ -32,7 +33,8 @@ class FileArray:
     """A lazy array: `shape` elements of `dtype` (little-endian, C order), `offset` bytes into the file `path`.
 
     The file is read only when `load` or `pieces` is called. `identity`: the file's (`plain.file_identity`) when its
-    header was read; () if it may have changed since.
+    header was read; () if it may have changed since. `digest`: that of the bytes (`page_digest`), which reading
+    compares; None if it is unknown.
     """
 
     path: Path
@@ -40,6 +42,7 @@ class FileArray:
     shape: tuple[int, ...]
     dtype: str
     identity: tuple[int, ...] = ()
+    digest: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -49,8 +52,8 @@ class FileArray:
     def load(self) -> np.ndarray[Any, Any]:
         """Return a read-only array in memory of its own, which equal regions share while one of their arrays is in use.
 
-        Raises BadWeightsError if the file cannot be read, is too short, or was replaced or written since its header was
-        read.
+        Raises BadWeightsError if the file cannot be read, is too short, was replaced or written since its header was
+        read, or has other bytes than `digest` says.
         """
         key = self.path.absolute(), self.offset, self.nbytes, self.identity
         raw = _read.get(key) if self.identity else None
@@ -79,15 +82,24 @@ class FileArray:
 
     def pieces(self, buffers: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[int, int]]:
         """Read the bytes into `buffers` (uint8 arrays of one length) in turn; yields (offset, bytes) of each piece when
-        its buffer holds it. Raises as `load` does."""
+        its buffer holds it. Raises as `load` does. With a `digest`, several buffers are of whole pages."""
         if not self.nbytes:
             return
+        found = 0
         with self._opened() as file:
             for turn, start in enumerate(range(0, self.nbytes, buffers[0].size)):
                 count = min(buffers[0].size, self.nbytes - start)
-                self._fill(file, buffers[turn % len(buffers)][:count])
+                place = buffers[turn % len(buffers)][:count]
+                self._fill(file, place)
+                found = found if self.digest is None else page_digest(place, found)
                 yield start, count
             self._refuse_changed(file)
+        if self.digest is not None and found != self.digest:
+            raise BadWeightsError(
+                f"{self.path.name} is damaged: bytes {self.offset} to {self.offset + self.nbytes} are not those that"
+                " were saved",
+                where=str(self.path), hint="save the program again",
+            )  # fmt: skip
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:

@@ -33,6 +33,7 @@ class Settings:
     file_memory: int = 0  # memory limit in bytes for parsing an e-graph file; 0: derived from the file's size
     worker_memory: int = 0  # memory limit in bytes of one worker process; 0: derived from the machine's memory
     max_nodes: int = 250_000  # maximum number of operations of a model; larger models are refused on loading
+    check_weights: int = 1  # whether weights of saved programs are compared with their digests when read; 0: no
     export_seconds: int = 0  # time limit of torch.export in seconds; 0: derived from the budget
 
 

@@ -31,8 +31,21 @@ def spelled_bytes(count: float) -> str:
 
 
 def spelled_us(us: float) -> str:
-    """A time given in µs, in µs or ms: "12.3 µs", "4.56 ms"."""
+    """A time given in µs, in µs, ms or s: "12.3 µs", "4.56 ms", "7.89 s"."""
+    if us >= 1e6:
+        return f"{us / 1e6:.2f} s"
     return f"{us / 1000:.2f} ms" if us >= 1000 else f"{us:.1f} µs"
 
 
-__all__ = ["counted", "near", "spelled_bytes", "spelled_us", "with_article"]
+_ENDS = {
+    "seconds": "stopped at the time limit", "nodes": "stopped at the limit of e-nodes", "bytes": "stopped at the memory limit",
+    "iterations": "stopped at the limit of rounds", "interrupted": "stopped on request",
+}  # fmt: skip
+
+
+def rewriting_end(stopped: str) -> str:
+    """How the rewriting of a block ended, in words, from `SaturationReport.stopped`: "saturated" is one."""
+    return _ENDS.get(stopped, stopped)
+
+
+__all__ = ["counted", "near", "rewriting_end", "spelled_bytes", "spelled_us", "with_article"]

@@ -584,3 +584,15 @@ def test_ctrl_c_twice_quits(model: str) -> None:
     code, out, _ = interrupted(model, "extract: round 1", 2)
     assert code in (130, -signal.SIGINT) and not Path("out").exists()
     assert not out or json.loads(out)["error"]["code"] == "interrupted"
+
+
+def test_long_stages_say_that_they_still_run(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(verbose=False)
+    console.say("verify", "")
+    console.beat()
+    console._begun -= 21
+    console.say("verify", "another input")
+    console.beat()
+    console.say("time", "")
+    console.beat()
+    assert capsys.readouterr().err == "verify: another input (21 s so far)\n"

@@ -270,9 +270,12 @@ def test_ctrl_c_without_a_handler_in_rewriting_ends_the_later_stages_too(monkeyp
     )
 
 
-@pytest.mark.parametrize(("at", "verified"), [(1, 0), (2, 0), (3, 1)])
-def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pressed in the first run of the reference, in the second, and in the first for another input."""
+@pytest.mark.parametrize(("at", "brief"), [(1, False), (2, True), (3, True)])
+def test_ctrl_c_in_a_verification_ends_it(
+    at: int, brief: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Pressed in the first run of the reference, in the second, and in the first for another input. One input is
+    compared all the same, if that is short (`brief`); else whoever loads the program is told."""
     progress, plain, calls = Progress(), reference.evaluate, []
 
     def evaluated(*given: Any, **more: Any) -> Any:
@@ -281,13 +284,17 @@ def test_ctrl_c_in_a_verification_ends_it(at: int, verified: int, monkeypatch: p
         return plain(*given, **more)
 
     monkeypatch.setattr(reference, "evaluate", evaluated)
+    monkeypatch.setattr(verify_attempt, "BRIEF_S", 2.0 if brief else 0.0)
     made = run(progress)
-    assert right(made) and len(calls) == at
-    if verified:
-        assert made.report.verification["seeds"] == 1 and "verification on 2 of 3 inputs" in made.report.omitted
+    assert right(made)
+    if brief:
+        omitted = {2: "verification on further inputs", 3: "verification on 2 of 3 inputs"}[at]
+        assert made.report.verification["seeds"] == 1 and omitted in made.report.omitted
     else:
-        assert made.report.verification is None and "verification" in made.report.omitted
-        assert "not verified" in str(made.report)
+        assert len(calls) == at and made.report.verification is None and "verification" in made.report.omitted
+        assert "not verified: the search was stopped" in str(made.report)
+        with pytest.warns(RuntimeWarning, match="never verified"):
+            tg.load_program(made.save(tmp_path / "p"))
 
 
 def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:

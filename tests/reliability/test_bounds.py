@@ -52,7 +52,7 @@ from tensor_graphs.models.files.native import save_graph
 from tensor_graphs.models.torch_export import export_bounds
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.cache.plan_file import plan_from_json, plan_to_json
-from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.context.session import VERIFYING_S, Session
 from tensor_graphs.pipeline.execution.caller_timing import why_program_runs
 from tensor_graphs.pipeline.forms import choose_form
 from tensor_graphs.pipeline.forms.choose_form import why_not_replaceable
@@ -402,6 +402,28 @@ def test_what_was_not_compared_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.passed and 0.05 < found.compared < 0.2
     assert found.omitted == f"verification of {100 * (1 - found.compared):.3g} % of the outputs' elements"
     assert found.to_json()["compared"] == found.compared
+
+
+def test_references_that_take_far_too_long_are_compared_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = tg.input("x", (400, 8))
+    attended = tg.softmax(x @ x.T) @ x
+    graph = Graph.of([attended, attended.mean(axis=0)])
+    found = verify.verify(graph, right(graph), allowed_s=2e-3)
+    assert found.passed and 0 < found.compared < 1 and found.uncompared == ("output1",)
+    assert found.omitted.endswith("of the outputs' elements and 'output1'") and "'output1'" in found.warning
+    wrong = verify.verify(graph, lambda values: [y + 1e-2 for y in right(graph)(values)], allowed_s=2e-3)
+    assert wrong.miscompiled
+    (alone,) = [Graph.of(graph.roots[1])]
+    assert not verify.verify(alone, right(alone), allowed_s=2e-3).uncompared  # something is always compared
+
+
+def test_verifying_beyond_the_budget_is_told() -> None:
+    moments = iter([0.0, 5.0, 5.0, 5.0])
+    session = Session(Options(budget=3.0), now=lambda: next(moments))
+    assert session.verifying_s == VERIFYING_S
+    session.stage_clock.seconds["verify"] = 7.0
+    session.verified()
+    assert session.warnings == ["verifying took 7.0 s, more than the budget of 3 s"]
 
 
 def test_memory_of_the_reference_is_estimated_from_below() -> None:

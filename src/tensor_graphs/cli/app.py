@@ -158,7 +158,8 @@ def optimize(
     found.source = str(folder / "program.py")
     if report is not None:
         write_text(report, found.html())
-    stopped = Interrupted("stopped on request; the best plan so far was written", where=str(folder))
+    checked = "" if found.verification or not verify else ", NOT VERIFIED"
+    stopped = Interrupted(f"stopped on request; the best plan so far was written{checked}", where=str(folder))
     return Answer({"report": found, "output": str(folder)}, str(found), stopped if progress.stopped else None)
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ Json = Annotated[bool, typer.Option("--json", help="print exactly one JSON docum
 Out = Annotated[Path | None, typer.Option("-o", "--output", help="output file or folder")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print progress on stderr")]
 
+
+HEARTBEAT_S = 10.0  # seconds of a stage after which, and between which, it is said that it still runs
 
 # control characters but tab and newline, and those that change the direction of text
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -66,25 +69,65 @@ def open_missing_streams() -> None:
 
 
 class Console:
-    """Progress display on stderr: a spinner if stderr is a terminal, one line per stage with -v, else nothing."""
+    """Progress display on stderr: a spinner if stderr is a terminal, one line per stage with -v. Every HEARTBEAT_S
+    seconds that a stage lasts, it says so, without -v too, unless it is `quiet`."""
 
     def __init__(self, verbose: bool, quiet: bool = False) -> None:
         self.verbose, self.quiet, self._status = verbose, quiet, None  # type: tuple[bool, bool, Any]
         self._plain: Any = str
+        self._stage, self._text, self._begun = "", "", time.monotonic()
 
     def say(self, stage: str, message: str) -> None:
         """Report the start of a stage, or an event in it."""
         text = f"{stage}: {message}" if message else stage
+        if stage != self._stage:
+            self._stage, self._begun = stage, time.monotonic()
+        self._text = text
         if self._status is not None:
             self._status.update(self._plain(printable(text)))
         elif self.verbose:
             tell(text)
 
+    def beat(self) -> None:
+        """Say for how long the current stage lasts already, if that is HEARTBEAT_S seconds."""
+        if self._stage and (seconds := time.monotonic() - self._begun) >= HEARTBEAT_S:
+            text = f"{self._text} ({seconds:.0f} s so far)"
+            if self._status is not None:
+                self._status.update(self._plain(printable(text)))
+            else:
+                tell(text)
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Context manager with a thread that calls `beat` every HEARTBEAT_S seconds."""
+        ended = threading.Event()
+
+        def beats() -> None:
+            while not ended.wait(HEARTBEAT_S):
+                self.beat()
+
+        thread = threading.Thread(target=beats, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
     @contextmanager
     def live(self) -> Iterator[Console]:
-        """Context manager that shows the spinner."""
-        if self.quiet or self.verbose or not sys.stderr.isatty():
+        """Context manager that shows the spinner and says how long stages last."""
+        if self.quiet:
             yield self
+            return
+        with self._beating(), self._spinning():
+            yield self
+
+    @contextmanager
+    def _spinning(self) -> Iterator[None]:
+        """Context manager that shows the spinner on a terminal, without -v."""
+        if self.verbose or not sys.stderr.isatty():
+            yield
             return
         from rich.console import Console as Rich
         from rich.text import Text
@@ -93,7 +136,7 @@ class Console:
         with Rich(stderr=True).status("starting") as status:
             self._status = status
             try:
-                yield self
+                yield
             finally:
                 self._status = None
 

@@ -17,7 +17,7 @@ from .. import settings
 from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
-from ..wording import counted, spelled_bytes
+from ..wording import counted, rewriting_end, spelled_bytes
 
 if TYPE_CHECKING:
     from ..explorer.explain_rewrites import BlockRewrites
@@ -144,7 +144,7 @@ def _explain_program(folder: Path) -> tuple[dict[str, Any], str]:
     for block in saved.get("blocks", []):
         lines.append(
             f"block x{block['instances']}: {counted(block['nodes'], 'node')} -> {counted(block['e_nodes'], 'e-node')}, "
-            f"{block['stopped']} after {counted(block['iterations'], 'iteration')}"
+            f"{rewriting_end(block['stopped'])} after {counted(block['iterations'], 'iteration')}"
         )
     rules = saved.get("rules", {})
     if any(r["matches"] for r in rules.values()):

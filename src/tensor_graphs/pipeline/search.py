@@ -31,7 +31,7 @@ from ..verification.verify import planned_inputs
 from .background_reference import start_reference
 from .background_weights import BackgroundWeights, start_weights
 from .context.reserves import COMPILING_S, after_search_on_host_s, ending_s
-from .context.session import Session, open_store
+from .context.session import VERIFYING_S, Session, open_store
 from .costs.measuring import take_measurer
 from .costs.prices import CostPricer
 from .forms.choose_form import faster_unoptimized
@@ -44,6 +44,8 @@ from .stages.match import begins_in_time, match_all
 from .stages.prepare import Task, for_every_size
 from .stages.provenance import attach
 from .stages.rewrite import Rewritten, found_blocks, rewrite
+
+VERIFYING = 0.5  # most of the budget that a search on the host leaves for verification on one input
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,9 @@ def _expect(session: Session, task: Task, *, derived: bool) -> None:
     graph, flops = task.model.graph, graph_flops(list(task.work.roots))
     if session.options.verify:
         session.expected.verification_s = expected_seconds(graph, flops, task.on_gpu, derived)
+        if not task.on_gpu:  # outputs that take longer than that are compared in part
+            most = max(VERIFYING_S, VERIFYING * session.options.budget)
+            session.expected.verification_s = min(session.expected.verification_s, most)
         session.expected.input_s = expected_run_seconds(graph, flops, task.on_gpu)
         session.expected.verified_inputs = planned_inputs(graph, flops)
     if not task.on_gpu:
@@ -196,6 +201,7 @@ def _finished(
 ) -> SearchResult:  # fmt: skip
     """Time the program, choose between it and the unfused baseline, and complete its report."""
     choice, program, symbolic = accepted.choice, accepted.program, task.symbolic
+    session.verified()
     report.verification = accepted.verdict.to_json() if accepted.verdict else None
     report.warnings += session.warnings
     if accepted.verdict is not None and accepted.verdict.warning:

@@ -8,7 +8,7 @@ from html import escape
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from ..wording import counted, spelled_bytes
+from ..wording import counted, rewriting_end, spelled_bytes
 from . import charts
 from .charts import us
 from .drawings import drawings
@@ -259,7 +259,7 @@ def advice(report: Report) -> list[str]:
         found.append(
             f"A better choice among these kernels could save at most {us(report.cost_us - report.lower_bound_us)} ({100 * report.gap:.1f} %)."
         )
-    limits = [b.stopped for b in report.blocks if b.stopped != "saturated"]
+    limits = [rewriting_end(b.stopped).removeprefix("stopped at ") for b in report.blocks if b.stopped != "saturated"]
     if limits:
         found.append(
             f"Rewriting of {len(limits)} of {len(report.blocks)} blocks stopped at a limit ({', '.join(sorted(set(limits)))}): more effort would try more forms."

@@ -214,7 +214,7 @@ class Report:
             ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
             ("kernels", f"{counted(self.kernels_after, 'call')} in the program ({_counted(self.priced)})"
                         + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
-            ("plan", f"{self.cost_us:.1f} µs, proven bound {self.lower_bound_us:.1f} µs "
+            ("plan", f"{spelled_us(self.cost_us)}, proven bound {spelled_us(self.lower_bound_us)} "
                      f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
                      f"{f'; {self._end} ended the search' if self.search_stopped == 'budget' else ''}"
                      f"{'; from the plan cache' if self.from_plan_cache else ''})"),
@@ -224,7 +224,7 @@ class Report:
             rows.append(("latency", f"{spelled_us(before)} before, {spelled_us(after)} after ({before / after:.2f}x)"))
         if self.finalists:
             timed = (
-                f"{f.measured_us:.1f} µs (predicted {f.predicted_us:.1f}{f', {f.launching}' if f.launching else ''})"
+                f"{spelled_us(f.measured_us)} (predicted {spelled_us(f.predicted_us)}{f', {f.launching}' if f.launching else ''})"
                 f"{', chosen' * f.chosen}"
                 for f in self.finalists
                 if f.chosen or not f.changed
@@ -245,7 +245,7 @@ class Report:
                 then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
                 rows.append(("failed", f"a plan before: {f['message']}{then}"))
         else:
-            rows.append(("error", "not verified"))
+            rows.append(("error", "not verified" + ": the search was stopped before" * self.interrupted))
         if self.quantization:
             rows.append(("weights", self.quantization))
         if self.sizes:

@@ -131,7 +131,8 @@ class Verification:
     failed: tuple[FailedAttempt, ...] = ()  # earlier attempts, in order
     left_out: int = 0  # number of inputs skipped for lack of time
     later_omitted: bool = False  # whether later calls were skipped for lack of time
-    compared: float = 1.0  # smallest fraction of an output's elements that were compared
+    compared: float = 1.0  # smallest fraction of the elements of an output that was compared
+    uncompared: tuple[str, ...] = ()  # outputs that were not compared at all, for lack of time
     warning: str = ""  # text if the unoptimized graph is accepted far beyond its limits, or kernels were wrong
 
     @property
@@ -147,8 +148,9 @@ class Verification:
     @property
     def omitted(self) -> str:
         """Text that names the part of verification skipped for lack of time; "" if none was."""
-        if self.compared < 1.0:
-            return f"verification of {100 * (1 - self.compared):.3g} % of the outputs' elements"
+        if self.compared < 1.0 or self.uncompared:
+            part = f"{100 * (1 - self.compared):.3g} % of the outputs' elements" if self.compared < 1.0 else ""
+            return f"verification of {' and '.join([*filter(None, [part]), *map(repr, self.uncompared)])}"
         inputs = f"verification on {self.left_out} of {self.left_out + self.seeds} inputs" if self.left_out else ""
         return " and ".join(filter(None, [inputs, "verification of later calls" if self.later_omitted else ""]))
 
@@ -183,7 +185,7 @@ class Verification:
             "seeds": self.seeds, "tolerance": self.tolerance, "note": self.note, "dropped": list(self.dropped),
             "worst_place": w.worst.where, "worst_place_over_limit": w.worst.ratio,
             "places_that_rounding_decides": sum(o.worst.exempt for o in self.outputs),
-            "compared": self.compared, "failed": [f.to_json() for f in self.failed],
+            "compared": self.compared, "uncompared": list(self.uncompared), "failed": [f.to_json() for f in self.failed],
         }  # fmt: skip
 
 

@@ -5,10 +5,15 @@ computed from the slices of the inputs that it depends on. On an ordinary input 
 random strips are always compared, all others while time is left; the verdict (whether outputs are within tolerance)
 gives the fraction of elements compared. Before that, while time is left, FEW strips are compared on each of the further
 kinds of inputs (special and nonpositive values) that whole outputs are compared on.
+
+Outputs whose float64 reference would take far longer than a verification may are compared in strips as well, which are
+then as short as that time demands (`partial_comparison.py`).
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,11 +33,13 @@ from ..egraph.types.dims import concrete
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, refuse_writes, worst_of_inputs
 from .judge import Judge
 from .memory_checks import eager_bytes, input_output_bytes, largest_value_bytes, refuse_more_than_available, run_bytes
+from .partial_comparison import strip_seconds
 
 PIECE = 1 << 22  # maximum elements of a strip
 REPEATED = 2.0  # work of all strips of an output, as a multiple of that of the whole, up to which a large value is cut
 MAX_STRIP_BYTES = 1 << 28  # of a strip's float64 reference with its intermediates, if a strip can be divided
 MIN_STRIPS = 6  # random strips of each output that are compared even without remaining time, besides the first and last
+LEAST = MIN_STRIPS + 2  # with the first and the last
 FEW = 3  # strips of each output that are compared on a further input: the first, the last, a random one
 FURTHER = (1, 2)  # further inputs, by their index (`drawing.inputs`)
 
@@ -61,18 +68,21 @@ def has_large_values(graph: Graph, bytes_: int) -> bool:
 def verify_strips(
     graph: Graph,
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
-    cuts: Sequence[StripAxes],
+    cuts: Sequence[StripAxes | None],
     *,
     tolerance: Tolerance,
     seed: int,
     enough: Callable[[], bool],
     poll: Callable[[], object],
     seeds: int | None = None,
+    allowed_s: float = math.inf,
 ) -> Verification:
     """Compare `run` with the graph on up to three random inputs (`seeds`: at most so many), strip by strip until
     `enough()`; returns the verdict (whether outputs are within tolerance).
 
-    `poll` is called before every operation of a reference run and may raise. `cuts`: axis of each output (`strips_of`).
+    `poll` is called before every operation of a reference run and may raise. `cuts`: axis of each output (`strips_of`),
+    None for an output that is not compared: the verdict names it, in a warning, too. `allowed_s`: seconds within which
+    LEAST strips of each output should be compared; after these no further strip is begun, but one of each output.
     The ordinary input comes last: it is the one that is compared whatever time is left, and whose compared fraction of
     elements the verdict gives.
 
@@ -80,9 +90,13 @@ def verify_strips(
     inputs, outputs and the references of one strip exceed the available memory.
     """
     rng = np.random.default_rng((seed, 0))
-    places = [OutputStrips(graph, root, axes, rng) for root, axes in zip(graph.roots, cuts, strict=True)]
+    share = allowed_s / max(1, sum(axes is not None for axes in cuts)) / LEAST
+    places = [
+        None if axes is None else OutputStrips(graph, root, axes, rng, share)
+        for root, axes in zip(graph.roots, cuts, strict=True)
+    ]
     refuse_more_than_available(
-        input_output_bytes(graph) + max(p.taken for p in places),
+        input_output_bytes(graph) + max((p.taken for p in places if p), default=0),
         "verification",
         graph,
         hint="verify=False leaves it out",
@@ -96,17 +110,37 @@ def verify_strips(
         for found, root in zip(errors, _compared(graph, run, places, draw, number, tolerance, FEW, 1, enough, poll)):
             found.append(root.error())
         inputs += 1
-    roots = _compared(graph, run, places, rng, 0, tolerance, None, MIN_STRIPS + 2, enough, poll)
+    until = time.monotonic() + allowed_s
+
+    def ended() -> bool:
+        return enough() or time.monotonic() > until
+
+    least = LEAST if allowed_s == math.inf else 1
+    roots = _compared(graph, run, places, rng, 0, tolerance, None, least, ended, poll)
     outputs = tuple(worst_of_inputs([*found, root.error()]) for found, root in zip(errors, roots))
-    compared = min(r.compared for r in roots)
+    compared = min((r.compared for r in roots if r.places), default=0.0)
     how = "all elements" if compared == 1 else f"{100 * compared:.3g} % of the elements of each output"
     more = f", up to {FEW} strips of each on {inputs - 1} more" if inputs > 1 else ""
-    note = f"one input, {how} compared, in strips of up to {max(p.count for p in places)} places{more}"
-    return Verification(outputs, inputs, tolerance, note, compared=compared)
+    note = (
+        f"one input, {how} compared, in strips of up to {max((p.count for p in places if p), default=0)} places{more}"
+    )
+    left = tuple(root.name for root in roots if not root.places)
+    return Verification(
+        outputs, inputs, tolerance, note, compared=compared, uncompared=left, warning=_why_uncompared(left)
+    )
+
+
+def _why_uncompared(names: Sequence[str]) -> str:
+    """Warning that names the outputs that were not compared; "" if there are none."""
+    if not names:
+        return ""
+    what = " and ".join(map(repr, names))
+    why = "any part of it needs nearly the whole float64 reference, which takes far longer than the budget"
+    return f"not verified at these sizes: {what}: {why}"
 
 
 def _compared(
-    graph: Graph, run: Callable[[Mapping[str, Any]], Sequence[Any]], places: Sequence[OutputStrips], rng: np.random.Generator,
+    graph: Graph, run: Callable[[Mapping[str, Any]], Sequence[Any]], places: Sequence[OutputStrips | None], rng: np.random.Generator,
     number: int, tolerance: Tolerance, most: int | None, least: int, enough: Callable[[], bool], poll: Callable[[], object],
 ) -> list[_Root]:  # fmt: skip
     """Outputs of `run` on input `number`, compared in at most `most` strips each (None: all), `least` before `enough()`
@@ -117,7 +151,7 @@ def _compared(
     refuse_writes(fingerprint(inputs) != before)
     names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
     roots = [_Root(name, p, y, tolerance, number) for name, p, y in zip(names, places, found, strict=True)]
-    turns = max(len(p.starts) for p in places)
+    turns = max((len(p.starts) for p in places if p), default=0)
     for turn in range(turns if most is None else min(most, turns)):
         if turn >= least and enough():
             break
@@ -140,12 +174,17 @@ class OutputStrips:
     references of one strip take at least.
     """
 
-    def __init__(self, graph: Graph, root: Tensor, axes: StripAxes, rng: np.random.Generator) -> None:
+    def __init__(
+        self, graph: Graph, root: Tensor, axes: StripAxes, rng: np.random.Generator, seconds: float = math.inf
+    ) -> None:
         self.graph, self.root, self.axes = graph, root, axes
         self.shape = concrete(root.shape)
         self.count = max(1, min(axes.size, PIECE * axes.size // max(1, int(np.prod(self.shape)))))
         while (taken := self._bytes(self.count)) > MAX_STRIP_BYTES and self.count > 1:
             self.count = max(1, min(self.count // 2, self.count * MAX_STRIP_BYTES // taken))
+        while self.count > 1 and seconds < math.inf and strip_seconds(axes, self.count) > seconds:
+            self.count //= 2
+            taken = self._bytes(self.count)
         self.taken = taken
         starts = range(0, axes.size, self.count)
         inner = rng.permutation(starts[1:-1]).tolist()
@@ -211,7 +250,7 @@ class _Root:
     """One output under comparison, and the errors of the strips so far. `number`: index of the input."""
 
     name: str
-    places: OutputStrips
+    places: OutputStrips | None  # None: it is not compared
     value: Array
     tolerance: Tolerance
     number: int = 0
@@ -219,16 +258,16 @@ class _Root:
     done: int = 0  # number of compared indices of the strip axis
 
     def __post_init__(self) -> None:
-        self.fits = self.value.shape == self.places.shape
+        self.fits = self.places is None or self.value.shape == self.places.shape
 
     @property
     def compared(self) -> float:
         """Fraction of the elements that were compared."""
-        return self.done / self.places.axes.size
+        return self.done / self.places.axes.size if self.places else 0.0
 
     def compare(self, turn: int, inputs: Mapping[str, Array], poll: Callable[[], object]) -> None:
         """Compare strip number `turn`, if there is one; `poll` is called before each operation and may raise."""
-        if turn >= len(self.places.starts) or not self.fits:
+        if self.places is None or turn >= len(self.places.starts) or not self.fits:
             return
         part = self.places.part(self.places.starts[turn], inputs)
         wide, own = part.run(float64=True, poll=poll), part.run(float64=False, poll=poll)
@@ -239,6 +278,8 @@ class _Root:
 
     def error(self) -> OutputError:
         """The output's error: that of its worst strip."""
+        if self.places is None:
+            return OutputError(self.name, 0.0, 0.0, 0.0, worst=WorstError(where="not compared"))
         if not self.fits:
             shape, discrete = tuple(self.value.shape), not dtypes.is_float(self.places.root.dtype)
             where = WorstError(where=f"its shape is {shape}, not {self.places.shape}")

@@ -14,6 +14,7 @@ Additional float64 runs with every value perturbed by the size of its rounding e
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from ..backends.runtime.marshalling import is_torch
 from ..backends.verification.index_bounds import index_bounds
 from ..backends.verification.inputs import random_indices
 from ..backends.verification.rounding_noise import RoundingSensitivity
+from ..egraph.evaluate.strips import StripAxes
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
 from .comparison import (
@@ -87,6 +89,7 @@ def verify(
     device: str = "",
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
+    allowed_s: float = math.inf,
 ) -> Verification:
     """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
     verdict (whether outputs are within tolerance).
@@ -99,23 +102,25 @@ def verify(
     noise on these inputs, likewise. `tolerated`: multiple of the limits up to which the caller still accepts an output.
     `device`: Torch device of the tensors that `run` takes and returns, where everything is computed; "": host arrays.
     Graphs with more than LARGE_BYTES of inputs and outputs, or in one value, are compared in strips if possible
-    (strips.py). `enough()`: asked after each seed but the last; if True, the remaining seeds are skipped and counted in
-    `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted, verification ends, and
-    the exception propagates unless a seed is complete. Raises VerificationError if the program writes to its inputs,
-    TooLargeError before a reference run on the host whose values exceed the available memory (outputs that cannot be
-    cut into strips, or tolerance "exact").
+    (strips.py), also those that are expected to take far longer than `allowed_s` seconds on one input
+    (partial_comparison.py). `enough()`: asked after each seed but the last; if True, the remaining seeds are skipped
+    and counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted,
+    verification ends, and the exception propagates unless a seed is complete. Raises VerificationError if the program
+    writes to its inputs, TooLargeError before a reference run on the host whose values exceed the available memory
+    (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
     if tolerance == "exact" or (device and (has_unsigned(graph) or not fits_device(device, graph, planned * size))):
         device = ""
     if not device and tolerance != "exact":
-        from .strips import has_large_values, strips_of, verify_strips
+        from .strips import verify_strips
 
-        if has_large_values(graph, LARGE_BYTES) and (cuts := strips_of(graph)):
+        if cuts := _cuts(graph, allowed_s):
             return verify_strips(
-                graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll, seeds=seeds
-            )
+                graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll, seeds=seeds,
+                allowed_s=allowed_s,
+            )  # fmt: skip
     known = references if references is not None else {}
     noise = disturbed if disturbed is not None else {}
     weights = next((d.kept for d in noise.values()), None) or weights_on_device(graph, device)
@@ -159,6 +164,19 @@ def verify(
     elif planned == 1:
         note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out"
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
+
+
+def _cuts(graph: Graph, allowed_s: float) -> Sequence[StripAxes | None] | None:
+    """The axes along which outputs are compared in strips, None for an output that is left out; None altogether if
+    whole outputs are compared. `allowed_s`: seconds that comparing one input may take."""
+    from .partial_comparison import affordable_cuts, takes_too_long
+    from .strips import has_large_values, strips_of
+
+    large = has_large_values(graph, LARGE_BYTES)
+    if not large and not takes_too_long(graph, allowed_s):
+        return None
+    some = affordable_cuts(graph, allowed_s) if allowed_s < math.inf else None
+    return some or (strips_of(graph) if large else None)
 
 
 def _called(

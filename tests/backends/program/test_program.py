@@ -15,6 +15,7 @@ import pytest
 
 import tensor_graphs as tg
 import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs import settings
 from tensor_graphs.backends.program import bound_program, stored_weights
 from tensor_graphs.backends.program import weights as program_weights
 from tensor_graphs.backends.program.manifest import Manifest
@@ -601,6 +602,30 @@ def test_the_source_of_a_saved_program_needs_numpy_alone(name: str, tmp_path: Pa
     np.savez(folder / "values.npz", x=values, want=program(values), **kept)
     done = subprocess.run([sys.executable, "-c", ALONE, str(folder)], capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("damage", ["end", "swap", "bit"])
+def test_damaged_weights_are_not_loaded_without_a_word(tmp_path: Path, damage: str) -> None:
+    path, kept = tmp_path / "weights.safetensors", {"a": np.arange(5000.0), "b": np.arange(7, dtype=np.int8)}
+    specs = [("a", (5000,), "float64"), ("b", (7,), "int8")]
+    stored_weights.write_weights(path, specs, kept)
+    assert all((StoredWeights(path, specs)[key] == kept[key]).all() for key in kept)
+    assert (pytest.importorskip("safetensors.numpy").load_file(path)["a"] == kept["a"]).all()
+    raw = bytearray(path.read_bytes())
+    start = len(raw) - 7 - 40_000
+    if damage == "end":
+        raw[-400:-7] = bytes(393)
+    elif damage == "swap":
+        raw[start : start + 8192] = raw[start + 4096 : start + 8192] + raw[start : start + 4096]
+    else:
+        raw[start + 20_000] ^= 1
+    path.write_bytes(raw)
+    assert (StoredWeights(path, specs)["b"] == kept["b"]).all()
+    for read in (lambda w: w["a"], lambda w: w.on_device("cpu")["a"]):
+        with pytest.raises(BadWeightsError, match="is damaged"):
+            read(StoredWeights(path, specs))
+    with settings.override(check_weights=0):
+        assert StoredWeights(path, specs)["a"].shape == (5000,)
 
 
 def test_a_gpu_copies_stored_weights_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ MIN_MEASURING_SHARE, MIN_MEASURING_S = 0.2, 2.0  # of measuring on a GPU: share 
 MAX_STARTING_S = 8.0  # seconds of a call in which work before measuring goes on while the measuring processes start
 # time for tests of the caller's rules: fraction of the budget, and at least these seconds
 TESTING, TESTING_S = 0.5, 2.0
+VERIFYING_S = 5.0  # seconds that verification on one input may always take, whatever is left of the budget
 LATE = 0.25  # fraction of the budget by which the search for a plan within tolerance may exceed it
 
 
@@ -210,6 +212,22 @@ class Session:
             self.left - seconds - self.expected.ending_s <= -share * self.options.budget
             and not self.options.deterministic
         )
+
+    @property
+    def verifying_s(self) -> float:
+        """Seconds that verification on one input may take: what is left of the budget, at least VERIFYING_S and LATE
+        times the budget; not more after Ctrl-C. Outputs that are expected to take far longer are compared in part. No
+        limit with the option `deterministic`."""
+        if self.options.deterministic:
+            return math.inf
+        left = 0.0 if self.progress.stopped else self.left - self.expected.ending_s
+        return max(VERIFYING_S, LATE * self.options.budget, left)
+
+    def verified(self) -> None:
+        """Note that a program was verified. Warns if that alone took longer than the budget."""
+        took = self.stage_clock.seconds.get("verify", 0.0)
+        if took > self.options.budget > 0:
+            self.warnings.append(f"verifying took {took:.1f} s, more than the budget of {self.options.budget:g} s")
 
     def refused(self, reason: Exception) -> None:
         """Record why a cached plan is not used."""

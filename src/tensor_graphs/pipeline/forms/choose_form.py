@@ -170,7 +170,10 @@ def _verdict(session: Session, graph: Graph, caller: Caller) -> Verification | N
     """Verification of the caller's own function; None if interrupted by Ctrl-C."""
     options, run = session.options, partial(caller.run_arrays, [str(n.attr("name")) for n in graph.inputs])
     with session.stage("verify"), suppress(Halted):
-        return verify(graph, run, tolerance=options.tolerance, seed=options.seed, seeds=1, poll=session.polled())
+        return verify(
+            graph, run, tolerance=options.tolerance, seed=options.seed, seeds=1, poll=session.polled(),
+            allowed_s=session.verifying_s,
+        )  # fmt: skip
     return None
 
 

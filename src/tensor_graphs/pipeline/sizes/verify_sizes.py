@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,12 +113,13 @@ class SizeVerifier:
 
     def problem(
         self, program: Program, tolerance: Tolerance, seed: int, enough: Callable[[], bool] = lambda: False,
-        poll: Callable[[], object] = lambda: None,
+        poll: Callable[[], object] = lambda: None, allowed_s: float = math.inf,
     ) -> str:  # fmt: skip
         """Verify a program at other sizes; returns the first problem found, as text, or "" if there is none.
 
         `enough()`: whether to skip the remaining optional sizes. `seed`: of the random sizes and inputs. `poll` is
-        called before every operation of a reference run and may raise.
+        called before every operation of a reference run and may raise. `allowed_s`: seconds that verification at one
+        choice of sizes may take; outputs that are expected to take far longer are compared in part.
         """
         start = time.monotonic()
         for number, sizes in enumerate(chain(needed := self.required(), self._random(seed))):
@@ -129,7 +131,7 @@ class SizeVerifier:
             try:
                 verdict = verify(
                     there, partial(run_flat, program), tolerance=tolerance, seed=seed, references=known, seeds=1,
-                    tolerated=SLACK, poll=poll,
+                    tolerated=SLACK, poll=poll, allowed_s=allowed_s,
                 )  # fmt: skip
             except (TensorGraphsError, ValueError, TypeError, IndexError, RuntimeError) as error:
                 return self._failure(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")

@@ -76,7 +76,7 @@ def acceptance(
     verifier = AttemptVerifier(
         task.model.graph, work, options.tolerance, options.seed, symbolic is not None,
         over=lambda: session.over_in(session.expected.input_s), late=session.late, now=session.now,
-        polled=session.polled, ahead=ahead, omitted=session.omitted,
+        allowed_s=lambda: session.verifying_s, polled=session.polled, ahead=ahead, omitted=session.omitted,
     )  # fmt: skip
     loop = Acceptance(
         verifier, exclusions, stored, session.stage, say, fired,
@@ -89,7 +89,7 @@ def acceptance(
     if symbolic is not None:
         loop.plan = symbolic.plan
         verifier.elsewhere = lambda program, poll: symbolic.verifier.problem(
-            program, options.tolerance, options.seed, lambda: session.over, poll
+            program, options.tolerance, options.seed, lambda: session.over, poll, session.verifying_s
         )
     return loop
 

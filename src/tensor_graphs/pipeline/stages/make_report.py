@@ -20,7 +20,7 @@ from ...extract.search.search import Choice
 from ...options import Options
 from ...report.records import BlockReport, BufferReport, OperationReport, UserKernelReport, kernel_rows, step_rows
 from ...report.report import Report
-from ...wording import counted
+from ...wording import counted, rewriting_end
 from ..costs.prices import CostPricer, at_stored_prices, calls_of
 from .prepare import Task
 from .rewrite import Rewritten
@@ -48,7 +48,7 @@ def make_report(options: Options, task: Task, rewritten: Rewritten, choice: Choi
         reasons[row.stopped] = reasons.get(row.stopped, 0) + 1
     return Report(
         graph.name, describe(task.backends), task.model.sizes, len(graph.nodes()), len(view), view.n_classes,
-        rows, ", ".join(f"{counted(n, 'block')} stopped at: {r}" for r, n in reasons.items()), rules, len(choice.hypergraph.candidates),
+        rows, ", ".join(f"{counted(n, 'block')} {rewriting_end(r)}" for r, n in reasons.items()), rules, len(choice.hypergraph.candidates),
         kernels=kernel_rows((choice.hypergraph.candidates[i].template, choice.prices[i]) for i in choice.chosen),
         kernels_after=sum(choice.sources.values()), cost_us=choice.cost,
         lower_bound_us=min(choice.extraction.lower_bound, choice.cost), optimal=choice.extraction.optimal,

@@ -72,14 +72,14 @@ def rewrite(
         import_in_background([*STORE_MODULES, *(SOLVER_MODULES if large else ())])
         graphs = [b.graph for b in blocks.unique]
         if deadline <= 0:
-            less, views = list[list[EGraphView]](), [view_of(g) for g in graphs]
+            less, views = list[list[EGraphView]](), [_unrewritten(g) for g in graphs]
         else:
             rules = [r for r in session.rules if r.exact or not options.exact]
             *less, views = saturate_in_stages(
                 options.effort, graphs, rules, limits, exact=options.exact, deadline=deadline,
                 stop=lambda: session.progress.stopped, careful=_careful(blocks),
             )  # fmt: skip
-    ended = ["seconds" if deadline <= 0 else v.report.stopped for v in views]
+    ended = [v.report.stopped for v in views]
     if "interrupted" in ended:  # Ctrl-C that a caller without a signal handler gave: the later stages end as well
         session.progress.stopped = True
     halted = ended.count("interrupted") + (ended.count("seconds") if session.now() - began >= deadline else 0)
@@ -92,6 +92,12 @@ def rewrite(
     with session.stage("join blocks"):
         smaller = [join_blocks(blocks, stage) for stage in less]
         return Rewritten(join_blocks(blocks, views), blocks, views, smaller)
+
+
+def _unrewritten(graph: Graph) -> EGraphView:
+    """The view of a block for whose rewriting there was no time."""
+    view = view_of(graph)
+    return replace(view, report=replace(view.report, stopped="seconds"))
 
 
 def _careful(blocks: Blocks) -> list[Graph]:

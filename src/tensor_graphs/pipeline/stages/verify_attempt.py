@@ -3,6 +3,7 @@ diagnosis of a plan that failed."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,15 +18,17 @@ from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.bound_plan import bound_plan
 from ...extract.model.plan import Plan
 from ...extract.model.work import graph_flops
-from ...report.omissions import Omission
+from ...report.omissions import Omission, OmittedWork
 from ...verification.accumulation import summation_error
 from ...verification.comparison import FAR, Tolerance, Verification
 from ...verification.diagnose import Diagnosis, diagnose
+from ...verification.partial_comparison import affordable_cuts, takes_too_long
 from ...verification.reference import KEPT_BYTES
 from ...verification.verify import verify
 from ..execution.run_program import check_order, compiled_beside, run_again, run_first
 
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
+BRIEF_S = 2.0  # seconds of the comparison that still follows a request to stop
 NO_DIAGNOSIS = Diagnosis(0.0, {}, {}, ())
 NOISE_BYTES = 1 << 26  # most bytes of outputs whose sensitivity to rounding is kept between attempts
 
@@ -71,6 +74,7 @@ class AttemptVerifier:
     elsewhere: Callable[[Program, Callable[[], object]], str] = lambda program, poll: ""
     over: Callable[[], bool] = lambda: False  # whether verification on a further input would end too late
     late: Callable[[float], bool] = lambda seconds: False  # whether work of so many seconds would end too late
+    allowed_s: Callable[[], float] = lambda: math.inf  # seconds that verification on one input may take
     now: Callable[[], float] = time.monotonic
     polled: Callable[[], Callable[[], None]] = lambda: lambda: None  # makes a callable that raises Halted after Ctrl-C
     ahead: Callable[[], dict[int, Any]] = dict  # returns references computed before the program was built
@@ -99,13 +103,27 @@ class AttemptVerifier:
         verdict = verify(
             self.graph, run, tolerance=self.tolerance, seed=self.seed, again=partial(run_again, program),
             flops=graph_flops(list(self.work.roots)), references=self.references, disturbed=self.disturbed,
-            device=program.tensors, enough=self.over, poll=poll,
+            device=program.tensors, enough=self.over, poll=poll, allowed_s=self.allowed_s(),
         )  # fmt: skip
         if sum(r.type.nbytes for r in self.graph.roots) > NOISE_BYTES:
             self.disturbed.clear()
         if verdict.passed and (omission := Omission.of(verdict.omitted)):
             self.omitted.append(omission)
         return verdict, self.problem(program, verdict, poll)
+
+    def brief(self, program: Program) -> Verification | None:
+        """Verdict on one input after a request to stop; None if it is over tolerance, or if not even a part of the
+        outputs can be compared in about BRIEF_S seconds. Programs on a GPU and of free sizes are not compared."""
+        if program.tensors or self.sized or self.tolerance == "exact":
+            return None
+        if takes_too_long(self.graph, BRIEF_S) and affordable_cuts(self.graph, BRIEF_S) is None:
+            return None
+        verdict = verify(
+            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, seeds=1,
+            references=self.references, disturbed=self.disturbed, enough=lambda: True, allowed_s=BRIEF_S,
+        )  # fmt: skip
+        self.omitted.append(Omission(OmittedWork.VERIFICATION, " on further inputs"))
+        return verdict if verdict.passed else None
 
     def problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
         """Problem of a size-polymorphic program, or "".

@@ -112,7 +112,8 @@ class Acceptance:
         return Program(plan).pooled(self.weights)
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
-        """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification).
+        """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification and
+        not even a part of the outputs could be compared in a short time).
 
         `found`: the hypergraph that the first plan is chosen from.
 
@@ -142,6 +143,9 @@ class Acceptance:
                     verdict, wrong = self.verifier.verdict(program)
                     verdict = replace(verdict, attempts=attempt, dropped=tuple(self.exclusions.dropped))
                 except Halted:
+                    if brief := self.verifier.brief(program):
+                        dropped = tuple(self.exclusions.dropped)
+                        return choice, program, self._accepted(replace(brief, attempts=attempt, dropped=dropped))
                     self.verifier.omitted.append(Omission(OmittedWork.VERIFICATION))
                     return choice, program, None
                 except UnusableKernelsError as error:

@@ -22,9 +22,11 @@ def verify_program(session: Session, task: Task, program: Program) -> Verificati
         verdict = verify(
             task.model.graph, partial(run_first, program), tolerance=options.tolerance, seed=options.seed, again=partial(run_again, program),
             flops=graph_flops(list(task.model.work.roots)), device=program.tensors, enough=over, poll=poll,
+            allowed_s=session.verifying_s,
         )  # fmt: skip
         if not verdict.passed or (
-            symbolic and symbolic.verifier.problem(program, options.tolerance, options.seed, over, poll)
+            symbolic
+            and symbolic.verifier.problem(program, options.tolerance, options.seed, over, poll, session.verifying_s)
         ):
             return None
     return verdict
