@@ -72,15 +72,19 @@ def measure_prefetching(
 
 
 def _further(candidate: Candidate, measured: Measured) -> list[Candidate]:
-    """A kernel with each of the first schedules that have not been measured and with which it reads all weights before
-    it waits, if it may read any."""
+    """A kernel with each of its first schedules with which it reads all weights before it waits, if it may read any: so
+    many that `EACH` of them are measured then."""
     template, call = candidate.template, candidate.call
     if template.space is None or not prefetches(candidate):
         return []
     known = {p.schedule for p in measured(candidate)}
+    left = EACH - sum(bool(dict(s).get("early")) and reads_whole(_scheduled(candidate, dict(s))) for s in known)
     wanted = (s for s in template.space(call) if s.get("early") and tuple(sorted(s.items())) not in known)
-    made = (replace(candidate, call=replace(call, schedule=dict(s))) for s in wanted)
-    return list(islice(filter(reads_whole, made), EACH))
+    return list(islice(filter(reads_whole, (_scheduled(candidate, s) for s in wanted)), max(0, left)))
+
+
+def _scheduled(candidate: Candidate, schedule: Mapping[str, int]) -> Candidate:
+    return replace(candidate, call=replace(candidate.call, schedule=dict(schedule)))
 
 
 def reads_whole(candidate: Candidate) -> bool:
