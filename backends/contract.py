@@ -57,6 +57,11 @@ class Target(Backend, Protocol):
         (operands in `Call.constant`)."""
         ...
 
+    def reads_whole(self, template: Template, call: Call) -> bool:
+        """Whether such a kernel reads all of its weights before it waits, in the schedule of `call`: a block covers the
+        sums over them, so that there is no loop of which only the first iteration is read early."""
+        ...
+
     def machine(self) -> MachineKey:
         """Device, driver and toolchain under which times of the kernels are stored."""
         ...
@@ -120,6 +125,10 @@ class BackendBase:
     generates: ClassVar[bool] = False
     prefetches: ClassVar[bool] = False
     several: bool = False
+
+    def reads_whole(self, template: Template, call: Call) -> bool:
+        """True: nothing is known of loops (`Target.reads_whole`)."""
+        return True
 
     @cached_property
     def templates(self) -> Sequence[Template]:

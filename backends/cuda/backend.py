@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...egraph.ir.tensor import Tensor, topological
+from ...extract.model.kernel import Call, Template
 from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, ask_if_none, every_third
@@ -33,6 +34,7 @@ from .schedules import (
     SimtSchedule,
     SkinnyGemmSchedule,
     combining_layout,
+    covers_sums,
     merge_packed,
     simt_applies,
     simt_legal,
@@ -273,6 +275,13 @@ class Cuda(GpuGenerator):
     """Backend that generates CUDA C++ kernels for NVIDIA GPUs; `CudaEmitter` writes their source."""
 
     prefetches = True
+
+    def reads_whole(self, template: Template, call: Call) -> bool:
+        """Whether a kernel reads all of its weights before it waits, in the schedule of `call`
+        (`Target.reads_whole`): False where a SIMT kernel has a loop over a sum."""
+        schedule = SimtSchedule.parse(call.schedule)
+        found = template.lower(call) if isinstance(template, GeneratedKernel) and schedule is not None else None
+        return found is None or schedule is None or covers_sums(found.kernel, found.shape, schedule)
 
 
 BACKEND = Cuda(CudaEmitter(), {**HELPERS, "counters": COUNTING, "carried": CARRYING}, several=True, vectors=FEW)

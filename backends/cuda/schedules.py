@@ -135,6 +135,12 @@ def simt_legal(shape: Shape, s: SimtSchedule) -> bool:
     return s.valid and within and prod(t for _, t in s.threads) <= 1024 and (s.early or not s.warm)
 
 
+def covers_sums(kernel: Kernel, shape: Shape, s: SimtSchedule) -> bool:
+    """Whether a block covers all reductions of `kernel` in the schedule `s`, so that it has no loop over one."""
+    dims = s.layout(kernel, shape).dims
+    return all(a.name in dims and dims[a.name].block >= a.size for a in shape.inner if a not in shape.joined)
+
+
 def skinny_legal(shape: Shape, s: SkinnyGemmSchedule) -> bool:
     """Whether the schedule `s` is legal: a block's warps share its columns evenly, and a block has at most 32 warps and
     covers all rows."""

@@ -5,9 +5,10 @@ For each model of `llm.py` a folder with random weights is written. Then process
 FOLDER --prompt-tokens ... --json` run one after another with one home: the first searches the programs, `--runs`
 others find their plans. Rows: seconds until the answer (checks may follow it) and of the process, of its programs,
 from the prompt to the first token, tokens per second and the share of the device's bandwidth. Beside them, on a GPU:
-the same folder by `transformers` if it is installed (`peer`: "transformers"), else the eager step of plain PyTorch
-layers, launched from the host ("eager step"; tokens per second are the reciprocal of its time). Each model's folder
-is deleted afterwards, unless it is kept. What `--limit` leaves no time for is named.
+the same folder by `transformers` if it is installed (`peer`: "transformers"), and the same sizes in plain PyTorch
+layers with static caches: launched from the host, the step in a CUDA graph, and compiled ("reduce-overhead"); with
+`--runs -1` the peers alone. Each model's folder is deleted afterwards, unless it is kept. What `--limit` leaves no
+time for is named.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
@@ -102,23 +105,59 @@ def by_transformers(folder: Path, name: str, new: int) -> dict[str, Any]:
     return {"peer": "transformers", "first_token_s": first, "tokens_per_second": (new - 1) / (seconds(new) - first)}
 
 
-def by_eager_step(name: str) -> dict[str, Any]:
-    """Figures of the eager decode step of plain PyTorch layers with static caches, launched from the host."""
+def by_plain_layers(name: str, new: int) -> Iterator[dict[str, Any]]:
+    """Figures of plain PyTorch layers with static caches (peers.py), the second generation of two, in turn: launched
+    from the host, the step in a CUDA graph, the step compiled in the mode "reduce-overhead". Tokens stay on the
+    device until the last."""
     import torch
 
-    from .peers import Decoder
-    from .queued_time import timed
+    from .peers import Decoder, captured
 
     decoder = Decoder(CONFIGS[name], 1, LENGTH)
-    token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
-    at = torch.full((1,), LENGTH // 2, dtype=torch.int64, device="cuda")
-    with torch.inference_mode():
-        us = timed(lambda: decoder.step(token, at), torch.cuda.synchronize, calls=4, rounds=3)
-    return {"peer": "eager step", "step_us": us, "tokens_per_second": 1e6 / us}
+    gpu, device = decoder.device == "cuda", decoder.device
+    wait = torch.cuda.synchronize if gpu else lambda: None
+    ids, at = (torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((1, 1), (1,)))
+    given = torch.tensor([prompt(name)], device=device)
+
+    def recorded() -> Callable[[], object]:
+        def step() -> None:
+            ids.copy_(decoder.step(ids, at))
+            at.add_(1)
+
+        return captured(torch, step)
+
+    def launched(step: Callable[[Any, Any], Any]) -> Callable[[], object]:
+        def one() -> None:
+            ids.copy_(step(ids, at))
+            at.add_(1)
+
+        return one
+
+    ways: dict[str, Callable[[], Callable[[], object]]] = {"eager": lambda: launched(decoder.step)}
+    if gpu:
+        fast = torch.compile(decoder.step, mode="reduce-overhead", dynamic=False, fullgraph=True)
+        ways |= {"eager step in a CUDA graph": recorded, "reduce-overhead": lambda: launched(fast)}
+    for way, make in ways.items():
+        with torch.inference_mode():
+            step = make()
+            for _ in range(2):
+                wait()
+                begun = time.perf_counter()
+                ids.copy_(decoder.prefill(given))
+                first = int(ids)
+                at.fill_(PROMPT)
+                middle, tokens = time.perf_counter(), [first]
+                found = torch.zeros(new, dtype=torch.int64, device=device)
+                for n in range(new - 1):
+                    step()
+                    found[n : n + 1].copy_(ids[0])
+                tokens += found.tolist()
+                end = time.perf_counter()
+        yield {"peer": way, "first_token_s": middle - begun, "tokens_per_second": (new - 1) / (end - middle)}
 
 
-def peer(folder: Path, name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Figures of the peer, in a process of its own."""
+def peers(folder: Path, name: str, options: argparse.Namespace, seconds: float) -> Iterator[dict[str, Any]]:
+    """Figures of the peers, in a process of its own, as they come; those that are done within `seconds`."""
     command = [
         sys.executable,
         "-m",
@@ -129,32 +168,49 @@ def peer(folder: Path, name: str, options: argparse.Namespace, seconds: float) -
         "--new",
         str(options.new),
     ]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"error": f"not done in {seconds:.0f} s"}
-    return {"error": done.stderr[-400:]} if done.returncode else dict(json.loads(done.stdout.splitlines()[-1]))
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True) as process,
+    ):
+        late = threading.Event()
+
+        def end() -> None:  # with its compilers, which hold the pipe as well
+            late.set()
+            os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(seconds, end)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield dict(json.loads(line))
+        code = process.wait()
+        timer.cancel()
+        said.seek(0)
+        if code:
+            yield {"error": f"not done in {seconds:.0f} s" if late.is_set() else said.read()[-400:]}
 
 
 def rows(name: str, options: argparse.Namespace, left: float) -> list[dict[str, Any]]:
     """All rows of a model, printed as they come, within `left` seconds."""
     end, found = time.monotonic() + left, list[dict[str, Any]]()
 
-    def add(what: str, make: Any) -> None:
+    def add(what: str, make: Callable[[float], Iterable[dict[str, Any]]]) -> None:
         seconds = end - time.monotonic()
-        row = make(seconds) if seconds >= LEAST else {"error": "no time was left"}
-        found.append({"model": name, "what": what, **row})
-        print(json.dumps(found[-1]), flush=True)
+        for row in make(seconds) if seconds >= LEAST else [{"error": "no time was left"}]:
+            found.append({"model": name, "what": what, **row})
+            print(json.dumps(found[-1]), flush=True)
 
     with nullcontext(str(options.keep)) if options.keep else tempfile.TemporaryDirectory() as top:
         begun = time.perf_counter()
-        folder = written(Path(top) / "model", name)
+        alone = options.runs < 0 and find_spec("transformers") is None  # of peers that read no folder
+        folder = Path(top) / "model" if alone else written(Path(top) / "model", name)
         print(f"{name}: folder written in {time.perf_counter() - begun:.1f} s", flush=True)
         for n in range(1 + options.runs):
             what = "first process" if n == 0 else "later process"
-            add(what, lambda seconds: generated(folder, name, options, f"{top}/home", seconds))
+            add(what, lambda seconds: [generated(folder, name, options, f"{top}/home", seconds)])
         if not options.no_peer:
-            add("peer", lambda seconds: peer(folder, name, options, seconds))
+            add("peer", lambda seconds: peers(folder, name, options, seconds))
     return found
 
 
@@ -177,13 +233,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.peer is not None:
         installed = find_spec("transformers") is not None
-        print(
-            json.dumps(
-                by_transformers(options.peer, options.names[0], options.new)
-                if installed
-                else by_eager_step(options.names[0])
-            )
-        )
+        for row in [by_transformers(options.peer, options.names[0], options.new)] if installed else []:
+            print(json.dumps(row), flush=True)
+        for row in by_plain_layers(options.names[0], options.new):
+            print(json.dumps(row), flush=True)
         return
     end, found = time.monotonic() + options.limit, list[dict[str, Any]]()
     for name in options.names:

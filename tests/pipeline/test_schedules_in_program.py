@@ -12,14 +12,17 @@ import torch
 
 import tensor_graphs as tg
 from tensor_graphs.backends.contract import BackendBase
+from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.runtime.views import view_strides
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
+from tensor_graphs.extract.model.kernel import Call, Candidate, Operand, Vertex, contiguous
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.extract.model.pricing import Priced
 from tensor_graphs.extract.search.plan import plan_of
@@ -179,6 +182,28 @@ def test_a_kernel_that_could_hold_weights_is_measured_first(
     monkeypatch.setattr(measure_prefetching, "prefetches", lambda c: holds and c.template.name == "other tanh")
     best, _, _, _ = timed(choice, late_known="other tanh")
     assert kernels(best)[0] == (("other tanh", 1) if holds else ("np.tanh", 2))
+
+
+def test_schedules_that_read_all_weights_before_the_wait_are_measured_and_come_first() -> None:
+    """Some of them for each kernel in CUDA C++, those measured before included; of a loop over a sum only the first
+    iteration is read early."""
+    template = generated(
+        t.matmul(t.input("x", (1, 2048), "bfloat16"), t.transpose(t.input("w", (512, 2048), "bfloat16")))
+    )
+    types = {"x": (1, 2048), "w": (512, 2048), "out": (1, 512)}
+    operands = {n: Operand(Type(shape, "bfloat16"), contiguous(shape)) for n, shape in types.items()}
+    call = Call({n: operands[n] for n in template.operands}, operands["out"], {})
+    kernel = Candidate(template, Vertex(0, operands["out"].strides), (), call)
+    whole, loop = ({"early": 1, "t0": threads, "tn": 1, "u0": 1, "um": 1, "un": 1, "v0": 8} for threads in (256, 128))
+    of = lambda s: replace(kernel, call=replace(call, schedule=s))
+    assert measure_prefetching.reads_whole(of(whole)) and not measure_prefetching.reads_whole(of(loop))
+    found = measure_prefetching._further(kernel, lambda c: [])
+    assert len(found) == measure_prefetching.EACH and all(map(measure_prefetching.reads_whole, found))
+    known = [Priced(1.0, 1.0, 1.0, "measured", tuple(sorted(c.call.schedule.items()))) for c in found[:3]]
+    assert len(measure_prefetching._further(kernel, lambda c: known)) == 1
+    rank = time_schedules._rank("held")
+    prices = [replace(known[0], schedule=tuple(sorted(s.items()))) for s in (whole, loop, {**whole, "early": 0})]
+    assert [rank(kernel, p) for p in prices] == [0, 1, 3]
 
 
 def test_a_short_form_measures_such_kernels_for_the_whole_model(

@@ -21,6 +21,7 @@ from .cache.plan_cache import (
     CachedPlan,
     CacheEntry,
     StalePlan,
+    has_new_rows_of,
     key_of_search,
     refuse_higher_prices,
     shard_names_digest,
@@ -174,24 +175,26 @@ def _rebuilt(session: Session, task: Task, entry: CacheEntry, data: Json) -> tup
             raise StalePlan("it is for other sizes")
         # an as-written result was timed as a whole, so prices do not matter
         if not cached.as_written:
-            _refuse_higher_prices(session, entry, cached)
+            _refuse_higher_prices(session, entry, cached, float(data.get("time", 0.0)))
         program = Program(cached.plan)
         if text_digest(program.source) != cached.source:
             raise StalePlan("its program has another source than the one that was verified")
         return cached, program, task
 
 
-def _refuse_higher_prices(session: Session, entry: CacheEntry, cached: CachedPlan) -> None:
-    """Raise StalePlan if prices of a plan's kernels have become worse (`refuse_higher_prices`). A store with the rows
-    of an earlier check that found nothing is not read."""
+def _refuse_higher_prices(session: Session, entry: CacheEntry, cached: CachedPlan, stored: float) -> None:
+    """Raise StalePlan if prices of a plan's kernels have become worse (`refuse_higher_prices`) since the time `stored`
+    (seconds since the epoch). A store with the rows of an earlier check that found nothing is not read, nor one whose
+    newer rows are of other kernels."""
     root = store_root(session.options)
     if (rows := shard_names_digest(root)) == cached.store:
         return
     checked = ("prices", entry.path.name, [(s.template.identity, s.cost.us) for s in cached.plan.steps])
     if fact(checked) == rows:
         return
-    with open_store(session) as store:
-        refuse_higher_prices(cached.plan, store)
+    if has_new_rows_of(cached.plan, root, cached.store, stored):
+        with open_store(session) as store:
+            refuse_higher_prices(cached.plan, store)
     if shard_names_digest(root) == rows:  # no other process has added any meanwhile
         keep_fact(checked, rows)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -21,7 +21,7 @@ from typing import Any
 
 from ... import cache_folder
 from ...backends.program.launch.emission import emit_for
-from ...backends.tuning.keys import machine_of
+from ...backends.tuning.keys import key_of, machine_of
 from ...costdb.store import shards
 from ...costdb.store.store import Store
 from ...egraph.ir.graph import Graph
@@ -214,7 +214,26 @@ def text_digest(source: str) -> str:
 def shard_names_digest(root: Path) -> str:
     """Hash of the names of a cost store's shards (its files). The names are hashes of content, so it changes with the
     content."""
-    return blake2b("\n".join(sorted(s.name for s in shards.find(root))).encode(), digest_size=16).hexdigest()
+    return _names_digest(shards.find(root))
+
+
+def _names_digest(found: Iterable[shards.ShardFile]) -> str:
+    return blake2b("\n".join(sorted(s.name for s in found)).encode(), digest_size=16).hexdigest()
+
+
+def has_new_rows_of(plan: Plan, root: Path, store: str, stored: float) -> bool:
+    """Whether prices of a plan's kernels may have changed in a cost store since the time `stored` (seconds since the
+    epoch), when the digest of its shards' names was `store`: unless it has those shards still, and no newer one has a
+    row of these kernels. Reads the newer shards only, a tenth of the work of reading the store."""
+    found = shards.find(root)
+    newer = [s for s in found if s.mtime_ns > stored * 1e9]
+    if _names_digest(s for s in found if s not in newer) != store:
+        return True
+    own = {key_of(s.template, call).digest for s, call in priced_steps(plan)}
+    try:
+        return any(not own.isdisjoint(shards.read(s.path).column("digest").to_pylist()) for s in newer)
+    except (shards.BadShard, OSError):
+        return True
 
 
 def refuse_higher_prices(plan: Plan, store: Store) -> None:

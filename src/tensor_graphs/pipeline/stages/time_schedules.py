@@ -26,7 +26,7 @@ from ...wording import counted
 from ..context.reserves import after_finalists_s, trying_s
 from ..context.session import Session
 from ..execution.exchanged_program import ExchangedProgram, Exchanges
-from .measure_prefetching import Look, measure_prefetching, prefetches
+from .measure_prefetching import Look, measure_prefetching, prefetches, reads_whole
 from .time_launching import Compiler, results_of
 
 LEAST_S = 1.0  # seconds without which nothing is tried
@@ -315,12 +315,17 @@ class _Descent:
 
 
 def _rank(launching: str) -> Callable[[Candidate, Priced], int]:
-    """Order in which kernels are tried where launches overlap: first those that read weights before they wait, then
-    those that start while their predecessor runs."""
+    """Order in which kernels are tried where launches overlap: first those that read all weights before they wait, then
+    those that read some of them, then those that start while their predecessor runs."""
 
     def rank(candidate: Candidate, price: Priced) -> int:
         early = bool(dict(price.schedule).get("early"))
-        return 0 if not launching or (early and prefetches(candidate)) else 1 if early else 2
+        if not launching:
+            return 0
+        if not early or not prefetches(candidate):
+            return 2 if early else 3
+        scheduled = replace(candidate, call=replace(candidate.call, schedule=dict(price.schedule)))
+        return 0 if reads_whole(scheduled) else 1
 
     return rank
 
