@@ -1,7 +1,8 @@
 """Estimates the least time of a kernel of NumPy or PyTorch from the number of library functions that it calls.
 
 A roofline has one launch for each kernel, but a norm of NumPy is a sequence of eight functions: for values of a few
-kilobytes their calls are most of its time, which relatives of other sizes do not show.
+kilobytes their calls are most of its time, which relatives of other sizes do not show. Nor do they show what a
+generated kernel in C computes again, or one element at a time.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
+from ...backends.generate.template import GeneratedKernel
 from ...backends.tuning.keys import helper_texts
 from ...extract.model.kernel import Candidate, Template, output_names
 from ...extract.model.pricing import Priced
 
 CALL_US: Mapping[str, float] = {"numpy": 0.7, "torch": 2.5}
 """Least µs of a function's call with results in memory that is there already, by backend."""
+
+AGAIN_PER_US = 3.2e4
+"""Most flops per µs of two cores that a generated kernel in C computes again (`NestSchedule.again`)."""
 
 _CALLED = {"numpy": re.compile(r"\bnp\.\w+(?:\.\w+)*\("), "torch": re.compile(r"\b(?:torch|F)\.\w+(?:\.\w+)*\(")}
 
@@ -39,9 +44,12 @@ def _in_text(backend: str, setup: tuple[str, ...]) -> int:
 
 
 def least_us(candidate: Candidate) -> float:
-    """Least µs of a kernel; 0 for generated kernels, views, and those of other backends."""
-    backend = candidate.template.backend
-    if backend not in CALL_US or candidate.template.space is not None or candidate.is_view:
+    """Least µs of a kernel of NumPy or PyTorch by its calls, and of a generated kernel in C by what it computes again;
+    0 for others."""
+    template, backend = candidate.template, candidate.template.backend
+    if isinstance(template, GeneratedKernel):
+        return max(0.0, template.flops(candidate.call) - template.work) / AGAIN_PER_US if backend == "c" else 0.0
+    if backend not in CALL_US or template.space is not None or candidate.is_view:
         return 0.0
     return CALL_US[backend] * called(candidate)
 
