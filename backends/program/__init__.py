@@ -5,5 +5,5 @@ In: a plan.
 Out: a callable program.
 Imports: backends, backends.program.emit, backends.program.helpers, backends.program.launch, backends.runtime,
     backends.user, backends.verification, costdb.keys, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, errors,
-    extract.model, imported, plain, private, processes, wording, writing.
+    extract.model, imported, plain, private, processes, settings, wording, writing.
 """
