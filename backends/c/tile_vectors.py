@@ -1,5 +1,6 @@
-"""Writes the C text of vectors of floats, of which some lanes may be left out, and of activations: what the kernels of
-tiled_products.py, windows.py, depthwise.py, winograd.py and recurrent_text.py have in common."""
+"""Holds C text that the kernels of tiled_products.py, windows.py, depthwise.py, winograd.py and recurrent_text.py
+share: loads and stores of vectors of floats (of all lanes, or of the first ones only), and activation functions on
+vectors."""
 
 from __future__ import annotations
 

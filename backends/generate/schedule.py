@@ -250,9 +250,8 @@ class Schedule:
 
     @property
     def forms(self) -> frozenset[str]:
-        """Stored names of the schedule's parameters that select another structure of the kernel's code
-        (`Parameter.form`).
-        """
+        """Names, as in stored measurements, of the parameters set in this schedule that select another structure of the
+        kernel's code (`Parameter.form`); of a warp-specialized schedule its `tag`, too."""
         names = {p.stored for p in declared(type(self)).values() if p.form and self.__dict__[p.field]}
         return frozenset({*names, self.tag} if self.warp_specialized else names)
 

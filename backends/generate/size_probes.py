@@ -10,7 +10,9 @@ STEPS = (0.97, 0.72, 0.53, 0.39, 0.29, 0.21, 0.16, 0.115, 0.085, 0.062, 0.046, 0
 SMALL = (113, 61, 31, 13)  # sizes tried for a schedule that is legal at no point
 HELD_OUT = 3  # choices of sizes at which a form is compared with emitted text
 HELD_OUT_STEPS = (1.0, 0.61, 0.33, 0.13, 0.05, 0.02)  # of the largest size
-FAR = 16381  # size up to which a masked form is compared with emitted text
+# size up to which the emitted text of a masked strategy (with bounds checks) is compared with an inferred form: a form
+# that holds up to it is used for all larger sizes
+FAR = 16381
 TOP = 4096  # largest size at a point, if the range allows more
 
 

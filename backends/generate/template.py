@@ -117,8 +117,8 @@ class GeneratedKernel(KernelBase):
 
     @property
     def code_identity(self) -> str:
-        """Constant that stands for the kernel's code in the key of stored measurements; what tells generated kernels
-        apart, their terms, is in the pattern."""
+        """Text in the key of stored measurements that stands for the kernel's code. It is the same for all generated
+        kernels: the pattern in the same key, which is the text of their terms, tells them apart."""
         return CODE_IDENTITY
 
     @property

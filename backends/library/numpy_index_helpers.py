@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
-    """x padded with a constant along one axis."""
+    """Write x, padded with a constant along one axis, into `out`."""
     before: tuple[Any, ...] = (slice(None),) * axis
     stop = lo + x.shape[axis]
     out[(*before, slice(0, lo))] = value
@@ -20,7 +20,7 @@ def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
 
 
 def pad2(x: Array, a: int, lo_a: int, b: int, lo_b: int, value: float, out: Array) -> None:
-    """x padded with a constant along two axes."""
+    """Write x, padded with a constant along two axes, into `out`."""
     out.fill(value)
     places = [slice(0, d) for d in x.shape]
     places[a], places[b] = slice(lo_a, lo_a + x.shape[a]), slice(lo_b, lo_b + x.shape[b])
@@ -28,7 +28,7 @@ def pad2(x: Array, a: int, lo_a: int, b: int, lo_b: int, value: float, out: Arra
 
 
 def argsort(x: Array, axis: int, descending: bool, out: Array) -> None:
-    """Indices that sort along an axis; stable."""
+    """Write the indices that sort x along an axis into `out`; stable."""
     if descending:  # stable descending: sort the reversed axis, then reverse positions and result
         order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
         np.subtract(x.shape[axis] - 1, np.flip(order, axis), out=out)
@@ -64,7 +64,7 @@ def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: st
 
 
 def rope(x: Array, cos: Array, sin: Array, turned: Array, out: Array) -> None:
-    """x * cos + rotate_half(x) * sin over the last axis."""
+    """Write x * cos + rotate_half(x) * sin, over the last axis, into `out`."""
     half = x.shape[-1] // 2
     sin = np.broadcast_to(sin, (*sin.shape[:-1], x.shape[-1]))
     low, high = out[..., :half], out[..., half:]

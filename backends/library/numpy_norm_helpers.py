@@ -109,7 +109,7 @@ def channels(value: Array, rank: int) -> Array:
 
 
 def batch_norm(x: Array, gain: Array, shift: Array, mean: Array, var: Array, eps: float, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) * gain + shift per channel."""
+    """Write (x - mean) / sqrt(var + eps) * gain + shift, per channel, into `out`."""
     scale = gain / np.sqrt(var + var.dtype.type(eps))
     np.multiply(x, channels(scale, x.ndim), out=out)
     np.add(out, channels(shift - mean * scale, x.ndim), out=out)

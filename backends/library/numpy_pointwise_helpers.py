@@ -115,7 +115,7 @@ def gelu(x: Array, out: Array) -> None:
 
 
 def gelu_tanh(x: Array, out: Array) -> None:
-    """x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x**3))) / 2."""
+    """Write x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x**3))) / 2 into `out`."""
     np.multiply(x, x, out=out)
     np.multiply(out, 0.044715, out=out)
     np.add(out, 1, out=out)
@@ -128,7 +128,7 @@ def gelu_tanh(x: Array, out: Array) -> None:
 
 
 def mish(x: Array, out: Array) -> None:
-    """x * tanh(log(1 + exp(x)))."""
+    """Write x * tanh(log(1 + exp(x))) into `out`."""
     if x.dtype.itemsize == 2:
         wide = x.astype(np.float32)
         np.copyto(out, wide * np.tanh(np.logaddexp(wide, 0)), casting="unsafe")
@@ -139,7 +139,7 @@ def mish(x: Array, out: Array) -> None:
 
 
 def elu(x: Array, alpha: float, positive: Array, out: Array) -> None:
-    """x where positive, else alpha * (exp(x) - 1)."""
+    """Write x where positive, else alpha * (exp(x) - 1), into `out`. `positive`: scratch memory for the condition."""
     np.minimum(x, 0, out=out)
     np.expm1(out, out=out)
     np.multiply(out, alpha, out=out)
@@ -148,26 +148,27 @@ def elu(x: Array, alpha: float, positive: Array, out: Array) -> None:
 
 
 def leaky_relu(x: Array, alpha: float, positive: Array, out: Array) -> None:
-    """x where positive, else alpha * x."""
+    """Write x where positive, else alpha * x, into `out`. `positive`: scratch memory for the condition."""
     np.multiply(x, alpha, out=out)
     np.greater(x, 0, out=positive)
     np.copyto(out, x, where=positive)
 
 
 def clip(x: Array, lo: float, hi: float, out: Array) -> None:
-    """x clamped to [lo, hi]; NaN stays NaN."""
+    """Write x clamped to [lo, hi] into `out`; NaN stays NaN."""
     np.maximum(x, lo, out=out)
     np.minimum(out, hi, out=out)
 
 
 def power(x: Array, y: Array, exponents: Array, out: Array) -> None:
-    """x ** y with elementwise exponents: NumPy computes broadcast exponents by squares, roots and quotients."""
+    """Write x ** y into `out`, with y copied to `exponents` (scratch memory of the result's shape) first: NumPy
+    computes broadcast exponents by squares, roots and quotients."""
     np.copyto(exponents, y)
     np.power(np.atleast_1d(x), np.atleast_1d(exponents), out=np.atleast_1d(out))
 
 
 def from_float8(x: Array, out: Array) -> None:
-    """Values of the 8-bit floats e4m3fn whose bits are x."""
+    """Write the values of the 8-bit floats (e4m3fn) whose bits are x into `out`."""
     codes = np.arange(256, dtype=np.int32)
     exponent, mantissa = codes >> 3 & 15, codes & 7
     values = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(mantissa + 8.0, exponent - 10))
@@ -192,7 +193,7 @@ def unpack(x: Array, bits: int, form: str, axis: int, block: int, out: Array) ->
 
 
 def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
-    """(q - z) * s, each value of s and z repeated over its block of q."""
+    """Write (q - z) * s into `out`, with each value of s and z repeated over its block of q."""
     units = [n for size, blocks in zip(q.shape, s.shape) for n in (blocks, size // max(blocks, 1))]
     spread = [n for blocks in s.shape for n in (blocks, 1)]
     zeros = z.reshape(spread if z.shape == s.shape else (1,) * len(spread))
@@ -201,7 +202,7 @@ def dequantize(q: Array, s: Array, z: Array, out: Array) -> None:
 
 
 def quantize(x: Array, s: Array, z: Array, out: Array) -> None:
-    """x / s rounded to whole numbers, ties to even, plus z, clipped to the range of z's dtype."""
+    """Write x / s, rounded to whole numbers (ties to even), plus z, clipped to the range of z's dtype, into `out`."""
     limits = np.iinfo(z.dtype)
     whole = np.round(x / s) + z.astype(x.dtype)
     np.copyto(out, np.minimum(np.maximum(whole, limits.min), limits.max), casting="unsafe")

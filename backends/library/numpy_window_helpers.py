@@ -43,7 +43,7 @@ def conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: in
 
 
 def defined_conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: int, out: Array) -> None:
-    """Convolution in exactly the order of its definition, for bitwise equal results."""
+    """Write the convolution into `out`, added up in exactly the order of its definition, for bitwise equal results."""
     n, dtype = x.ndim - 2, np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
     around = [(0, 0), (0, 0), *((pads[i], pads[n + i]) for i in range(n))]
     seen = windows(np.pad(x.astype(dtype, copy=False), around), w.shape[2:], strides, dilations)

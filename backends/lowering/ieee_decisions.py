@@ -43,7 +43,8 @@ def rounded_once(kernel: Kernel) -> Kernel:
 
 @memo(4096)  # the forms of a kernel have equal terms, in several backends
 def may_round_once(roots: tuple[Tensor, ...]) -> bool:
-    """Whether `rounded_once` may change kernels that compute the terms `roots`."""
+    """Whether a kernel that computes the terms `roots` may contain arithmetic that decides a whole number or a truth
+    value (such as a quotient that is compared or rounded down). `rounded_once` may change only such kernels."""
     if (JUMPS | STARTS).isdisjoint(n.op for n in topological(roots)):
         return False
     return any(

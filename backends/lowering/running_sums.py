@@ -20,8 +20,9 @@ from ..ir.unfusable import Unfusable
 if TYPE_CHECKING:
     from .op_rules import TermLowering
 
-RUNNING = "running"  # scan in a loop over positions: the value so far, of its first operand
-TOTAL = "total"  # sum over all positions of the loop, known after it
+# ops of a kernel whose scans are in one loop over positions:
+RUNNING = "running"  # sum of the first operand over the positions so far
+TOTAL = "total"  # sum over all positions, which is known after the loop
 ALONG = "along"  # name of the axis of positions
 
 

@@ -34,7 +34,8 @@ def _slice(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
     return x[(slice(None),) * axis + (slice(start, stop, step),)]
 
 
-#: name -> (number of its numbers, -1 for any; function of an array of integers and these numbers), as the ops compute.
+#: Name of a step -> (number of its integer arguments, -1 for any number; function of an integer array and these
+#: arguments, which computes what the graph's ops do).
 STEPS: dict[str, tuple[int, Callable[..., Any]]] = {
     "slice": (4, _slice), "cast": (1, lambda x, bits: x.astype(f"int{bits}")), "add": (1, np.add), "sub": (1, np.subtract),
     "mul": (1, np.multiply), "floordiv": (1, np.floor_divide), "mod": (1, np.remainder), "maximum": (1, np.maximum),

@@ -148,8 +148,9 @@ class TritonEmitter(StrategyEmitter):
         return self.version + (ROUNDED if may_round_once(tuple(roots)) else "")
 
     def sized_launch(self, launch: Any, statement: str, definitions: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """Add to the launch `statement` the placeholder `SIZES_<kernel name>` for the size arguments. Returns
-        (statement, `definitions` unchanged), as `Emitter.sized_launch` says."""
+        """Insert the placeholder `SIZES_<kernel name>` after the arguments of the launch `statement`; `size_arguments`
+        gives the text that replaces it. Returns (the new statement, `definitions` unchanged). `launch`: the launch that
+        the statement runs; its `name` is the kernel's (`Emitter.sized_launch`)."""
         return sized_launch(launch, statement), definitions
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:

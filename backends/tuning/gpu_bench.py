@@ -39,7 +39,7 @@ HIDING = 3  # cache-filling copies that hide the host's launch overhead
 MOST_CALLS = 200
 # most µs of calls that are recorded only so that their operands exceed the cache, a small part of longer times
 ROTATING_US = 20_000.0
-# µs of a call from which a kernel runs as rarely as possible: other processes wait for the device meanwhile
+# µs of a call from which it is timed as few times as possible, because other processes wait for the device meanwhile
 SLOW_US = 20_000.0
 
 

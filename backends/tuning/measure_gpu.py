@@ -78,8 +78,8 @@ class GpuMeasurer(TrialPipeline):
         self._kept = 0.0  # time of the last write to the sink
         self._measuring = 0.0  # total seconds of measuring
         self._behind: Thread | None = None  # continues with kernels in flight while the next plan is solved for
-        self._called_back = False  # whether the callback thread should stop
-        self._fault: BaseException | None = None  # exception that ended the callback thread
+        self._called_back = False  # whether the thread `_behind` has been told to stop
+        self._fault: BaseException | None = None  # exception that ended the thread `_behind`
 
     # ------------------------------------------------------------ the interface of measurers
     def pause(self) -> None:

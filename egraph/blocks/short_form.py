@@ -1,11 +1,12 @@
 """Makes the short form of a deep model: a smaller graph in which each block (repeated subgraph) occurs between the same
 neighbours as in the model, but as few times as possible.
 
-A deep model is a chain of instances of few blocks. Its short form leaves out instances between two of the same block,
-as long as every run of `RUN` blocks of the model is left: readers behind the second one read the outputs of the first.
-It computes something else than the model, but of the same parts, so that the kernels that are the fastest in it are the
-fastest in the model, and a search over it takes a fraction of the time. `RUN` is three, because a layer between others
-may have other kernels than the first and the last one.
+A deep model is a chain of instances of few blocks. Where two instances are of the same block, the short form omits the
+second one and all between them, as long as every sequence of `RUN` successive blocks of the model still occurs. Readers
+of the omitted second instance read the outputs of the first one. The short form computes something else than the model,
+but from the same parts. So the kernels that are the fastest in it are the fastest in the model, and a search over it
+takes a fraction of the time. `RUN` is three, because a layer between two others may have other kernels than the first
+and the last layer.
 """
 
 from __future__ import annotations

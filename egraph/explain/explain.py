@@ -1,12 +1,13 @@
 """Explains why two terms of one e-class are equal, as a chain of named rule applications.
 
-egglog 13.2 keeps no proofs, so they are reconstructed from the view. Every rule is matched on the view once, each match
-becomes an equation between terms (with one term chosen per e-class), each composite equals its decomposition, and
-congruence closure (congruence.py) finds the consequences with proofs. The proof is unfolded into steps; each step
-rewrites one subterm at all places where the proof needs it, by one rule in one direction.
+egglog 13.2 keeps no proofs, so they are reconstructed from the e-graph view (arrays of its e-nodes and e-classes).
+Every rule is matched on the view once. Each match becomes an equation between two terms (with one term chosen per
+e-class), and so does each composite with its decomposition. Congruence closure (congruence.py) finds the consequences
+with proofs. The proof is unfolded into steps; each step rewrites one subterm at all places where the proof needs it, by
+one rule in one direction.
 
-If the equations do not connect two subterms (because a term between them was pruned), the step is a gap: it is listed
-as such, checked by value only, and the explanation is not `complete`.
+If the equations do not connect two subterms (because a term between them was pruned from the e-graph), the step is a
+gap: it is listed as such, checked by value only, and the explanation is not `complete`.
 """
 
 from __future__ import annotations

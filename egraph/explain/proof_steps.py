@@ -50,9 +50,10 @@ class TooDeep(Exception):
 class Unfolding:
     """Conversion of congruence proofs to linear chains of rewrite steps.
 
-    With `rules` (by name) it is lazy: a term is rewritten only as far as the next rule's pattern requires, and the rule
-    is applied to the actual subterms instead of the terms of the stated equation. Lazy chains are far shorter but not
-    bounded. Without rules it is strict. `depth`: of the current recursion.
+    `rules`: the rules by name; with them the conversion is lazy, without (empty) it is strict. Strict: before an
+    equation is applied, the term is rewritten until it is the equation's own side. Lazy: it is rewritten only until it
+    matches the rule's pattern, and the rule is applied to the subterms that it has then. Lazy chains are far shorter,
+    but may not end (TooDeep). `depth`: recursion depth at present.
     """
 
     proofs: ShortProofs

@@ -182,8 +182,9 @@ def base_declarations(*, guarded: bool) -> list[str]:
 
 
 def rank_facts(ranks: Iterable[int]) -> Iterator[str]:
-    """Egglog commands that define for each rank the values that rules use: vectors of ones, transpositions, the
-    identity permutation, element counts, the broadcast rule."""
+    """Egglog commands that define for each rank: the vector of ones, the identity permutation, the permutation that
+    swaps the last two axes (from rank 2 on), and the rules for a term's number of elements and for the shape to which
+    two shapes broadcast."""
     for r in ranks:
         ones = vec_of(["1"] * r)
         yield f"(Ones {ones})"

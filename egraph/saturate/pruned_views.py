@@ -33,10 +33,11 @@ class CostFilter:
     slack: float = inf
 
     def keeps(self, view: EGraphView, pricing: Pricing, lacking: bool = False) -> Bools:
-        """Boolean mask of the e-nodes of an e-graph that the filter keeps.
+        """Boolean mask, one value per e-node of `view`: whether the filter keeps the e-node.
 
-        The original graph's e-nodes and the best of each e-class are always kept. `lacking`: ops that backends may have
-        no kernel of (`Op.kernels_may_lack`) cost more than any other term.
+        The original graph's e-nodes and the cheapest of each e-class (by the cost of its term under `pricing`) are
+        always kept. With `lacking`, ops that backends may have no kernel of (`Op.kernels_may_lack`) cost more than any
+        other term.
         """
         price = node_prices(view, pricing)
         if lacking:

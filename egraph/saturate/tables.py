@@ -103,8 +103,9 @@ def _text(rows: Sequence[Row]) -> str:
 def with_parts(graph: Graph) -> tuple[list[Tensor], list[tuple[Tensor, Tensor]]]:
     """Nodes of a graph and of the decompositions of its composite ops, and the pairs (composite, decomposition).
 
-    Pointwise composites (activations), and scales and zero points of values that are no weights, are not decomposed:
-    all terms for them cost the same once fused, and the rules find very many equal terms for their arithmetic.
+    Not decomposed are pointwise composites (activations), and the quantization and dequantization of values other than
+    weights. All terms for them cost the same once fused, and rules would find very many equal terms for their
+    arithmetic.
     """
     nodes, pairs = graph.nodes(), list[tuple[Tensor, Tensor]]()
     fixed = weight_only(nodes)

@@ -16,17 +16,23 @@ MAX_NARROW_COLUMNS = 256  # largest width of a layer fused with the next layers,
 class FusionPolicy:
     """Limits on the contents of a fusion group, and on the operands that stay in memory.
 
-    `name` identifies the policy in the groups grown under it. `products`: number of matrix products on a path from the
-    output. `rows_above`: whether reductions between the output and a product are inlined; `rows_below`: whether
-    reductions at a product's operands, or without any product, are. `pointwise_below`: whether elementwise operations
-    at a product's operands are inlined. `left_only`: operands of a product other than the first are leaves, because
-    thread blocks for other rows read them again. `rows_bare`: operands of multi-pass reductions are leaves.
-    `spread_bare`: values broadcast over more elements (statistics) are leaves, unless elementwise operations alone
-    compute them; with it, `left_only` makes only the statistics of those other operands leaves. `layers`: products are
-    GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows. `packed`: weights that are computed from
-    fewer bytes (dequantized ones) are inlined, not read as they would be folded at load. `rows_beside`: reductions on
-    paths without a product are inlined, too, with what they read up to products (a norm by which the product's result
-    is divided). `scans`: running sums are inlined, and a group has at least one.
+    An inlined operation is computed inside the group's kernel; a leaf is an operand that is read from memory. A path
+    leads from the group's output to one of its operands. `name` identifies the policy in the groups grown under it.
+
+    `products`: number of matrix products on a path. `rows_above`: whether reductions are inlined on a path that has
+    fewer than `products` products so far, or none; `rows_below`: whether those at the operands of a path's product
+    number `products` are. `rows_beside`: those on paths without a product are inlined also without `rows_above`, with
+    what they read, but no products (a norm by which a product's result is divided). `rows_bare`: operands of reductions
+    that need several passes are leaves.
+
+    `pointwise_below`: whether elementwise operations at a product's operands are inlined. `left_only`: operands of a
+    product other than the first are leaves, because thread blocks for other rows read them again. `spread_bare`: values
+    broadcast over more elements (statistics) are leaves, unless elementwise operations alone compute them; with it,
+    `left_only` makes only the statistics of those other operands leaves.
+
+    `layers`: products are GEMMs, with at most `MAX_NARROW_COLUMNS` columns if another GEMM follows. `packed`: weights
+    computed from fewer bytes (dequantized ones) are inlined; otherwise they are leaves, computed once at load time.
+    `scans`: running sums are inlined, and a group has at least one.
     """
 
     name: str

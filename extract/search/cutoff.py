@@ -67,11 +67,12 @@ class MeasuredCosts:
 
 
 class CostCutoff:
-    """Cost cutoffs of candidates in µs (a slower kernel is in no best plan), which fall while others are measured.
+    """Cost cutoffs of candidate kernels. The object is called with a candidate, and returns the time in µs above which
+    it is in no best plan. Cutoffs fall as more kernels are measured.
 
-    Calling the object returns a candidate's cutoff. `register` adds a measurement in flight. `ended`: whether measuring
-    is over. `limited`: plans have budgets, which may need a slow kernel, so cutoffs are infinite. `index`: index of the
-    hypergraph, if it exists already.
+    `ended`: returns True when measuring is over; cutoffs are 0 then. `limited`: plans have budgets (limits on other
+    costs than time), which may need a slow kernel, so that cutoffs are infinite. `index`: the hypergraph's index by
+    call and output, or None: it is made. `register` adds a candidate whose measurement has begun.
     """
 
     def __init__(

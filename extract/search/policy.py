@@ -2,21 +2,25 @@
 
 Each round has two plans. The *optimistic* plan is the cheapest with unmeasured kernels at the lower ends of their price
 intervals, the plan that could turn out to be the best. The *pessimistic* plan is the cheapest with them at the upper
-ends; it would be returned if the search ended now. A kernel's *stake* is the number of µs by which its measurement may
-change a plan's time: what an unmeasured kernel may save of the cheapest measured way to its results (its predicted time
-if there is none), or the possible gain of an alternative or of more tuning; in the short form of a deep model as often
-as the model has its layer (`Hypergraph.repeats`).
+ends; it would be returned if the search ended now.
+
+A kernel's *stake* is the number of µs of a plan's time that its next measurement may save. For an unmeasured kernel of
+the plan it is the time of the cheapest measured way to its results, less the lower end of its price interval; without
+such a way it is the predicted time. For an alternative, and for more tuning, it is the largest possible gain. In the
+short form of a deep model (a smaller graph with fewer instances of each layer) a stake counts as often as the model has
+the layer (`Hypergraph.repeats`).
 
 A *first look* is the first measurement of a kernel, in a few schedules (tuning parameters) only. The next request, in
 this order:
 
-1. In the first round, unmeasured kernels of the cheapest plan that needs no compiler, if there are any, library kernels
-   that replace several of them, and kernels of the plan that is cheapest at prices predicted from measurements (where
-   compilers do not work ahead, on a CPU, these are first).
+1. In the first round: unmeasured kernels of the cheapest plan without compiled kernels, if there are any, and library
+   kernels that replace several of them; then kernels of the plan that is cheapest at predicted prices. On a CPU, where
+   no compiler works ahead of the measurements, the latter come first.
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A kernel whose predicted time is far too low may be in
    this plan and in no optimistic plan.)
-3. Tuning of the pessimistic plan's kernels, if tuning has had less than its share of all schedules measured. (Otherwise
-   first looks of ever new optimistic plans could leave no time for it.)
+3. Tuning of the pessimistic plan's kernels, if fewer schedules were measured for tuning than its share; the shares of
+   tuning and of first looks are proportional to their possible gains. (Otherwise first looks of ever new optimistic
+   plans could leave no time for tuning.)
 4. The optimistic plan: first looks at its unmeasured kernels and at alternatives that may be faster; tuning, once no
    first look has a large stake; then first looks and tuning with small stakes.
 
@@ -53,7 +57,9 @@ LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16
 TUNED = 8  # kernels tuned per round: each takes as long as five first looks, and the plan may change meanwhile
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
-MAX_RIVALS, RIVAL = 2, 1.25  # see `library_rivals`; library kernels take 1.1 to 2.5 times their bound
+# of `library_rivals`: how many are added; largest ratio of a kernel's lower bound of time to the predicted time of the
+# kernels that it replaces (library kernels take 1.1 to 2.5 times that bound)
+MAX_RIVALS, RIVAL = 2, 1.25
 MAX_ALTERNATIVES = 8  # alternatives measured, or tuned, with each kernel of a plan, if they may become faster
 
 Stakes = dict[int, float]  # candidate -> stake in µs, largest first

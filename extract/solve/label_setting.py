@@ -52,10 +52,12 @@ class LabelSearchResult:
 
 
 def topological(rows: ProblemRows, prefer: list[int] | None = None) -> tuple[list[int], bool]:
-    """Topological order of classes, as (position of each class, whether every row's children have lower positions).
+    """Topological order of classes, as (position of each class, whether every row's children have lower positions). A
+    row is one way to compute a class from its children.
 
-    In cyclic problems the classes of one component are ordered as in `prefer` (a solution, children first), then by
-    index; rows (ways to compute a class) that contradict the order are lost, so nothing is proven.
+    A cyclic problem has no such order. Then the classes of a strongly connected component are ordered as in `prefer`
+    (the rows of a solution, children first; None: none), and the others by index. Rows that contradict the order are
+    dropped, so that the result of a search proves no optimum.
     """
     graph: list[list[int]] = [[] for _ in range(rows.n_classes)]
     for c, kids in zip(rows.cls, rows.kids):

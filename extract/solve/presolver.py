@@ -51,7 +51,8 @@ class PresolvedRows:
 
 
 class Presolver:
-    """Reductions of a problem, one method each, over a mutable copy of the rows."""
+    """The reductions of an extraction problem, one method each. They change a copy of its rows; a row is one way to
+    compute a class: a cost and the classes that it reads."""
 
     def __init__(self, rows: ProblemRows, pinned: Collection[int] = ()) -> None:
         self.pinned = pinned

@@ -47,9 +47,10 @@ class TokenAccess(Protocol):
         """The rows of a table [positions, n] at the tokens' positions, [.., T, n]."""
 
     def table(self, x: Tensor, grouped: bool) -> Tensor:
-        """The table `x` [.., T, n] (from `by_position`) with axes of size 1 so that it broadcasts with attention heads.
+        """The table `x` [.., T, n] (from `by_position`) with axes of size 1 inserted before T, so that it broadcasts
+        with attention heads as `split` returns them: [.., 1, T, n].
 
-        The heads are as `split` returns them. `grouped`: they have an axis for the query heads of a group.
+        `grouped`: the heads have an axis for the query heads of a group, so that two axes may be needed.
         """
 
     def split(self, x: Tensor, groups: int, each: int, size: int) -> Tensor:

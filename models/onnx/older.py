@@ -100,7 +100,9 @@ _FORMS: Mapping[str, Callable[[Node], Node]] = {
 
 
 def current(n: Node) -> Node:
-    """The node in the form that translations read. Raises UnsupportedError for what they cannot express."""
+    """The node `n` in the form of opset 11, which the builders (functions that translate operators) expect: `n` itself
+    if its opset is not older, or if its operator has not changed since. Raises UnsupportedError for older nodes that
+    have no such form."""
     return n if n.opset >= CURRENT or n.op not in _FORMS else _FORMS[n.op](n)
 
 

@@ -85,7 +85,8 @@ def draw_attributes(s: Sampler, call: PatternCall, rank: int = 0) -> None:
 
 
 def not_yet() -> Any:
-    """Raise NotYet: the attribute is drawn after another operand."""
+    """Stands for the function that draws an attribute's value, where the attribute must not be drawn yet, because a
+    later operand may determine it: raises NotYet."""
     raise NotYet
 
 

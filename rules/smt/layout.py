@@ -16,7 +16,8 @@ from .unknowns import IllTyped, SizeFacts, Sym
 
 
 class LayoutSemantics(Elements):
-    """SMT semantics of ops with an index map, of fills, index counters and gathers."""
+    """SMT semantics of layout ops: those with an index map (which operand element each element of the result reads),
+    `full` (every element is one number), `iota` (an element is its index along an axis), and gathers."""
 
     def axis(self, x: Sym, attrs: Mapping[str, Any]) -> int:
         """An op's axis attribute as a non-negative number.

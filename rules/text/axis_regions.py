@@ -150,7 +150,7 @@ class Regions:
         return any(new)
 
     def ordered(self, p: Affine, q: Affine) -> bool:
-        """Whether the order of positions `p` and `q` is provable."""
+        """Whether p <= q or q <= p is provable for the positions `p` and `q` (affine expressions of sizes)."""
         return self.signs.nonnegative(q - p) or self.signs.nonnegative(p - q)
 
     def of(self, axis: TermAxis) -> list[tuple[Affine, Affine]]:

@@ -273,7 +273,8 @@ class SymbolicProver:
         return self.summed(self.guarded(self.times((self.share(term),), read), guards), r, s)
 
     def share(self, term: Typed) -> Monomial:
-        """Factor 1 / (number of positions of a pooling window); uninterpreted for unknown sizes."""
+        """The monomial 1 / (number of positions in the pooling window of `term`). Sizes of the window that are not
+        numbers give an uninterpreted factor: it equals only a factor with the same size expression."""
         sizes = [self.signs.reduce(Affine.of(term.params["kernel_" + i])) for i in "hw"]
         numbers = [Fraction(1, int(s.constant)) for s in sizes if not s.terms]
         unknown = tuple(Factor("f", f"1/({self.forms.affine(s)})") for s in sizes if s.terms)

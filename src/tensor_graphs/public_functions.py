@@ -26,7 +26,8 @@ class PublicFunction(Protocol[P, R_co]):
 
 
 class TakesOptions(Protocol[O_contra, R_co]):
-    """Protocol of a function of a source, example inputs, and options as one object."""
+    """Protocol of a function that takes a model's source (a file, a folder, a module or a function), example inputs,
+    and its options as one object."""
 
     def __call__(self, source: Any, example_inputs: Any, options: O_contra, /) -> R_co: ...
 

@@ -1,5 +1,5 @@
-"""Emits loops over axes that are longer than a block's part of them: all reductions along one axis whose operands are
-available share one loop."""
+"""Emits sequential loops over axes of which a thread block covers only a part at once. All reductions along one axis
+whose operands are available share one loop."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ class ThreadText:
         self.counter = 0
 
     def prepare(self, order: Sequence[Expr], named: set[Expr], stores: Sequence[OutputStore]) -> None:
-        """Count the uses of the expressions `order` (operands first), and group their loads by aligned run, so that
-        each run is loaded once.
+        """Count the uses of the expressions `order` (operands first), and group their loads by aligned run (contiguous
+        elements within one aligned access of up to 16 bytes), so that each run is loaded once.
 
         `named`: expressions that get a variable of their own. `stores`: the results of a thread.
         """

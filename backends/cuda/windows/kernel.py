@@ -32,7 +32,8 @@ NAMES = ("x", "y", "z")  # sides of a box, from the contiguous axis outwards
 
 @dataclass(frozen=True)
 class WindowSchedule(Schedule):
-    """Schedule (tuning parameters) of a short-window kernel: a thread's box of results, and the threads of a block."""
+    """Schedule (tuning parameters) of a kernel that reduces over short windows (a pooling or a depthwise convolution):
+    the numbers of results that a thread computes along each of three axes, and the threads of a block."""
 
     x: int = number("results per thread along the contiguous axis", Domain())
     y: int = number("results per thread along the axis before it", Domain(), default=1)

@@ -256,10 +256,12 @@ class Tracer:
         )
 
     def computed(self, text: str, value: int, *given: Any) -> TracedSize:
-        """Record the integer that the expression `text` computes from the operands `given`, and return it.
+        """Record an integer that is computed from the operands `given`, and return it as a traced size. `text`: its
+        Python expression, with `{}` in place of each operand.
 
         `value`: its value at the recorded sizes. Equal expressions are recorded once, as one line of the generated
-        code."""
+        code.
+        """
         needs: list[Line] = []
         whole = text.format(*[self.spelled(x, needs) for x in given])
         if whole not in self.known:

@@ -27,7 +27,7 @@ from .parameters import TileSchedule
 LINE = 32  # float32 elements in a line of shared memory
 SUMS = 64  # accumulators per thread that leave registers for split operands
 SMALL = 2048  # elements of a small program: launching one takes about 1.2 ns, as long as moving 5 KiB
-THOUSANDS = 4096  # number of programs beyond which this launch cost counts
+THOUSANDS = 4096  # number of programs of a kernel beyond which the cost of launching small ones (`SMALL`) counts
 SEGMENT = 64  # contiguous rows to be written at once: a norm took 9.6 us with 64, 20 with 8
 Ranked = Iterator[tuple[TileSchedule, float]]
 

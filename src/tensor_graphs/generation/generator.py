@@ -159,12 +159,13 @@ class Generator(Unpicklable):
         return {name: checks for programs in self._all() for name, checks in programs.unchecked().items()}
 
     def complete_checks(self) -> None:
-        """Complete the checks that the searches of the programs made so far had no time for (`unchecked`):
-        verification on further inputs, and timing beside the graph as it is written.
+        """Complete the checks that the searches of the programs made so far had no time for (`unchecked`): verification
+        on further inputs, and timing beside the graph as it is written. A program that fails is searched again and
+        replaced.
 
-        The results are kept in the plan cache, so that other processes need not repeat them. Takes up to `budget`
-        seconds a program, and its weights a second time; a program that fails is searched again and replaced. No
-        effect with `measure=False` or `deterministic=True`, whose plans are not cached.
+        Takes up to `budget` seconds per program. Meanwhile the device holds the weights of that program twice. The
+        results are kept in the plan cache, so that other processes need not repeat the checks. No effect with
+        `measure=False` or `deterministic=True`, whose plans are not cached.
         """
         with self._lock, _memory_named():
             for programs in self._all():

@@ -21,9 +21,11 @@ ROUNDINGS = 16.0  # allowed multiple of a program's tolerance when both run in t
 
 
 class Rounding:
-    """Differences that rounding explains between a graph's outputs, run in its own dtypes (`found`) and in float64
-    (`sharp`) on the inputs and states `values`, and those of the function that it was traced from. The graph has no
-    composite ops.
+    """Decides which differences between the outputs of a graph and of the function that it was traced from rounding
+    explains.
+
+    `graph`: has no composite ops. `values`: inputs and states by name, on which both were run. `found`, `sharp`: the
+    graph's outputs, computed in its own dtypes and in float64.
     """
 
     def __init__(
