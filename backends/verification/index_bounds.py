@@ -65,3 +65,6 @@ def _step(node: Tensor) -> int | None:
     constants = [n for a in node.args for n in sources(a) if n.op == "full"]
     value = constants[0].attr("value") if len(constants) == 1 else 0
     return int(value) if value > 1 and value == int(value) else None
+
+
+__all__ = ["GIVEN", "index_bounds", "sources"]

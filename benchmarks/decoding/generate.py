@@ -73,8 +73,8 @@ def generated(folder: Path, name: str, options: argparse.Namespace, home: str, s
         text = process.stdout.read(1)
         answered = time.perf_counter() - begun
         text += process.stdout.read()
+        timer.cancel()  # before its id may name another process
         code = process.wait()
-        timer.cancel()
         said.seek(0)
         stages = said.read()
     took = {"answer_s": round(answered, 2), "process_s": round(time.perf_counter() - begun, 2)}
@@ -184,8 +184,8 @@ def peers(folder: Path, name: str, options: argparse.Namespace, seconds: float) 
         for line in process.stdout:
             if line.startswith("{"):
                 yield dict(json.loads(line))
+        timer.cancel()  # before its id may name another process
         code = process.wait()
-        timer.cancel()
         said.seek(0)
         if code:
             yield {"error": f"not done in {seconds:.0f} s" if late.is_set() else said.read()[-400:]}

@@ -78,7 +78,10 @@ class Console:
         self._stage, self._text, self._begun = "", "", time.monotonic()
 
     def say(self, stage: str, message: str) -> None:
-        """Report the start of a stage, or an event in it."""
+        """Report the start of a stage, or an event in it. An empty `stage` ends the one before; nothing is printed."""
+        if not stage:
+            self._stage = ""
+            return
         text = f"{stage}: {message}" if message else stage
         if stage != self._stage:
             self._stage, self._begun = stage, time.monotonic()

@@ -93,6 +93,7 @@ class _Shown:
     def __call__(self, piece: Piece) -> None:
         if not self.begun:
             self.begun, self.progress.stopped = True, False
+            self.progress.say("" if self.live else "generate", "")  # no line between words that are printed
         if self.progress.stopped:
             raise Interrupted("stopped on request")
         if self.live:

@@ -72,8 +72,8 @@ def why_program_runs(
             samples = _sampled(calls, samples, caller, LEAST_S, clock, over)
         seconds = sum(median(taken) for taken in samples.values()) / 1e6
         if _is_unclear(samples) and ROUNDS * seconds < MORE_S and not ended():
-            until = time.perf_counter() + MORE_S
-            more = _sampled(calls, samples, caller, MORE_S, clock, lambda: ended() or time.perf_counter() >= until)
+            last = time.perf_counter() + MORE_S
+            more = _sampled(calls, samples, caller, MORE_S, clock, lambda: ended() or time.perf_counter() >= last)
             samples = {name: (taken if not long else []) + more[name] for name, taken in samples.items()}
         report.caller_us, report.program_us = (median(samples[name]) for name in ("caller", "program"))
         if (why := _reason(samples)) is not None or caller.device == "cpu" or long:
