@@ -52,7 +52,7 @@ def quick_c(tmp_path_factory: pytest.TempPathFactory) -> str | None:
 
 
 #: Modules whose C kernels are compiled as users' are: kernels of every class, and loops that GCC makes vectors of.
-OPTIMIZED = ("test_c", "test_c_group_norms")
+OPTIMIZED = ("test_c", "test_c_group_norms", "test_c_linear")
 
 
 @pytest.fixture(scope="module", autouse=True)

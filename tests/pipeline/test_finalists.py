@@ -160,7 +160,7 @@ def test_the_fastest_program_is_returned_and_all_are_reported(choice: Choice) ->
     assert "finalists" in session.stage_clock.seconds
     report = Report("m", "gpu", finalists=session.finalists)
     assert Report.of_json(report.fields()).finalists == session.finalists
-    assert "86.0 µs (predicted 78.0); 83.0 µs (predicted 79.0), chosen" in str(report)
+    assert "86.0 µs (predicted 78.0 µs); 83.0 µs (predicted 79.0 µs), chosen" in str(report)
 
 
 def test_a_difference_within_noise_keeps_the_predicted_plan(choice: Choice) -> None:
@@ -267,7 +267,7 @@ def test_kernels_overlap_where_the_program_is_then_faster(choice: Choice, result
     assert names(best) == ["both"] and best.launching == "held" and program.us == 73.0
     assert [f.chosen for f in session.finalists] == [False, False, True, False]
     assert session.finalists[2] == FinalistReport(1, 79.0, 73.0, True, "held")
-    assert "73.0 µs (predicted 79.0, held), chosen" in str(Report("m", "gpu", finalists=session.finalists))
+    assert "73.0 µs (predicted 79.0 µs, held), chosen" in str(Report("m", "gpu", finalists=session.finalists))
     best, program, session = timed(choice, lambda c: Overlapping(c, 0.5))
     assert (
         not best.launching

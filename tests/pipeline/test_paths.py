@@ -72,7 +72,7 @@ def test_timing_ends_with_the_budget(explorer: Any, monkeypatch: pytest.MonkeyPa
     times = sweep.KernelTimes(tmp_path / "times.json")
     sweep._time(plans, times, 0.3, "cpu", Progress())
     assert now[0] < 0.5 and 1 <= len(times.us) < len(plans)
-    text = sweep._text([sweep._row(p, plans[0], times, ()) for p in plans[: len(times.us)]], 0, 2)
+    text = sweep._text([sweep._row(p, plans[0], times, ()) for p in plans[: len(times.us)]], 0, 2, 5)
     assert "2 further plans not timed" in text
 
 
@@ -82,5 +82,5 @@ def test_each_row_says_how_it_differs_from_the_best(explorer: Any, tmp_path: Pat
     rows = [sweep._row(p, plans[0], times, ()) for p in plans]
     assert rows[0]["other_kernels"] == 0.0 and not rows[0]["more"] and not rows[0]["less"]
     assert all(r["more"] or r["less"] for r in rows[1:])
-    text = sweep._text(rows, 4, 0)
+    text = sweep._text(rows, 4, 0, 2)
     assert text.count("that path 0 lacks: ") == len(rows) - 1 and "4 further plans with nearly the same" in text

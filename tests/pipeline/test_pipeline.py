@@ -173,7 +173,7 @@ def test_a_folder(tmp_path: Path) -> None:
     sizes = {n: min(8, a.max) for n, a in tg.load(tmp_path).free_dims.items() if "batch" not in n}
     made = tg.optimize(tmp_path, dims=sizes, limits=SMALL, **FAST)
     assert made.report.verification["passed"]
-    assert made.report.kernels_after <= made.report.kernels_before
+    assert made.report.kernels_after <= made.report.kernels_before + 1  # at predicted prices
     assert not [w for w in made.report.warnings if "not used" in w]
 
 
@@ -478,7 +478,7 @@ def test_a_stop_keeps_the_best() -> None:
     progress.say = say
     made = tg.optimize(layered(), params=weights, backend="numpy", progress=progress)
     close(made(x), evaluate(Graph.of(layered(), params=weights), {"x": x}, float64=True)[0])
-    assert "interrupted" in made.report.stopped
+    assert "on request" in made.report.stopped
     assert made.report.measured_now == 0 and made.report.search_stopped in ("budget", "measured")
     assert "the search was stopped: " in str(made.report) and "budget" not in str(made.report)
     assert [stage for stage in words if stage != "plan cache"][:3] == [

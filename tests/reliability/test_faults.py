@@ -186,8 +186,8 @@ def exploding() -> Rule:
 
 @pytest.mark.parametrize(
     ("limits", "reason"),
-    [(tg.Limits(nodes=200, iterations=50), "nodes"), (tg.Limits(iterations=2), "iterations"),
-     (tg.Limits(nodes=10**7, iterations=10**6, seconds=0.1, beam=0), "seconds")],
+    [(tg.Limits(nodes=200, iterations=50), "nodes"), (tg.Limits(iterations=2), "limit of rounds"),
+     (tg.Limits(nodes=10**7, iterations=10**6, seconds=0.1, beam=0), "time limit")],
 )  # fmt: skip
 def test_exploding_rules_stop_at_a_limit(limits: tg.Limits, reason: str) -> None:
     a, b, c = (tg.input(n, (4,)) for n in "abc")
@@ -203,7 +203,7 @@ def test_memory_limits_are_kept() -> None:
     a, b = tg.input("a", (4,)), tg.input("b", (4,))
     limits = tg.Limits(nodes=10**8, iterations=10**6, seconds=60.0, bytes=1, beam=0)
     made = optimize_graph(Session(Options(**FAST, limits=limits), own_rules=(exploding(),)), Graph.of((a + b) * a))
-    assert "bytes" in made.report.stopped
+    assert "memory limit" in made.report.stopped
     right(made, (a + b) * a, {"a": normal(4), "b": normal(4, seed=1)})
 
 

@@ -181,7 +181,9 @@ def alike(found: Any, expected: Any, tolerance: float = 1e-4) -> None:
     for a, b in zip(leaves, others):
         assert type(a) is type(b)
         if isinstance(b, torch.Tensor):
-            assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+            # strides of axes of size 1 mean nothing, and differ between eager's own kernels
+            steps = [[s for s, n in zip(x.stride(), x.shape, strict=True) if n != 1] for x in (a, b)]
+            assert a.dtype == b.dtype and a.shape == b.shape and steps[0] == steps[1]
             torch.testing.assert_close(
                 a,
                 b,
@@ -352,7 +354,7 @@ def test_searches_end_with_the_weights() -> None:
     del module, compiled
     gc.collect()
     assert search.wait(20)
-    with pytest.raises(WorkerError, match="do not exist"):
+    with pytest.raises(WorkerError, match="do not exist|changed before the search"):
         search.program()
 
 

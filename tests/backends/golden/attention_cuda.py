@@ -41,6 +41,7 @@ class Calls:
 
     TOGETHER = 4  # results of a dtype from which they are copied in one launch
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
+    TURNS, TIMING_S = 24, 0.1  # of timing launch modes: most turns, and seconds after which none begins but the first
     PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
     ROUNDING = 1e-3  # distance of results (`distance`) that sums in another order explain
     NOISE, MOST_NOISE = 4.0, 0.2  # such a distance relative to that of two equal calls, and the largest one allowed
@@ -521,10 +522,13 @@ class Calls:
                 x.copy_(saved[name])
 
     def time_modes(self, times: dict[str, float], given: Sequence[Any], stream: int) -> None:
-        """Time whole calls in each launch mode that `times` names, and set its seconds there. The calls change the
-        states."""
-        count = 1
-        for turn in range(4):
+        """Time whole calls in each launch mode that `times` names, and set its seconds there: those of the fastest
+        turn. There are more turns while they are short, since other processes may use the device or the host in some.
+        The calls change the states."""
+        count, until = 1, perf_counter() + self.TIMING_S
+        for turn in range(self.TURNS):
+            if turn > 3 and perf_counter() > until:
+                break
             for mode in times:
                 if mode != "flat":  # which has written addresses of what libraries returned in its calls
                     self.kernels.restore()

@@ -7,8 +7,9 @@ generated kernel in C computes again, or one element at a time.
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -20,27 +21,64 @@ from ...extract.model.pricing import Priced
 CALL_US: Mapping[str, float] = {"numpy": 0.7, "torch": 2.5}
 """Least µs of a function's call with results in memory that is there already, by backend."""
 
+IN_HELPER = 0.5
+"""Share of that time of a call in a helper function, whose operands the call before has left in the cache."""
+
 AGAIN_PER_US = 3.2e4
 """Most flops per µs of two cores that a generated kernel in C computes again (`NestSchedule.again`)."""
 
+_CALLED_NAME = re.compile(r"(?:np|torch|F)\.\w+")
 _CALLED = {"numpy": re.compile(r"\bnp\.\w+(?:\.\w+)*\("), "torch": re.compile(r"\b(?:torch|F)\.\w+(?:\.\w+)*\(")}
 
 
-def called(candidate: Candidate) -> int:
-    """Number of the library's functions that a kernel's code and its helper functions call, each where it stands."""
+def called(candidate: Candidate) -> tuple[int, int]:
+    """Numbers of the library's functions that a kernel calls: by its code, and by its helper functions on the path with
+    the fewest calls."""
     template, call = candidate.template, candidate.call
     names = (*template.operands, "scratch", *output_names(len(template.terms)))
     found = _CALLED[template.backend].findall(template.write(replace(call, names={n: n for n in names})))
-    return len(found) + _by_helpers(template)
+    return len(found), _by_helpers(template)
 
 
 def _by_helpers(template: Template) -> int:
-    return _in_text(template.backend, template.setup)
+    return _in_helpers(template.backend, template.setup)
 
 
 @cache
-def _in_text(backend: str, setup: tuple[str, ...]) -> int:
-    return len(_CALLED[backend].findall(helper_texts(backend, setup)))
+def _in_helpers(backend: str, setup: tuple[str, ...]) -> int:
+    written = ast.parse(helper_texts(backend, setup)).body
+    functions = {f.name: f for f in written if isinstance(f, ast.FunctionDef)}
+    return sum(_on_path(functions[name].body, functions) for name in setup if name in functions)
+
+
+def _on_path(body: Sequence[ast.stmt], functions: Mapping[str, ast.FunctionDef]) -> int:
+    """Number of a library's functions that statements call on the path with the fewest of them, also through the
+    helper `functions`; the body of a loop counts once."""
+    count = 0
+    for n, statement in enumerate(body):
+        if isinstance(statement, ast.If):
+            rest = body[n + 1 :]
+            paths = ([*statement.body, *rest], [*statement.orelse, *rest])
+            return count + _in_parts(statement.test, functions) + min(_on_path(path, functions) for path in paths)
+        if isinstance(statement, ast.For | ast.While | ast.With):
+            count += _on_path(statement.body, functions)
+        else:
+            count += _in_parts(statement, functions)
+        if isinstance(statement, ast.Return):
+            break
+    return count
+
+
+def _in_parts(node: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> int:
+    """The number of `_on_path` for an expression or a statement without others in it."""
+    count = 0
+    for part in ast.walk(node):
+        if isinstance(part, ast.Call) and _CALLED_NAME.match(name := ast.unparse(part.func)):
+            count += 1
+        elif isinstance(part, ast.Call) and name in functions:
+            rest = {other: f for other, f in functions.items() if other != name}  # which ends recursion
+            count += _on_path(functions[name].body, rest)
+    return count
 
 
 def least_us(candidate: Candidate) -> float:
@@ -51,7 +89,8 @@ def least_us(candidate: Candidate) -> float:
         return max(0.0, template.flops(candidate.call) - template.work) / AGAIN_PER_US if backend == "c" else 0.0
     if backend not in CALL_US or template.space is not None or candidate.is_view:
         return 0.0
-    return CALL_US[backend] * called(candidate)
+    direct, inner = called(candidate)
+    return CALL_US[backend] * (direct + IN_HELPER * inner)
 
 
 def with_calls(price: Priced, candidate: Candidate) -> Priced:

@@ -280,9 +280,8 @@ class Acceptance:
         """The error if no plan is within tolerance; it names the closest one's worst output."""
         closest = min((attempt.output for attempt in self.failed), key=lambda output: output.excess, default=None)
         found = f"; in the closest one, {closest.message}" if closest else ""
-        asked = self.verifier.tolerance
         hint = "a larger tolerance, or the default one, which allows what rounding explains"
-        return NoPlanError(f"no plan within the tolerance {asked} was found{found}", hint=hint)
+        return NoPlanError(f"no plan within tolerance was found{found}", hint=hint)
 
     def _miscompiled(self, verdict: Verification, finding: Diagnosis) -> VerificationError:
         worst = verdict.worst
