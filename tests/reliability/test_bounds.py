@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import resource
 import subprocess
@@ -13,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -415,6 +417,29 @@ def test_references_that_take_far_too_long_are_compared_in_part(monkeypatch: pyt
     assert wrong.miscompiled
     (alone,) = [Graph.of(graph.roots[1])]
     assert not verify.verify(alone, right(alone), allowed_s=2e-3).uncompared  # something is always compared
+
+
+@pytest.mark.parametrize(("allowed_s", "rows"), [(1e-12, 1), (5.0, 8)])
+def test_an_error_in_the_last_rows_is_found_without_time(
+    allowed_s: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large outputs, the strips of which are cheap (8 are compared), and of those of which only one is."""
+    graph = large(lambda x: x + x)
+
+    def tail(values: Mapping[str, Any]) -> list[Any]:
+        (y,) = evaluate(graph, values)
+        y[-1] = 7.0
+        return [y]
+
+    options: dict[str, Any] = {"enough": lambda: True, "allowed_s": allowed_s}
+    assert not verdict(graph, tail, monkeypatch, **options).passed
+    found = verdict(graph, right(graph), monkeypatch, **options)
+    assert found.passed and rows / 6000 <= found.compared < 0.2
+
+
+def test_expensive_strips_are_compared_at_both_ends_and_in_between() -> None:
+    places: Any = [SimpleNamespace(seconds=s) for s in (1.5, 0.5)]  # one strip of each takes 2 s
+    assert [strips.least_strips(places, s) for s in (math.inf, 16.0, 10.1, 4.0, 3.0, 2.9, 0.0)] == [8, 8, 5, 3, 3, 1, 1]
 
 
 def test_verifying_beyond_the_budget_is_told() -> None:
