@@ -44,6 +44,7 @@ from tensor_graphs.errors import (
 from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import frontier_dp, row_reductions
 from tensor_graphs.extract.solve.label_setting import LabelSetting
@@ -66,7 +67,7 @@ from tensor_graphs.pipeline.trace_checks import trace_check_large, trace_randomn
 from tensor_graphs.processes import memory_limits as host
 from tensor_graphs.progress import Progress
 from tensor_graphs.report.omissions import Omission, OmittedWork
-from tensor_graphs.verification import comparison, reference, strips, verify
+from tensor_graphs.verification import comparison, partial_comparison, reference, strips, verify
 from tensor_graphs.verification import memory_checks as room
 
 RNG = np.random.default_rng(0)
@@ -435,6 +436,26 @@ def test_an_error_in_the_last_rows_is_found_without_time(
     assert not verdict(graph, tail, monkeypatch, **options).passed
     found = verdict(graph, right(graph), monkeypatch, **options)
     assert found.passed and rows / 6000 <= found.compared < 0.2
+
+
+def test_affordable_strips_are_not_sought_beyond_what_may_be_compared() -> None:
+    """Of a chain of outputs the first few are compared; the others' strips are not estimated. Ctrl-C ends it."""
+    x, asked = tg.input("x", (64, 32, 16)), []
+    y, ends = x, []
+    for _ in range(40):
+        y = tg.tanh(y) * 1.5 + x
+        ends.append(y)
+    one = partial_comparison.affordable_cuts(Graph.of(ends[0]), 1.0) or [None]
+    assert one[0] is not None
+    allowed_s = 10 * partial_comparison.strip_seconds(one[0], 1)
+    cuts = partial_comparison.affordable_cuts(Graph.of(ends), allowed_s, lambda: asked.append(1))
+    assert [cut is not None for cut in cuts or ()] == [True] * 4 + [False] * 36 and len(asked) <= 12
+
+    def halt() -> None:
+        raise Halted
+
+    with pytest.raises(Halted):
+        verify.verify(Graph.of(ends), right(Graph.of(ends)), allowed_s=1e-3, poll=halt)
 
 
 def test_expensive_strips_are_compared_at_both_ends_and_in_between() -> None:

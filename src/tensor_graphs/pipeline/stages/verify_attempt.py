@@ -130,7 +130,9 @@ class AttemptVerifier:
                 raise Halted
 
         try:
-            if takes_too_long(self.graph, BRIEF_S) and affordable_cuts(self.graph, BRIEF_S) is None:
+            long = takes_too_long(self.graph, BRIEF_S)
+            cuts = affordable_cuts(self.graph, BRIEF_S, poll) if long else None
+            if long and cuts is None:
                 return None
             compiled = self.compiling.get(program) or compiled_beside(program)
             if not compiled(until - time.monotonic()):
@@ -138,7 +140,7 @@ class AttemptVerifier:
             verdict = verify(
                 self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, seeds=1,
                 references=self.references, disturbed=self.disturbed, enough=lambda: True, poll=poll,
-                allowed_s=BRIEF_S,
+                allowed_s=BRIEF_S, cuts=cuts,
             )  # fmt: skip
         except VerificationError:
             raise
