@@ -80,7 +80,11 @@ def axes_of(root: Tensor) -> StripAxes | None:
 
 def all_axes_of(root: Tensor) -> Iterator[StripAxes]:
     """Yields the ways to compute a root in slices, by the length of the sliced axis, the longest first (`axes_of`)."""
-    (root,) = expand_all([root], wide_means=True)
+    yield from axes_of_expanded(expand_all([root], wide_means=True)[0])
+
+
+def axes_of_expanded(root: Tensor) -> Iterator[StripAxes]:
+    """`all_axes_of` a root without composite ops."""
     shape = concrete(root.shape)
     for axis in sorted(range(len(shape)), key=lambda k: (-shape[k], k)):
         if shape[axis] > 1 and (order := _cut(root, axis)) is not None:
@@ -154,4 +158,4 @@ def interval_view(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-__all__ = ["Strip", "StripAxes", "all_axes_of", "axes_of", "interval_view", "operand_axes"]
+__all__ = ["Strip", "StripAxes", "all_axes_of", "axes_of", "axes_of_expanded", "interval_view", "operand_axes"]

@@ -26,7 +26,7 @@ from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.saturate import saturate, worker
 from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices
-from tensor_graphs.errors import NoPlanError, RuleError
+from tensor_graphs.errors import NoPlanError, RuleError, VerificationError
 from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 from tensor_graphs.extract.search import plan_solver
@@ -295,6 +295,40 @@ def test_ctrl_c_in_a_verification_ends_it(
         assert "not verified: the search was stopped" in str(made.report)
         with pytest.warns(RuntimeWarning, match="never verified"):
             tg.load_program(made.save(tmp_path / "p"))
+
+
+@pytest.mark.parametrize("fault", ["wrong once", "always wrong", "fails", "compiles for long"])
+def test_after_ctrl_c_no_program_known_to_be_wrong_is_returned(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph as written comes in its place, or an error; a program that cannot be compared is unverified."""
+    progress, plain, wrong = Progress(), verify_attempt.run_first, []
+
+    def halted(*given: Any) -> Any:
+        progress.stopped = True
+        raise Halted
+
+    def run_first(program: Program, values: Any) -> Any:
+        if fault == "fails":
+            raise RuntimeError("launch")
+        if not wrong or wrong[0] is program or fault == "always wrong":
+            wrong.append(program)
+            return [1.5 * y for y in plain(program, values)]
+        return plain(program, values)
+
+    monkeypatch.setattr(verify_attempt.AttemptVerifier, "verdict", halted)
+    monkeypatch.setattr(verify_attempt, "run_first", run_first)
+    if fault == "compiles for long":
+        monkeypatch.setattr(verify_attempt, "compiled_beside", lambda program: lambda seconds: False)
+    if fault == "always wrong":
+        with pytest.raises(VerificationError, match="is off by"):
+            run(progress)
+        assert len(wrong) == 2
+        return
+    made = run(progress)
+    found = made.report.verification
+    assert right(made) and (found["passed"] if fault == "wrong once" else found is None)
+    assert found is None or found["dropped"] == ["all rewrites"]
+    assert ("verification" in made.report.omitted) == (found is None)
+    assert ("verification on further inputs" in made.report.omitted) == (found is not None)
 
 
 def test_ctrl_c_while_a_remembered_plan_is_verified_for_other_weights(monkeypatch: pytest.MonkeyPatch) -> None:

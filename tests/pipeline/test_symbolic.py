@@ -33,9 +33,11 @@ from tensor_graphs.errors import BadModelError, ShapeError, UnsupportedError, Us
 from tensor_graphs.extract.model.sizes import bound_call
 from tensor_graphs.options import Options
 from tensor_graphs.pipeline.context.session import Session
+from tensor_graphs.pipeline.sizes import verify_sizes
 from tensor_graphs.pipeline.sizes.any_size import Symbolic
 from tensor_graphs.pipeline.sizes.verify_sizes import SizeVerifier
 from tensor_graphs.pipeline.stages.prepare import for_every_size, prepare
+from tensor_graphs.report.omissions import Omission
 from tensor_graphs.verification.comparison import relative_error
 from tensor_graphs.verification.reference import sample_inputs
 
@@ -341,6 +343,17 @@ def test_verification_at_other_sizes_sees_a_wrong_lift() -> None:
     program = tg.optimize(Graph.of(X[:, 0:1] * 2.0), **FAST)
     found = Symbolic.of(graph, {"B": 1, "T": 2}, exact=False)
     assert "at B=" in found.verifier.problem(program, "eager", 0)
+
+
+def test_what_is_not_compared_at_other_sizes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, omitted = verify_sizes.verify, list[Omission]()
+    monkeypatch.setattr(verify_sizes, "verify", lambda *given, **more: replace(plain(*given, **more), compared=0.25))
+    graph = Graph.of(tg.relu(X) * 2.0)
+    program = tg.optimize(graph, dims={"B": 2, "T": 4}, **FAST)
+    assert any(t.startswith("verification of 75 % of the outputs' elements at B=") for t in program.report.omitted)
+    verifier = SizeVerifier(graph, {"B": 2, "T": 4})
+    assert not verifier.problem(program, "eager", 0, enough=lambda: True, omitted=omitted)
+    assert len(omitted) == len({str(o) for o in omitted}) == len(verifier.required())
 
 
 # ---------------------------------------------------------------- numbers and e-nodes

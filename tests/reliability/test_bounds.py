@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import resource
 import subprocess
@@ -13,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,7 @@ from tensor_graphs.errors import (
 from tensor_graphs.explorer import profile as sweep
 from tensor_graphs.extract.fusion.groups import FusionGroups
 from tensor_graphs.extract.fusion.repeats import RepeatedSubgraphs
+from tensor_graphs.extract.model.clock import Halted
 from tensor_graphs.extract.solve import dominators as must
 from tensor_graphs.extract.solve import frontier_dp, row_reductions
 from tensor_graphs.extract.solve.label_setting import LabelSetting
@@ -64,7 +67,7 @@ from tensor_graphs.pipeline.trace_checks import trace_check_large, trace_randomn
 from tensor_graphs.processes import memory_limits as host
 from tensor_graphs.progress import Progress
 from tensor_graphs.report.omissions import Omission, OmittedWork
-from tensor_graphs.verification import comparison, reference, strips, verify
+from tensor_graphs.verification import comparison, partial_comparison, reference, strips, verify
 from tensor_graphs.verification import memory_checks as room
 
 RNG = np.random.default_rng(0)
@@ -415,6 +418,49 @@ def test_references_that_take_far_too_long_are_compared_in_part(monkeypatch: pyt
     assert wrong.miscompiled
     (alone,) = [Graph.of(graph.roots[1])]
     assert not verify.verify(alone, right(alone), allowed_s=2e-3).uncompared  # something is always compared
+
+
+@pytest.mark.parametrize(("allowed_s", "rows"), [(1e-12, 1), (5.0, 8)])
+def test_an_error_in_the_last_rows_is_found_without_time(
+    allowed_s: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large outputs, the strips of which are cheap (8 are compared), and of those of which only one is."""
+    graph = large(lambda x: x + x)
+
+    def tail(values: Mapping[str, Any]) -> list[Any]:
+        (y,) = evaluate(graph, values)
+        y[-1] = 7.0
+        return [y]
+
+    options: dict[str, Any] = {"enough": lambda: True, "allowed_s": allowed_s}
+    assert not verdict(graph, tail, monkeypatch, **options).passed
+    found = verdict(graph, right(graph), monkeypatch, **options)
+    assert found.passed and rows / 6000 <= found.compared < 0.2
+
+
+def test_affordable_strips_are_not_sought_beyond_what_may_be_compared() -> None:
+    """Of a chain of outputs the first few are compared; the others' strips are not estimated. Ctrl-C ends it."""
+    x, asked = tg.input("x", (64, 32, 16)), []
+    y, ends = x, []
+    for _ in range(40):
+        y = tg.tanh(y) * 1.5 + x
+        ends.append(y)
+    one = partial_comparison.affordable_cuts(Graph.of(ends[0]), 1.0) or [None]
+    assert one[0] is not None
+    allowed_s = 10 * partial_comparison.strip_seconds(one[0], 1)
+    cuts = partial_comparison.affordable_cuts(Graph.of(ends), allowed_s, lambda: asked.append(1))
+    assert [cut is not None for cut in cuts or ()] == [True] * 4 + [False] * 36 and len(asked) <= 12
+
+    def halt() -> None:
+        raise Halted
+
+    with pytest.raises(Halted):
+        verify.verify(Graph.of(ends), right(Graph.of(ends)), allowed_s=1e-3, poll=halt)
+
+
+def test_expensive_strips_are_compared_at_both_ends_and_in_between() -> None:
+    places: Any = [SimpleNamespace(seconds=s) for s in (1.5, 0.5)]  # one strip of each takes 2 s
+    assert [strips.least_strips(places, s) for s in (math.inf, 16.0, 10.1, 4.0, 3.0, 2.9, 0.0)] == [8, 8, 5, 3, 3, 1, 1]
 
 
 def test_verifying_beyond_the_budget_is_told() -> None:

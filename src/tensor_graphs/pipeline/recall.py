@@ -110,7 +110,7 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
     content = weights_digest(task.source.params) if options.verify else ""
     partly = [c for c in report.omitted if (omission := Omission.of(c)) and omission.work is OmittedWork.VERIFICATION]
     if options.verify and (content != verified or (partly and completing)):
-        report.omitted, verified = [c for c in report.omitted if c not in partly], ""
+        report.omitted, verified, known = [c for c in report.omitted if c not in partly], "", len(session.omitted)
         try:
             verdict = verify_program(session, task, program)
         except Halted:
@@ -120,7 +120,8 @@ def _recalled(session: Session, task: Task, entry: CacheEntry, data: Json) -> Pr
                 given = "for these weights" if content != cached.verified else "on more inputs"
                 raise StalePlan(f"it is not accurate enough {given}")
             report.verification, verified = verdict.to_json(), content
-            report.omitted += [verdict.omitted] if verdict.omitted else []
+            report.omitted += [*filter(None, [verdict.omitted]), *map(str, session.omitted[known:])]
+            del session.omitted[known:]
         program.reset()
     untimed = str(Omission(OmittedWork.TIMING))
     if untimed in report.omitted and completing and not session.over:

@@ -119,7 +119,11 @@ def expected_seconds(graph: Graph, flops: float, on_gpu: bool, derived: bool = T
 def expected_run_seconds(graph: Graph, flops: float, on_gpu: bool) -> float:
     """Estimate of the seconds that verifying `graph` on a further input takes: `expected_seconds` without the
     weights."""
-    nbytes = sum(n.type.nbytes for n in graph.nodes() if n.args)
+    return run_seconds_of(flops, sum(n.type.nbytes for n in graph.nodes() if n.args), on_gpu)
+
+
+def run_seconds_of(flops: float, nbytes: float, on_gpu: bool) -> float:
+    """`expected_run_seconds` of a graph of `flops`, the values of which take `nbytes` bytes."""
     known = rates.GPU if on_gpu else rates.HOST
     return 2 * flops / known.reference_flops_per_s + 4 * nbytes / known.reference_bytes_per_s
 

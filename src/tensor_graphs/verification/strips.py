@@ -2,8 +2,9 @@
 
 The program runs on complete inputs. Its outputs are compared with references of slices (strips) along one axis, each
 computed from the slices of the inputs that it depends on. On an ordinary input the first, the last and MIN_STRIPS
-random strips are always compared, all others while time is left; the verdict (whether outputs are within tolerance)
-gives the fraction of elements compared. Before that, while time is left, FEW strips are compared on each of the further
+random strips are always compared, unless they are expected to take longer than they may (`least_strips`), all others
+while time is left; the verdict (whether outputs are within tolerance) gives the fraction of elements compared. Before
+that, while time is left, FEW strips are compared on each of the further
 kinds of inputs (special and nonpositive values) that whole outputs are compared on.
 
 Outputs whose float64 reference would take far longer than a verification may are compared in strips as well, which are
@@ -33,14 +34,16 @@ from ..egraph.types.dims import concrete
 from .comparison import FACTORS, ODD, Array, OutputError, Tolerance, Verification, refuse_writes, worst_of_inputs
 from .judge import Judge
 from .memory_checks import eager_bytes, input_output_bytes, largest_value_bytes, refuse_more_than_available, run_bytes
-from .partial_comparison import strip_seconds
+from .partial_comparison import FAR_OVER, run_seconds, strip_seconds
 
 PIECE = 1 << 22  # maximum elements of a strip
 REPEATED = 2.0  # work of all strips of an output, as a multiple of that of the whole, up to which a large value is cut
 MAX_STRIP_BYTES = 1 << 28  # of a strip's float64 reference with its intermediates, if a strip can be divided
-MIN_STRIPS = 6  # random strips of each output that are compared even without remaining time, besides the first and last
+#: Random strips of each output, besides the first and last, that are compared even if no time is left; fewer only where
+#: they are expected to take longer than verification may (`least_strips`).
+MIN_STRIPS = 6
 LEAST = MIN_STRIPS + 2  # with the first and the last
-FEW = 3  # strips of each output that are compared on a further input: the first, the last, a random one
+FEW = 3  # strips of each output on a further input, or of expensive ones: the last, the first, a random one
 FURTHER = (1, 2)  # further inputs, by their index (`drawing.inputs`)
 
 
@@ -82,7 +85,8 @@ def verify_strips(
 
     `poll` is called before every operation of a reference run and may raise. `cuts`: axis of each output (`strips_of`),
     None for an output that is not compared: the verdict names it, in a warning, too. `allowed_s`: seconds within which
-    LEAST strips of each output should be compared; after these no further strip is begun, but one of each output.
+    LEAST strips of each output should be compared; after these no further strip is begun, once `least_strips` of each
+    output are compared.
     The ordinary input comes last: it is the one that is compared whatever time is left, and whose compared fraction of
     elements the verdict gives.
 
@@ -115,7 +119,7 @@ def verify_strips(
     def ended() -> bool:
         return enough() or time.monotonic() > until
 
-    least = LEAST if allowed_s == math.inf else 1
+    least = least_strips([p for p in places if p], allowed_s)
     roots = _compared(graph, run, places, rng, 0, tolerance, None, least, ended, poll)
     outputs = tuple(worst_of_inputs([*found, root.error()]) for found, root in zip(errors, roots))
     compared = min((r.compared for r in roots if r.places), default=0.0)
@@ -128,6 +132,18 @@ def verify_strips(
     return Verification(
         outputs, inputs, tolerance, note, compared=compared, uncompared=left, warning=_why_uncompared(left)
     )
+
+
+def least_strips(places: Sequence[OutputStrips], allowed_s: float) -> int:
+    """Number of strips of each output that are compared even if no time is left.
+
+    LEAST if these are expected to end within `allowed_s` seconds. Else as many as are, but FEW if these are expected to
+    take no more than FAR_OVER times as long. One, the last, if even FEW would take longer.
+    """
+    one = sum(place.seconds for place in places)
+    if LEAST * one <= allowed_s:
+        return LEAST
+    return max(FEW, int(allowed_s / one)) if FEW * one <= FAR_OVER * allowed_s else 1
 
 
 def _why_uncompared(names: Sequence[str]) -> str:
@@ -167,8 +183,9 @@ def fingerprint(arrays: Mapping[str, Array]) -> list[int]:
 
 
 class OutputStrips:
-    """The strips of one output of a graph, in the order of their comparison: the first, the last, then the others in
-    random order.
+    """The strips of one output of a graph, in the order of their comparison: the last, the first, then the others in
+    random order. The last one comes first because errors at the end of an axis, where tiles are not full, are the most
+    common, and only one may be compared.
 
     `starts`: first index of each strip. `count`: number of indices of the axis in a strip. `taken`: bytes that the
     references of one strip take at least.
@@ -188,11 +205,16 @@ class OutputStrips:
         self.taken = taken
         starts = range(0, axes.size, self.count)
         inner = rng.permutation(starts[1:-1]).tolist()
-        self.starts: list[int] = list(dict.fromkeys([starts[0], starts[-1], *inner]))
+        self.starts: list[int] = list(dict.fromkeys([starts[-1], starts[0], *inner]))
         self._strip = axes.strip(self.count)
 
     def _bytes(self, count: int) -> int:
         return run_bytes(Graph.of(self.axes.strip(count).term), float64=True)
+
+    @property
+    def seconds(self) -> float:
+        """Estimate of the seconds that comparing one strip takes on the host."""
+        return run_seconds(Graph.of(self._strip.term))
 
     @property
     def work(self) -> int:
@@ -296,4 +318,6 @@ def _data(leaf: Tensor, graph: Graph, inputs: Mapping[str, Array]) -> Array:
     return load_data(graph.params[name]) if leaf.op == "param" else inputs[name]
 
 
-__all__ = ["MIN_STRIPS", "OutputStrips", "StripPart", "WholeOutput", "fingerprint", "strips_of", "verify_strips"]
+__all__ = [
+    "MIN_STRIPS", "OutputStrips", "StripPart", "WholeOutput", "fingerprint", "has_large_values", "least_strips", "strips_of", "verify_strips",
+]  # fmt: skip

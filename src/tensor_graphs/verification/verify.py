@@ -90,6 +90,7 @@ def verify(
     enough: Callable[[], bool] = lambda: False,
     poll: Callable[[], object] = lambda: None,
     allowed_s: float = math.inf,
+    cuts: Sequence[StripAxes | None] | None = None,
 ) -> Verification:
     """Compare a program, `run`, with its graph on random inputs (one if the model is large, else three); returns the
     verdict (whether outputs are within tolerance).
@@ -103,11 +104,11 @@ def verify(
     `device`: Torch device of the tensors that `run` takes and returns, where everything is computed; "": host arrays.
     Graphs with more than LARGE_BYTES of inputs and outputs, or in one value, are compared in strips if possible
     (strips.py), also those that are expected to take far longer than `allowed_s` seconds on one input
-    (partial_comparison.py). `enough()`: asked after each seed but the last; if True, the remaining seeds are skipped
-    and counted in `left_out`. `poll()`: called before every operation of a reference run; if it raises Halted,
-    verification ends, and the exception propagates unless a seed is complete. Raises VerificationError if the program
-    writes to its inputs, TooLargeError before a reference run on the host whose values exceed the available memory
-    (outputs that cannot be cut into strips, or tolerance "exact").
+    (partial_comparison.py). `cuts`: the axes of these, if known (`affordable_cuts`). `enough()`: asked after each seed
+    but the last; if True, the remaining seeds are skipped and counted in `left_out`. `poll()`: called before every
+    operation of a reference run; if it raises Halted, verification ends, and the exception propagates unless a seed is
+    complete. Raises VerificationError if the program writes to its inputs, TooLargeError before a reference run on the
+    host whose values exceed the available memory (outputs that cannot be cut into strips, or tolerance "exact").
     """
     size = input_output_bytes(graph)
     planned = seeds or planned_inputs(graph, flops)
@@ -116,7 +117,7 @@ def verify(
     if not device and tolerance != "exact":
         from .strips import verify_strips
 
-        if cuts := _cuts(graph, allowed_s):
+        if cuts := cuts or _cuts(graph, allowed_s, poll):
             return verify_strips(
                 graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll, seeds=seeds,
                 allowed_s=allowed_s,
@@ -166,7 +167,7 @@ def verify(
     return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
 
 
-def _cuts(graph: Graph, allowed_s: float) -> Sequence[StripAxes | None] | None:
+def _cuts(graph: Graph, allowed_s: float, poll: Callable[[], object]) -> Sequence[StripAxes | None] | None:
     """The axes along which outputs are compared in strips, None for an output that is left out; None altogether if
     whole outputs are compared. `allowed_s`: seconds that comparing one input may take."""
     from .partial_comparison import affordable_cuts, takes_too_long
@@ -175,7 +176,7 @@ def _cuts(graph: Graph, allowed_s: float) -> Sequence[StripAxes | None] | None:
     large = has_large_values(graph, LARGE_BYTES)
     if not large and not takes_too_long(graph, allowed_s):
         return None
-    some = affordable_cuts(graph, allowed_s) if allowed_s < math.inf else None
+    some = affordable_cuts(graph, allowed_s, poll) if allowed_s < math.inf else None
     return some or (strips_of(graph) if large else None)
 
 

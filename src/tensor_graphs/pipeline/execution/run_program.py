@@ -43,8 +43,9 @@ def run_flat(program: Program, values: Mapping[str, Any]) -> list[Any]:
     return [*results, *(program.states[n].clone() for n in updated)]
 
 
-def compiled_beside(program: Program) -> Callable[[], None]:
-    """Begin to compile the C kernels of a program; returns a function that waits for the end.
+def compiled_beside(program: Program) -> Callable[[float | None], bool]:
+    """Begin to compile the C kernels of a program; returns a function that waits for the end, at most so many seconds
+    (None: as long as it takes), and returns whether it has come.
 
     For the time in which the references of a verification are computed. The function raises UnusableKernelsError if the
     compiler fails; other errors are raised when the program is bound.
@@ -59,10 +60,11 @@ def compiled_beside(program: Program) -> Callable[[], None]:
         except Exception:
             return
 
-    def ended() -> None:
-        thread.join()
+    def ended(seconds: float | None) -> bool:
+        thread.join(seconds)
         if failed:
             raise failed[0]
+        return not thread.is_alive()
 
     thread = Thread(target=copy_context().run, args=(compiled,), name="compiling", daemon=True)
     thread.start()

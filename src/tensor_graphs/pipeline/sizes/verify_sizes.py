@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from ...egraph.ir.graph import Graph
 from ...egraph.types.dims import Atom
 from ...errors import ShapeError, TensorGraphsError
 from ...extract.model.work import graph_flops
+from ...report.omissions import Omission
 from ...verification.comparison import FACTORS, OutputError, Tolerance
 from ...verification.reference import KEPT_BYTES
 from ...verification.verify import verify
@@ -113,14 +114,16 @@ class SizeVerifier:
 
     def problem(
         self, program: Program, tolerance: Tolerance, seed: int, enough: Callable[[], bool] = lambda: False,
-        poll: Callable[[], object] = lambda: None, allowed_s: float = math.inf,
+        poll: Callable[[], object] = lambda: None, allowed_s: float = math.inf, omitted: list[Omission] | None = None,
     ) -> str:  # fmt: skip
         """Verify a program at other sizes; returns the first problem found, as text, or "" if there is none.
 
         `enough()`: whether to skip the remaining optional sizes. `seed`: of the random sizes and inputs. `poll` is
         called before every operation of a reference run and may raise. `allowed_s`: seconds that verification at one
-        choice of sizes may take; outputs that are expected to take far longer are compared in part.
+        choice of sizes may take; outputs that are expected to take far longer are compared in part. `omitted`: what was
+        left out of the comparison of a right program is added to it.
         """
+        left_out: list[Omission] = []
         start = time.monotonic()
         for number, sizes in enumerate(chain(needed := self.required(), self._random(seed))):
             if number >= len(needed) and (enough() or time.monotonic() - start > EXTRA_SECONDS):
@@ -137,12 +140,19 @@ class SizeVerifier:
                 return self._failure(sizes, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")
             if wrong := [o for o in verdict.outputs if not _tolerable(o, tolerance)]:
                 return self._failure(sizes, wrong[0].message)
+            if omission := Omission.of(verdict.omitted):
+                left_out.append(replace(omission, detail=f"{omission.detail} at {_text(sizes)}"))
+        if omitted is not None:
+            omitted += left_out
         return ""
 
     def _failure(self, sizes: Sizes, what: str) -> str:
-        at = ", ".join(f"{n}={s}" for n, s in sizes.items())
-        self.failed.append(f"at {at}: {what}")
+        self.failed.append(f"at {_text(sizes)}: {what}")
         return self.failed[-1]
+
+
+def _text(sizes: Sizes) -> str:
+    return ", ".join(f"{n}={s}" for n, s in sizes.items())
 
 
 def _tolerable(output: OutputError, tolerance: Tolerance) -> bool:

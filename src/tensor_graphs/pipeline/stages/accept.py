@@ -89,7 +89,7 @@ def acceptance(
     if symbolic is not None:
         loop.plan = symbolic.plan
         verifier.elsewhere = lambda program, poll: symbolic.verifier.problem(
-            program, options.tolerance, options.seed, lambda: session.over, poll, session.verifying_s
+            program, options.tolerance, options.seed, lambda: session.over, poll, session.verifying_s, session.omitted
         )
     return loop
 

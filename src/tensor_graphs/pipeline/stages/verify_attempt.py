@@ -14,17 +14,19 @@ from ...backends.program.program import Program
 from ...backends.verification.rounding_noise import RoundingSensitivity
 from ...egraph.ir.graph import Graph
 from ...egraph.types.dtypes import HALVES
+from ...errors import VerificationError
 from ...extract.candidates.hypergraph import Hypergraph
 from ...extract.model.bound_plan import bound_plan
+from ...extract.model.clock import Halted
 from ...extract.model.plan import Plan
 from ...extract.model.work import graph_flops
 from ...report.omissions import Omission, OmittedWork
 from ...verification.accumulation import summation_error
 from ...verification.comparison import FAR, Tolerance, Verification
 from ...verification.diagnose import Diagnosis, diagnose
-from ...verification.partial_comparison import affordable_cuts, takes_too_long
+from ...verification.partial_comparison import FAR_OVER, affordable_cuts, takes_too_long
 from ...verification.reference import KEPT_BYTES
-from ...verification.verify import verify
+from ...verification.verify import planned_inputs, verify
 from ..execution.run_program import check_order, compiled_beside, run_again, run_first
 
 DIAGNOSING_S = 5.0  # seconds in which a failed plan's term and kernels are compared, whatever time is left
@@ -81,11 +83,13 @@ class AttemptVerifier:
     omitted: list[Omission] = field(default_factory=list)  # work skipped for lack of time
     references: dict[int, Any] = field(default_factory=dict)
     disturbed: dict[int, RoundingSensitivity] = field(default_factory=dict)
+    compiling: dict[Program, Callable[[float | None], bool]] = field(default_factory=dict)  # of the latest program
 
     def clear(self) -> None:
         """Free the references and their runs with noise."""
         self.references.clear()
         self.disturbed.clear()
+        self.compiling.clear()
 
     def verdict(self, program: Program) -> tuple[Verification, str]:
         """Return (verdict on the program, problem at other sizes or ""). Raises Halted after Ctrl-C."""
@@ -95,9 +99,10 @@ class AttemptVerifier:
         given, self.ahead = self.ahead(), dict
         self.references |= given
         compiled = compiled_beside(program)
+        self.compiling = {program: compiled}
 
         def run(values: Mapping[str, Any]) -> list[Any]:
-            compiled()
+            compiled(None)
             return run_first(program, values)
 
         verdict = verify(
@@ -112,18 +117,40 @@ class AttemptVerifier:
         return verdict, self.problem(program, verdict, poll)
 
     def brief(self, program: Program) -> Verification | None:
-        """Verdict on one input after a request to stop; None if it is over tolerance, or if not even a part of the
-        outputs can be compared in about BRIEF_S seconds. Programs on a GPU and of free sizes are not compared."""
+        """Verdict on one input after a request to stop, which may be that the program is over tolerance; None if not
+        even a part of the outputs can be compared in about BRIEF_S seconds, or if compiling, running or comparing
+        fails. Programs on a GPU and of free sizes are not compared. Raises VerificationError if the program writes to
+        its inputs."""
         if program.tensors or self.sized or self.tolerance == "exact":
             return None
-        if takes_too_long(self.graph, BRIEF_S) and affordable_cuts(self.graph, BRIEF_S) is None:
+        until = time.monotonic() + 2 * FAR_OVER * BRIEF_S  # estimates are accurate to a factor of two
+
+        def poll() -> None:
+            if time.monotonic() > until:
+                raise Halted
+
+        try:
+            long = takes_too_long(self.graph, BRIEF_S)
+            cuts = affordable_cuts(self.graph, BRIEF_S, poll) if long else None
+            if long and cuts is None:
+                return None
+            compiled = self.compiling.get(program) or compiled_beside(program)
+            if not compiled(until - time.monotonic()):
+                return None
+            verdict = verify(
+                self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, seeds=1,
+                references=self.references, disturbed=self.disturbed, enough=lambda: True, poll=poll,
+                allowed_s=BRIEF_S, cuts=cuts,
+            )  # fmt: skip
+        except VerificationError:
+            raise
+        except Exception:  # no kernel can be excluded any more; whoever gets the program is told that it is unverified
             return None
-        verdict = verify(
-            self.graph, partial(run_first, program), tolerance=self.tolerance, seed=self.seed, seeds=1,
-            references=self.references, disturbed=self.disturbed, enough=lambda: True, allowed_s=BRIEF_S,
-        )  # fmt: skip
-        self.omitted.append(Omission(OmittedWork.VERIFICATION, " on further inputs"))
-        return verdict if verdict.passed else None
+        if verdict.passed:
+            further = planned_inputs(self.graph, graph_flops(list(self.work.roots))) > 1
+            left = [Omission(OmittedWork.VERIFICATION, " on further inputs")] if further else []
+            self.omitted += [*left, *filter(None, [Omission.of(verdict.omitted)])]
+        return verdict
 
     def problem(self, program: Program, verdict: Verification, poll: Callable[[], object]) -> str:
         """Problem of a size-polymorphic program, or "".

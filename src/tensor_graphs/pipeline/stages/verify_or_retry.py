@@ -113,7 +113,8 @@ class Acceptance:
 
     def run(self, found: Hypergraph) -> tuple[Choice, Program, Verification | None]:
         """Fastest choice that passes verification, its program and its verdict (None if Ctrl-C ended verification and
-        not even a part of the outputs could be compared in a short time).
+        not even a part of the outputs could be compared in a short time). After Ctrl-C a plan that failed is followed
+        by the unoptimized graph.
 
         `found`: the hypergraph that the first plan is chosen from.
 
@@ -143,11 +144,17 @@ class Acceptance:
                     verdict, wrong = self.verifier.verdict(program)
                     verdict = replace(verdict, attempts=attempt, dropped=tuple(self.exclusions.dropped))
                 except Halted:
-                    if brief := self.verifier.brief(program):
-                        dropped = tuple(self.exclusions.dropped)
-                        return choice, program, self._accepted(replace(brief, attempts=attempt, dropped=dropped))
-                    self.verifier.omitted.append(Omission(OmittedWork.VERIFICATION))
-                    return choice, program, None
+                    brief = self.verifier.brief(program)
+                    if brief is None:
+                        self.verifier.omitted.append(Omission(OmittedWork.VERIFICATION))
+                        return choice, program, None
+                    verdict = replace(brief, attempts=attempt, dropped=tuple(self.exclusions.dropped))
+                    if verdict.passed or self._is_last(verdict, attempt):
+                        accepted = verdict if verdict.passed else verdict.of_unoptimized()
+                        return choice, program, self._accepted(accepted)
+                    self.verifier.omitted.append(Omission(OmittedWork.OTHER_PLANS))
+                    found, known = self.exclusions.without_rewrites(), len(self.exclusions.dropped)
+                    continue
                 except UnusableKernelsError as error:
                     found = self.exclusions.without_unusable(choice, error)
                     continue
@@ -178,6 +185,23 @@ class Acceptance:
             self._record(failure, known)
             return choice, program, self._accepted(verdict.of_unoptimized())
         raise self._none_within_tolerance()
+
+    def _is_last(self, verdict: Verification, attempt: int) -> bool:
+        """Whether the program that failed `verdict` after a request to stop is the unoptimized graph. Records the
+        failure.
+
+        Raises VerificationError if it is wrong beyond rounding and there is no other program; NoPlanError if no plan is
+        within a numeric tolerance.
+        """
+        last = REWRITES in self.exclusions.dropped
+        if (last or attempt == MAX_ATTEMPTS) and (verdict.miscompiled or self.verifier.unexplained(verdict)):
+            raise self._miscompiled(verdict, NO_DIAGNOSIS)
+        self.failed.append(FailedAttempt(verdict.worst, () if last else (REWRITES,)))
+        if last and self.verifier.tolerance not in FACTORS:
+            raise self._none_within_tolerance()
+        if not last:
+            self.say(f"over tolerance, again without {REWRITES}")
+        return last
 
     def _as_alone(self, choice: Choice) -> bool:
         """Whether the next plan is that of the kernels that were the fastest alone, because those of `choice` were

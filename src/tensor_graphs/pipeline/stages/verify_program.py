@@ -26,7 +26,9 @@ def verify_program(session: Session, task: Task, program: Program) -> Verificati
         )  # fmt: skip
         if not verdict.passed or (
             symbolic
-            and symbolic.verifier.problem(program, options.tolerance, options.seed, over, poll, session.verifying_s)
+            and symbolic.verifier.problem(
+                program, options.tolerance, options.seed, over, poll, session.verifying_s, session.omitted
+            )
         ):
             return None
     return verdict
