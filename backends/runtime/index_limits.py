@@ -31,7 +31,7 @@ class IndexLimit(NamedTuple):
 
 
 def _slice(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
-    return x[(slice(None),) * axis + (slice(start, stop, step),)]
+    return x[(slice(None),) * min(axis, x.ndim) + (slice(start, stop, step),)]  # IndexError for an axis it lacks
 
 
 #: Name of a step -> (number of its integer arguments, -1 for any number; function of an integer array and these
@@ -39,7 +39,7 @@ def _slice(x: Any, axis: int, start: int, stop: int, step: int) -> Any:
 STEPS: dict[str, tuple[int, Callable[..., Any]]] = {
     "slice": (4, _slice), "cast": (1, lambda x, bits: x.astype(f"int{bits}")), "add": (1, np.add), "sub": (1, np.subtract),
     "mul": (1, np.multiply), "floordiv": (1, np.floor_divide), "mod": (1, np.remainder), "maximum": (1, np.maximum),
-    "minimum": (1, np.minimum), "neg": (0, np.negative), "abs": (0, np.abs), "from": (1, lambda x, number: number - x),
+    "minimum": (1, np.minimum), "neg": (0, np.negative), "abs": (0, np.abs), "from": (1, lambda x, number: np.subtract(number, x)),
     "reshape": (-1, lambda x, *shape: x.reshape(shape)), "permute": (-1, lambda x, *axes: x.transpose(axes)),
     "flip": (1, np.flip),
 }  # fmt: skip
@@ -60,7 +60,7 @@ def is_step(step: Sequence[Any]) -> bool:
 
 def index_check(limits: Sequence[IndexLimit], names: Sequence[str]) -> Callable[[Sequence[Any]], None]:
     """Function of a call's inputs, arrays or tensors in the order of `names`, that raises IndexRangeError for an index
-    outside of its limits, BadModelError for steps that an input's shape does not allow (a damaged file).
+    outside of its limits, BadModelError for steps that an input's shape or dtype does not allow (a damaged file).
 
     Inputs that are no integers and tensors of other devices, for whose values the host would wait, are not looked at.
     """
@@ -90,9 +90,9 @@ def _check(limit: IndexLimit, position: int, sized: tuple[int, int] | None, inpu
             low *= high
         for step in steps:
             x = STEPS[str(step[0])][1](x, *step[1:])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, OverflowError, MemoryError):  # numbers that the dtype lacks, too long slices
         raise BadModelError(
-            f"the program's manifest computes indices from {name!r} that its shape does not allow"
+            f"the program's manifest computes indices from {name!r} that its shape or dtype does not allow"
         ) from None
     if not x.size:
         return

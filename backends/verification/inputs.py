@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ...egraph.evaluate.interpret import expanded
+from ...egraph.evaluate.interpret import GRAPHS, expanded
 from ...egraph.ir.graph import Graph
+from ...egraph.ir.memo import memo
 from ...egraph.ir.places import visible_places
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
@@ -61,7 +62,7 @@ class InputDistribution:
     near: set[int] = field(default_factory=set)  # constants that integers are compared with
     limits: set[float] = field(default_factory=set)  # constants that floats are compared with or limited to
     ties: set[float] = field(default_factory=set)  # floats for which an operand of rounding or a comparison is a tie
-    alike: tuple[Alike, ...] = ()  # values of other inputs with which floats tie
+    alike: tuple[Alike, ...] = ()  # values of other inputs with which floats tie; not of weights and large inputs
     counted: int = 0  # bound of the positions that the value is compared with; 0 if it is compared with none
     divisor: bool = False
     exponent: bool = False
@@ -74,7 +75,17 @@ class InputDistribution:
 
 
 def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str, InputDistribution]:
-    """Distribution of each input and state (or leaf of other `kinds`), by name."""
+    """Distribution of each input and state (or leaf of other `kinds`), by name. Callers must not change them: those of
+    the last `GRAPHS` graphs are kept until the end of an optimization."""
+    typical = tuple((name, (mean, deviation)) for name, (mean, deviation) in sorted(graph.typical.items()))
+    return dict(_distributions(graph.roots, typical, tuple(kinds)))
+
+
+@memo(GRAPHS)
+def _distributions(
+    roots: tuple[Tensor, ...], typical: tuple[tuple[str, tuple[float, float]], ...], kinds: tuple[str, ...]
+) -> dict[str, InputDistribution]:
+    graph = Graph(roots, tuple(map(str, range(len(roots)))), (), typical=dict(typical))
     found = {str(n.attr("name")): InputDistribution() for n in graph.nodes() if n.op in kinds}
     for name, bound in index_bounds(graph, kinds).items():
         found[name].bound = bound
@@ -90,11 +101,11 @@ def input_distributions(graph: Graph, kinds: Sequence[str] = GIVEN) -> dict[str,
         found[name].counted = count
     for name, ties in tied_inputs(nodes, kinds, EDGE if narrow else LIMIT).items():
         found[name].ties = ties
-    for name, alike in alike_inputs(nodes, kinds).items():
+    for name, alike in alike_inputs(nodes, kinds, DRAWN).items():
         found[name].alike = tuple(sorted(alike))
     fans = _fan_ins(nodes)
     for name in fans.keys() & found.keys() if len(fans) > DEEP else ():
-        found[name].weight = True
+        found[name].weight, found[name].alike = True, ()
         if name not in graph.typical:
             found[name].deviation = fans[name] ** -0.5
     return found
@@ -288,20 +299,11 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
         found[name] = _drawn(shape, leaf.dtype, kind, role, rng, turn)
     for name, x in found.items():
         role = known.get(name) or InputDistribution()
-        if turn == 1:
-            found[name] = with_ties(found, name, role, rng)
+        if turn == 1 and role.alike:
+            found[name] = made_alike(found, name, role.alike, SHARE, rng, role.positive)
         elif turn == 2 and (lines := kinds_of_lines(role, dtypes.name_of(x.dtype))):
             make_lines_uniform(x, lines, rng)
     return found
-
-
-def with_ties(values: Mapping[str, Array], name: str, role: InputDistribution, rng: np.random.Generator) -> Array:
-    """The values of an input with a share of elements that tie with other inputs, in the second verification input."""
-    x = values[name]
-    if not role.alike or role.weight or x.size > DRAWN:
-        return x
-    tied = made_alike(values, name, role.alike, SHARE, rng)
-    return np.where(tied > 0, tied, x) if role.positive else tied
 
 
 def kinds_of_lines(role: InputDistribution, dtype: str) -> Sequence[str]:

@@ -25,6 +25,7 @@ MOST = 8  # ties of an input with others
 SHORT = 2.0**7  # significands of ties are multiples of one part in this: all float dtypes hold them
 
 Array = np.ndarray[Any, Any]
+MOST_BITS = 256  # of an exact numerator or denominator: a factor of float64 adds 53; longer chains are not followed
 Affine = tuple[str, Fraction, Fraction]  # (name of an input, a, b): the value is a * input + b
 
 
@@ -63,9 +64,10 @@ class Alike(NamedTuple):
     offset: float
 
 
-def alike_inputs(nodes: Sequence[Tensor], kinds: Sequence[str]) -> Mapping[str, set[Alike]]:
+def alike_inputs(nodes: Sequence[Tensor], kinds: Sequence[str], largest: int) -> Mapping[str, set[Alike]]:
     """Name of each float input -> its values that make operands of a comparison equal, or the difference of two inputs
-    a tie of rounding or of a comparison with a constant. `nodes` and `kinds` as for `tied_inputs`."""
+    a tie of rounding or of a comparison with a constant. `nodes` and `kinds` as for `tied_inputs`. Inputs of more than
+    `largest` elements take no part."""
     known: dict[int, Affine] = {}
     apart: dict[int, tuple[Affine, Affine]] = {}  # differences of two affine values
     found: dict[str, set[Alike]] = {}
@@ -77,7 +79,8 @@ def alike_inputs(nodes: Sequence[Tensor], kinds: Sequence[str]) -> Mapping[str, 
 
     for node in nodes:
         if node.op in kinds and dtypes.is_float(node.dtype):
-            known[id(node)] = (str(node.attr("name")), Fraction(1), Fraction(0))
+            if math.prod(d for d in node.shape if isinstance(d, int)) <= largest:
+                known[id(node)] = (str(node.attr("name")), Fraction(1), Fraction(0))
             continue
         constants = [_constant_of(a) for a in node.args]
         for at, argument in enumerate(node.args):
@@ -116,10 +119,16 @@ def _pair(found: dict[str, set[Alike]], one: Affine, two: Affine, difference: fl
 
 
 def made_alike(
-    values: Mapping[str, Array], name: str, pairs: Sequence[Alike], share: float, rng: np.random.Generator
+    values: Mapping[str, Array],
+    name: str,
+    pairs: Sequence[Alike],
+    share: float,
+    rng: np.random.Generator,
+    positive: bool,
 ) -> Array:
-    """The values of input `name` with a share of elements that tie with those of other inputs, or of its own."""
-    x = values[name]
+    """The values of input `name` with a share of elements that tie with those of other inputs, or of its own; only with
+    positive ones, if `positive`."""
+    given = x = values[name]
     for alike in pairs:
         if alike.other == name:
             other = np.roll(x, 1, int(rng.integers(x.ndim))) if x.ndim else x
@@ -130,7 +139,7 @@ def made_alike(
         with np.errstate(all="ignore"):
             tie = (alike.slope * other.astype(np.float64) + alike.offset).astype(x.dtype)
         x = np.where(rng.random(x.shape) < share / len(pairs), tie, x)
-    return x
+    return np.where(x > 0, x, given) if positive else x
 
 
 def _of_shape(x: Array, shape: tuple[int, ...], rng: np.random.Generator) -> Array | None:
@@ -190,7 +199,11 @@ def _through(node: Tensor, at: int, c: float, affine: Affine) -> Affine | None:
         "add": (a, b + by), "sub": (a, b - by) if at == 0 else (-a, by - b), "mul": (a * by, b * by),
         "div": (a / by, b / by) if at == 0 and by else (zero, zero),
     }.get(node.op, (zero, zero))  # fmt: skip
-    return (name, *made) if made[0] else None
+    return (name, *made) if made[0] and all(map(_is_small, made)) else None
+
+
+def _is_small(x: Fraction) -> bool:
+    return max(x.numerator.bit_length(), x.denominator.bit_length()) <= MOST_BITS
 
 
 def _float(exact: Fraction) -> float:

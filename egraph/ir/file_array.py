@@ -20,7 +20,7 @@ import numpy as np
 from ...errors import BadWeightsError
 from ...plain import Malformed, file_identity, opened
 from ..types import dtypes
-from .page_digest import page_digest
+from .page_digest import PAGE, page_digest
 
 LARGEST_READ = 1 << 30  # bytes of one read; Linux reads at most 2^31 - 4096
 
@@ -82,9 +82,11 @@ class FileArray:
 
     def pieces(self, buffers: Sequence[np.ndarray[Any, Any]]) -> Iterator[tuple[int, int]]:
         """Read the bytes into `buffers` (uint8 arrays of one length) in turn; yields (offset, bytes) of each piece when
-        its buffer holds it. Raises as `load` does. With a `digest`, several buffers are of whole pages."""
+        its buffer holds it. Raises as `load` does, and ValueError with a `digest` if pieces are not of whole pages."""
         if not self.nbytes:
             return
+        if self.digest is not None and buffers[0].size < self.nbytes and buffers[0].size % PAGE:
+            raise ValueError(f"pieces of {buffers[0].size} bytes are not of whole pages of {PAGE}")
         found = 0
         with self._opened() as file:
             for turn, start in enumerate(range(0, self.nbytes, buffers[0].size)):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs.backends.runtime.index_limits import index_check
+from tensor_graphs.backends.runtime.index_limits import IndexLimit, index_check
+from tensor_graphs.egraph.builders import builders as t
+from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.errors import BadModelError, IndexRangeError, UsageError
 from tensor_graphs.models.functions.trace import trace
 from tensor_graphs.pipeline.sources.index_limits import index_limits
@@ -89,6 +91,46 @@ def test_computed_indices_are_errors_where_the_function_raises(function: Callabl
         else:
             check([TABLE, edges])
     assert raised > 0
+
+
+def pair(function: Callable[[Any], Any]) -> Graph:
+    """Elements of a table of ten rows at the indices that `function` computes from int8[3]."""
+    return Graph.of(t.gather(t.input("t", (10, 2)), function(t.input("e", (3,), "int8"))))
+
+
+def column(x: Any) -> Any:
+    return t.reshape(x, (3, 1))
+
+
+def ones(*shape: int, value: int = 1) -> Any:
+    return t.full(shape, value, "int8")
+
+
+UNKNOWN: list[Callable[[Any], Any]] = [
+    lambda e: t.slice_axis(t.reshape(column(e) + ones(3, 4), (12,)), 0, 2, 5), lambda e: t.slice_axis(ones(5, 1) - e, 0, 2, 5),
+    lambda e: t.slice_axis(t.permute(t.maximum(e, ones(4, 1, value=-9)), (1, 0)), 1, 2, 4), lambda e: column(e) + ones(1, 0),
+    lambda e: t.cast(t.cast(e, "uint8"), "int64"), lambda e: t.cast(t.cast(e, "bool"), "int64"),
+    lambda e: t.where(e < ones(3, value=0), t.flip(e, 0) + ones(3, value=10), e),
+    lambda e: t.maximum(t.cast(e, "int64"), t.full((1,), -1 << 63, "int64")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", UNKNOWN)
+def test_indices_that_steps_do_not_compute_have_no_limits(function: Callable[[Any], Any]) -> None:
+    """Broadcasts before parts, casts that change numbers, other elements of the input, numbers that no file holds."""
+    assert not index_limits(function, pair(function))
+
+
+def test_broadcast_indices_have_the_limits_of_their_numbers() -> None:
+    for function in (lambda e: column(e) + ones(3, 4), lambda e: t.slice_axis(e + ones(3), 0, 0, 2)):
+        (found,) = index_limits(function, pair(function))
+        assert found.high == 10 and ("add", 1) in found.steps
+
+
+def test_a_step_that_the_dtype_does_not_allow_is_a_damaged_file() -> None:
+    for step in (("add", 1000), ("slice", 1 << 61, 0, 1, 1)):
+        with pytest.raises(BadModelError, match="dtype"):
+            index_check([IndexLimit("e", 0, 10, (step,))], ["e"])([np.zeros((2, 3), np.int8)])
 
 
 def test_limits_of_a_free_axis_are_those_of_the_call(tmp_path: Path) -> None:

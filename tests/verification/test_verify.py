@@ -22,6 +22,7 @@ from tensor_graphs.backends.verification.index_bounds import index_bounds
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.egraph.ir.memo import forget
 from tensor_graphs.egraph.patterns.rule import Rule
 from tensor_graphs.egraph.saturate.saturate import Limits, saturate_block
 from tensor_graphs.egraph.saturate.sessions import InProcess
@@ -495,6 +496,25 @@ def test_indices_stay_in_range() -> None:
     values = reference.sample_inputs(graph.inputs, np.random.default_rng(0), index_bounds(graph))
     assert values["i"].min() >= 0 and values["i"].max() == 2
     assert values["j"].max() > 50 and set(np.unique(values["mask"])) == {0, 1}
+
+
+def test_ties_are_not_sought_behind_long_chains_nor_of_large_inputs() -> None:
+    x = tg.input("x", (8,))
+
+    def scaled(times: int) -> Graph:
+        value = x
+        for factor in [2.0] * times + [0.5] * times:
+            value = value * factor
+        return Graph.of(tg.round(value))
+
+    assert drawing.input_distributions(scaled(10))["x"].ties == {float(k) / 2 for k in range(-7, 8, 2)}
+    assert not drawing.input_distributions(scaled(300))["x"].ties
+    kept = [drawing.input_distributions(scaled(10))["x"] for _ in range(2)]
+    forget()
+    assert kept[0] is kept[1] is not drawing.input_distributions(scaled(10))["x"]
+    for rows in (4, 1 << 14):
+        root = tg.input("a", (rows, 1 << 13)) < tg.input("b", (rows, 1 << 13))
+        assert any(r.alike for r in drawing.input_distributions(Graph.of(root)).values()) == (rows == 4)
 
 
 def test_inputs_are_drawn_like_typical_values() -> None:

@@ -23,8 +23,8 @@ from ..backends.verification.inputs import (
     odd_share,
     random_indices,
     whole_numbers,
-    with_ties,
 )
+from ..backends.verification.ties import made_alike
 from ..backends.verification.torch_reference import evaluate_tensors
 from ..backends.verification.uniform_lines import make_lines_uniform
 from ..egraph.evaluate.interpret import expanded
@@ -119,7 +119,8 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
         role = known.get(name) or InputDistribution()
         if turn == 1 and role.alike:
             arrays = {n: array_of(found[n].cpu()) for n in {name, *(a.other for a in role.alike)}}
-            found[name] = tensor_of(np.asarray(with_ties(arrays, name, role, rng), order="C")).to(device)
+            tied = made_alike(arrays, name, role.alike, ODD_SHARE, rng, role.positive)
+            found[name] = tensor_of(np.asarray(tied, order="C")).to(device)
         elif turn == 2 and (lines := kinds_of_lines(role, str(x.dtype).removeprefix("torch."))):
             make_lines_uniform(x, lines, rng)
     return found

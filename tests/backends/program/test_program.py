@@ -626,6 +626,11 @@ def test_damaged_weights_are_not_loaded_without_a_word(tmp_path: Path, damage: s
             read(StoredWeights(path, specs))
     with settings.override(check_weights=0):
         assert StoredWeights(path, specs)["a"].shape == (5000,)
+    buffers = [np.empty(size, np.uint8) for size in (8192, 8192, 5000)]
+    with pytest.raises(BadWeightsError, match="is damaged"):
+        list(StoredWeights(path, specs).stored("a").pieces(buffers[:2]))
+    with pytest.raises(ValueError, match="5000 bytes are not of whole pages"):
+        list(StoredWeights(path, specs).stored("a").pieces(buffers[2:]))
 
 
 def test_a_gpu_copies_stored_weights_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

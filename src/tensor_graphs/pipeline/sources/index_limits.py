@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...backends.runtime.index_limits import MOST_STEPS, IndexLimit, Step
+from ...backends.runtime.index_limits import MOST_STEPS, IndexLimit, Step, is_step
 from ...egraph.ir.graph import Graph
 from ...egraph.ir.tensor import Tensor
+from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
 
@@ -50,6 +51,8 @@ def index_limits(source: Any, graph: Graph) -> tuple[IndexLimit, ...]:
 def _limit(index: Tensor, negative: bool, size: Any, graph: Graph) -> IndexLimit | None:
     """The limit that an axis of `size` elements sets for the input from which the indices `index` are computed; None if
     there is none. `negative`: whether the op takes negative indices from the end."""
+    if 0 in index.shape:
+        return None
     index = _without_views(index)
     if (inner := _counted_from_the_end(index, size)) is not None:
         index, negative = _without_views(inner), True
@@ -84,10 +87,13 @@ def _steps(index: Tensor) -> tuple[Tensor, tuple[Step, ...]]:
 def _step(x: Tensor, later: Sequence[Step]) -> tuple[Step | None, Tensor] | None:
     """An operation of integers (None for a view without effect on the extremes) and its operand; None for others.
     `later`: the steps after it."""
-    if x.op == "cast" and _widened(x):
-        return ("cast", 8 * dtypes.itemsize(x.dtype)) if later else None, x.args[0]
+    placed = any(step[0] == "slice" for step in later)  # whether shape and order of elements matter
+    if x.op == "cast" and lossless(x.args[0].dtype, x.dtype):
+        if all(step[0] == "slice" or step[0] in _PLACED for step in later):
+            return None, x.args[0]
+        return (("cast", 8 * dtypes.itemsize(x.dtype)), x.args[0]) if dtypes.least(x.dtype) else None
     if x.op in _SAME:
-        if not any(step[0] == "slice" for step in later):  # the order of elements does not matter
+        if not placed:
             return None, x.args[0]
         found = x.attr(_PLACED[x.op]) if x.op in _PLACED else None
         numbers = found if isinstance(found, tuple) else (found,)
@@ -102,11 +108,15 @@ def _step(x: Tensor, later: Sequence[Step]) -> tuple[Step | None, Tensor] | None
     if x.op not in _WITH_NUMBERS:
         return None
     first, second = (number(_without_views(a)) for a in x.args)
+    step: Step
     if second is not None and (second != 0 or x.op not in ("floordiv", "mod")):
-        return (x.op, int(second)), x.args[0]
-    if first is not None and x.op in _TURNED:
-        return (_TURNED[x.op], int(first)), x.args[1]
-    return None
+        step, operand = (x.op, int(second)), x.args[0]
+    elif first is not None and x.op in _TURNED:
+        step, operand = (_TURNED[x.op], int(first)), x.args[1]
+    else:
+        return None
+    broadcast = placed and operand.shape != x.shape  # the step has a number in place of the other operand's shape
+    return None if broadcast or not is_step(step) else (step, operand)
 
 
 def _range(steps: tuple[Step, ...]) -> tuple[float, float]:
@@ -127,29 +137,37 @@ def _range(steps: tuple[Step, ...]) -> tuple[float, float]:
 
 def _without_views(x: Tensor) -> Tensor:
     """The value of which `x` has all elements, with the same numbers."""
-    while x.op in _SAME or (x.op == "cast" and _widened(x)):
+    while x.op in _SAME or (x.op == "cast" and lossless(x.args[0].dtype, x.dtype)):
         x = x.args[0]
     return x
-
-
-def _widened(x: Tensor) -> bool:
-    """Whether a cast of integers keeps all numbers."""
-    return dtypes.itemsize(x.args[0].dtype) <= dtypes.itemsize(x.dtype)
 
 
 def _counted_from_the_end(index: Tensor, size: Any) -> Tensor | None:
     """x of `where(x < 0, x + size, x)`; None for other values."""
     if index.op != "where":
         return None
-    below, moved, x = (_without_views(a) for a in index.args)
+    below, moved, x = (_uncast(a) for a in index.args)
     if below.op != "lt" or moved.op != "add":
         return None
-    sides = [_without_views(a) for a in (below.args[0], *moved.args)]
-    same = _without_views(x)
-    if sides[0] is same and any(a is same for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
-        steps = [_count(a) for a in sides[1:] if a is not same]
-        return same if steps == [size] else None
+    sides = [_uncast(a) for a in (below.args[0], *moved.args)]
+    if _equal(sides[0], x) and any(_equal(a, x) for a in sides[1:]) and number(_without_views(below.args[1])) == 0:
+        counts = [_count(_without_views(a)) for a in sides[1:] if not _equal(a, x)]
+        return x if counts == [size] else None
     return None
+
+
+def _uncast(x: Tensor) -> Tensor:
+    """The value of which `x` has the numbers, at the same places."""
+    while x.op == "cast" and lossless(x.args[0].dtype, x.dtype):
+        x = x.args[0]
+    return x
+
+
+def _equal(x: Tensor, y: Tensor) -> bool:
+    """Whether two values are the same one, or the same views of it."""
+    while x is not y and x.op == y.op and x.op in _SAME and x.attrs == y.attrs:
+        x, y = _uncast(x.args[0]), _uncast(y.args[0])
+    return x is y
 
 
 def _count(x: Tensor) -> Any:
