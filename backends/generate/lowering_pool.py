@@ -20,6 +20,7 @@ import selectors
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -97,6 +98,7 @@ class _Process:
         for pipe in (self.jobs, self.replies):
             with contextlib.suppress(OSError):
                 os.close(pipe)
+        self.jobs = self.replies = -1  # the numbers may be given to other files
 
 
 @dataclass(eq=False)
@@ -199,6 +201,7 @@ class LowerPool:
         self.pumped = 0.0  # when pipes were last served
         self._processes: list[_Process] = []
         self._selector: selectors.BaseSelector | None = None  # None while there are no workers
+        _pools.add(self)
 
     def number(self) -> int:
         """A new number for a job (terms to lower to kernels), unique in the pool."""
@@ -291,6 +294,11 @@ class LowerPool:
         With `wait`, wait for a reply for up to 50 ms.
         """
         self.pumped = time.monotonic()
+        ended = [p for p in self._processes if not p.messages and p.ended()]  # for want of work
+        for p in ended:
+            self._drop(p)
+        if ended and len(batch.jobs) - batch.taken >= MIN_BATCH_JOBS:
+            self.begin()
         for p in [*self._processes]:
             most = AHEAD if p.answered else 2 if batch.grows else 1 + AHEAD
             while p.messages < most and (jobs := batch.next()):
@@ -315,13 +323,14 @@ class LowerPool:
                 batch.found[number] = found
 
     def _safely(self, process: _Process, work: Callable[[], None]) -> None:
-        """Run an I/O operation on a worker. If the worker has died, its jobs are left to the caller."""
+        """Run an I/O operation on a worker. If the worker has died, its jobs are left to the caller, and it is not
+        replaced; one that had answered all its jobs has ended for want of work, and may be."""
         try:
             work()
         except (OSError, EOFError):
             if process in self._processes:
+                self.size -= bool(process.messages)
                 self._drop(process)
-                self.size = len(self._processes)
 
     def _drop(self, process: _Process) -> None:
         self._processes.remove(process)
@@ -346,7 +355,18 @@ class LowerPool:
         for process in [*self._processes]:
             self._drop(process)
 
+    def forget(self) -> None:
+        """Leave the workers to the parent, in a forked child: close its copies of their pipes, by which it would mix
+        messages with the parent's and keep workers alive. (Nothing is taken out of the selector, which is shared.)"""
+        for process in self._processes:
+            process.close()
+        self._processes.clear()
+        if self._selector is not None:
+            self._selector.close()
+            self._selector = None
 
+
+_pools: weakref.WeakSet[LowerPool] = weakref.WeakSet()
 _worker_slots = threading.BoundedSemaphore(MAX_WORKERS)  # free worker slots of this process
 
 
@@ -354,4 +374,6 @@ _worker_slots = threading.BoundedSemaphore(MAX_WORKERS)  # free worker slots of 
 def _emptied() -> None:
     """Release all worker slots in a forked child, which has no workers."""
     global _worker_slots
+    for pool in list(_pools):
+        pool.forget()
     _worker_slots = threading.BoundedSemaphore(MAX_WORKERS)

@@ -1,5 +1,9 @@
 """Locks the GPU by a file, so that the calling process and the measuring processes take turns: no kernel is timed while
-another process uses the device.
+another of them uses the device.
+
+Processes that have the same file in TENSOR_GRAPHS_GPU_LOCK share the lock. Without that, a process shares it with its
+several measuring processes and with the search processes that torch.compile starts (`own_lock`): independent processes
+of a user do not keep each other out. A thread may take the lock again while it has it, by any of the functions here.
 """
 
 from __future__ import annotations
@@ -9,9 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ...costdb.keys.device import GPU_KIND
 from .gpu_process import LOCK, own_lock
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 HOLD_S, PAUSE_S = (
     0.05,
@@ -29,9 +37,7 @@ class GpuLock:
     """
 
     def __init__(self) -> None:
-        from filelock import FileLock
-
-        self._lock = FileLock(os.environ.get(LOCK) or own_lock())
+        self._lock = _shared_lock()
         self._since = 0.0
         self.hurried = False  # whether no other process needs the GPU any more
 
@@ -74,18 +80,26 @@ class GpuLock:
 @contextmanager
 def gpu_alone(seconds: float = WAIT_S) -> Iterator[None]:
     """Context manager in which no other process that shares the lock uses the GPU, for timing whole calls in this one:
-    a search beside it would decide which is the faster. Without the lock if it is not free within `seconds`."""
-    from filelock import FileLock
-
-    lock, held = FileLock(os.environ.get(LOCK) or own_lock(), is_singleton=True), False
-    with suppress(TimeoutError, RuntimeError):  # RuntimeError: this thread holds it in another way
+    a search beside it would decide which is the faster. Without the lock if it is not free within `seconds`, or if
+    there can be no such file."""
+    held: BaseFileLock | None = None
+    with suppress(OSError, RuntimeError):  # not free, or no file; RuntimeError: no locks on this file system
+        lock = _shared_lock()
         lock.acquire(timeout=seconds, poll_interval=POLL_S)
-        held = True
+        held = lock
     try:
         yield
     finally:
-        if held:
-            lock.release()
+        if held is not None:
+            held.release()
+
+
+def _shared_lock() -> BaseFileLock:
+    """The lock of this process: one object per file, which each thread may acquire repeatedly. Raises OSError if there
+    is no file and none can be made."""
+    from filelock import FileLock
+
+    return FileLock(os.environ.get(LOCK) or own_lock(), is_singleton=True)
 
 
 __all__ = ["GpuLock", "gpu_alone"]

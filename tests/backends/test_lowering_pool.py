@@ -137,6 +137,46 @@ def test_processes_that_ended_for_want_of_work_start_again(pool: LowerPool) -> N
     assert len({p.origin for p in pool._processes}) == 1, "they are forks of one process"
 
 
+def test_processes_that_end_idle_between_batches_do_not_make_the_pool_smaller(
+    pool: LowerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They all end after a minute without work; small batches notice that first, and a large one starts new ones."""
+    monkeypatch.setattr(lower_pool, "MIN_BATCH_JOBS", 8)
+    pool.begin()
+    for process in (first := [*pool._processes]):
+        process.answered, process.messages = True, 0
+    first[0].origin.kill()
+    first[0].origin.wait()
+    batch, job = pool.growing(), lambda: Job(("triton",), flattened_terms([t.input("x0", (4,))]), ())
+    for _ in range(4):
+        batch.add(job)
+    assert not pool._processes and pool.size == 2
+    for _ in range(4):
+        batch.add(job)
+    assert len(pool._processes) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no forks")
+def test_a_forked_child_leaves_the_processes_to_its_parent(pool: LowerPool) -> None:
+    pool.begin()
+    pipes = [x for p in pool._processes for x in (p.jobs, p.replies)]
+    assert len(pipes) == 4
+    if not (child := os.fork()):
+        code = 1
+        try:
+            for pipe in pipes:
+                with pytest.raises(OSError):
+                    os.fstat(pipe)
+            assert not pool._processes and pool._selector is None
+            pool.close()
+            assert pool.batch([]).jobs == []
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(pool._processes) == 2 and all(os.fstat(pipe) for pipe in pipes)
+
+
 def test_nothing_of_one_batch_is_taken_for_the_next(pool: LowerPool) -> None:
     """A batch that was given up may still be under way when the next one begins."""
     x = t.input("x0", (8, 32))

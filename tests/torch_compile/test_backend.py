@@ -417,3 +417,16 @@ def test_each_bucket_of_sizes_is_judged_by_itself(monkeypatch: pytest.MonkeyPatc
     graph = max(compiled_graph._graphs, key=lambda g: int(g.report.name.removeprefix("graph")))
     states = {next(iter(v.within.values())): v.state for v in graph.traced[0].variants}
     assert {(low, state) for (low, _), state in states.items()} == {(2, "lost"), (17, "program")}
+
+
+def test_a_search_process_has_the_settings_and_the_gpu_lock_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(search.LOCK, raising=False)
+    monkeypatch.setenv("TENSOR_GRAPHS_THREADS", "3")
+    with tg.settings.override(check_weights=0, threads=0):
+        found = search._environment()
+    assert found["TENSOR_GRAPHS_CHECK_WEIGHTS"] == "0" and "TENSOR_GRAPHS_THREADS" not in found
+    assert found[search.LOCK] == search.own_lock()
+    monkeypatch.setenv(search.LOCK, "shared")
+    found = search._environment()
+    assert found["TENSOR_GRAPHS_THREADS"] == "3" and found[search.LOCK] == "shared"
+    assert "TENSOR_GRAPHS_CHECK_WEIGHTS" not in found

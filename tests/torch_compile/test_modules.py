@@ -14,6 +14,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.errors import WorkerError
+from tensor_graphs.torch_compile.runner import make_runner
 
 from .quick_searches import IN_C, QUICK
 
@@ -410,11 +411,20 @@ def test_a_call_whose_results_are_not_finite_decides_nothing(monkeypatch: pytest
     """A program may overflow elsewhere than eager, and differs in no other call."""
     differs = lambda found, expected, *rest: "" if bool(expected[0].isfinite().all()) else "other infinities"
     monkeypatch.setattr("tensor_graphs.torch_compile.runner.differs", differs)
+    made: list[Any] = []
+    make = lambda *given: made.append(make_runner(*given)) or made[-1]
+    monkeypatch.setattr("tensor_graphs.torch_compile.traced_graph.make_runner", make)
     fast = torch.compile(lambda a: torch.tanh(a) * 2 + a, backend=tg.torch_compile.backend, options=QUICK)
     for given, runs in ((torch.full((3, 4), torch.inf), "searching"), (x(3, 4), "program")):
         with torch.no_grad():
             torch.testing.assert_close(fast(given), torch.tanh(given) * 2 + given)
         assert tg.torch_compile.last_report().runs == runs
+    made[-1].verified = False  # as of a part whose trial ran eagerly
+    drawn_twice = lambda *given: pytest.fail("random numbers are drawn twice")
+    monkeypatch.setattr("tensor_graphs.torch_compile.compiled_graph.CompiledGraph._eager", drawn_twice)
+    given = torch.full((3, 4), torch.inf)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(given), torch.tanh(given) * 2 + given)
 
 
 def test_weights_that_change_until_the_search_begins(monkeypatch: pytest.MonkeyPatch) -> None:

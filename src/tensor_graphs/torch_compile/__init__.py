@@ -8,9 +8,9 @@
 
 In: a Dynamo graph and options.
 Out: a callable; reports.
-Imports: backends, backends.program, backends.runtime, backends.verification, bytecode, costdb.keys, egraph.ir, errors,
-    models.files, models.torch_export, option_checks, options, pipeline, pipeline.execution, private, processes,
-    settings, wording.
+Imports: backends, backends.program, backends.runtime, backends.tuning, backends.verification, bytecode, costdb.keys,
+    egraph.ir, errors, models.files, models.torch_export, option_checks, options, pipeline, pipeline.execution, private,
+    processes, settings, wording.
 """
 
 from __future__ import annotations

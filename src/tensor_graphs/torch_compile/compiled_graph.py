@@ -282,7 +282,7 @@ class CompiledGraph:
         for variant in used:
             if not variant.active():
                 won, why = False, (variant.reasons or [""])[-1]
-            variant.state = PROGRAM if won else LOST
+            variant.settle(won)
             variant.why = variant.why or why
         self.report.eager_us, self.report.program_us = eager_us, program_us
         for reason in dict.fromkeys([*(r for v in used for r in v.reasons), why]):

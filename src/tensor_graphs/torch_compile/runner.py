@@ -53,6 +53,7 @@ def make_runner(
 
         verified = False
         active = True
+        on_trial = not backward  # whether calls are those of a trial, which restores random numbers and tensors
         results_count = len(layouts)
         odd = 0  # calls that said nothing about the program
         program: Program
@@ -88,11 +89,12 @@ def make_runner(
 
         def undecided(self, expected: Any) -> Any:
             """Leave the comparison to a later call: where results overflow, or operands are not finite, programs may
-            differ. Raises NoProgram in a forward pass; a backward pass has to go on, and returns `expected`."""
+            differ. Raises NoProgram in a trial of a forward pass; another call has to go on, as parts before this one
+            may have drawn random numbers, and returns `expected`."""
             self.odd += 1
-            if backward:
-                return expected
-            raise NoProgram
+            if self.on_trial:
+                raise NoProgram
+            return expected
 
         def eager(self, args: Any, reason: str) -> Any:
             """Run the eager subgraph. If the program was not verified yet, it is never used again, for `reason`, unless

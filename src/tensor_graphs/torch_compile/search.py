@@ -24,6 +24,7 @@ from pathlib import Path
 from .. import settings
 from ..backends.program.program import Program
 from ..backends.program.saved_program import load_program
+from ..backends.tuning.gpu_process import LOCK, own_lock
 from ..bytecode import bytecode_environment
 from ..costdb.keys.device import GPU_KIND
 from ..egraph.ir.graph import Graph
@@ -179,15 +180,15 @@ def _plain_mode() -> Iterator[None]:
 
 
 def _environment() -> dict[str, str]:
-    """Environment of a search process: this process's settings and import path."""
+    """Environment of a search process: this process's settings, GPU lock and import path."""
     chosen = settings.current()
-    known = {f"TENSOR_GRAPHS_{f.name.upper()}": str(getattr(chosen, f.name)) for f in fields(chosen)}
-    path = os.pathsep.join(p for p in sys.path if p)
+    known = {f"TENSOR_GRAPHS_{f.name.upper()}": (getattr(chosen, f.name), f.default) for f in fields(chosen)}
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in known},
         **bytecode_environment(),
-        **{n: v for n, v in known.items() if v not in ("", "0")},
-        "PYTHONPATH": path,
+        **{name: str(value) for name, (value, default) in known.items() if value != default},
+        LOCK: os.environ.get(LOCK) or own_lock(),
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
 
 

@@ -183,6 +183,12 @@ class Variant:
         made.within = {**self.within, **within}
         return made
 
+    def settle(self, won: bool) -> None:
+        """End the variant's trial; if its programs won, calls run them."""
+        self.state = PROGRAM if won else LOST
+        for runner in self._runners:
+            runner.on_trial = runner.on_trial and not won
+
     def active(self) -> bool:
         """Whether calls run any of the variant's programs."""
         return any(r.active for r in self._runners)

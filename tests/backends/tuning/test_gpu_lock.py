@@ -83,3 +83,20 @@ def test_whole_calls_are_timed_alone_where_that_takes_no_longer_than_they_do(pat
     with FileLock(path), gpu_alone(0.01):
         assert taken(path), "who cannot have it goes on without"
     assert not taken(path)
+
+
+def test_a_thread_that_has_the_device_takes_it_again_in_any_way(path: str) -> None:
+    with gpu_alone():
+        with GpuLock(), gpu_alone():
+            assert taken(path)
+        assert taken(path)
+    assert not taken(path)
+
+
+def test_whole_calls_are_timed_also_where_no_lock_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "file").touch()
+    monkeypatch.setenv(LOCK, str(file / "device.lock"))
+    with gpu_alone():
+        pass
+    with pytest.raises(FileNotFoundError), gpu_alone():
+        raise FileNotFoundError
