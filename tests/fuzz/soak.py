@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import os
 import random
 import sys
@@ -24,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -163,9 +165,11 @@ def soak(
 
 
 def slope(found: Sequence[tuple[int, Resources]]) -> float:
-    """KB of memory that an optimization adds: least squares over the second half of what was seen."""
-    half = found[len(found) // 2 :]
-    return float(np.polyfit([n for n, _ in half], [r.memory for _, r in half], 1)[0])
+    """KB of memory that an optimization adds: the median slope between any two samples after the first quarter
+    (Theil-Sen), which one step of the allocator (2 MB) does not decide."""
+    later = found[len(found) // 4 :]
+    pairs = itertools.combinations([(n, r.memory) for n, r in later], 2)
+    return float(median((most - least) / (n - m) for (m, least), (n, most) in pairs))
 
 
 def main() -> None:
