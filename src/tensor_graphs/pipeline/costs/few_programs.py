@@ -23,6 +23,11 @@ from ...extract.model.pricing import Priced
 SHARES = 4.0  # shares of the bandwidth of all multiprocessors that a single one can draw at most
 
 
+def is_gpu(device: str) -> bool:
+    """Whether a device, as the keys of stored times name it, is a GPU."""
+    return device.startswith("gpu:")
+
+
 def few_programs(candidate: Candidate) -> float:
     """Most programs among which a candidate's kernel divides its rows; infinite if it divides the rows themselves, too,
     or if that is unknown."""
@@ -52,11 +57,11 @@ def priced_in_few_programs(priced: Priced, programs: float, query: Query, roofli
     move its bytes at their share of the bandwidth, with an interval from what they can draw at most."""
     device = query.key.device
     share = programs / of_key(device).multiprocessors
-    if share >= 1.0 or priced.source == "measured" or not device.startswith("gpu:") or priced.us == math.inf:
+    if share >= 1.0 or priced.source == "measured" or not is_gpu(device) or priced.us == math.inf:
         return priced
     moving = query.work.bytes / roofline.bytes_per_us
     least, us = (roofline.launch_us + moving / min(1.0, part) for part in (SHARES * share, share))
     return replace(priced, us=max(priced.us, us), low=max(priced.low, least), high=max(priced.high, us))
 
 
-__all__ = ["few_programs", "priced_in_few_programs"]
+__all__ = ["few_programs", "is_gpu", "priced_in_few_programs"]

@@ -15,7 +15,7 @@ from functools import cache
 
 from ...backends.generate.template import GeneratedKernel
 from ...backends.tuning.keys import helper_texts
-from ...extract.model.kernel import Candidate, Template, output_names
+from ...extract.model.kernel import Candidate, output_names
 from ...extract.model.pricing import Priced
 
 CALL_US: Mapping[str, float] = {"numpy": 0.7, "torch": 2.5}
@@ -25,7 +25,7 @@ IN_HELPER = 0.5
 """Share of that time of a call in a helper function, whose operands the call before has left in the cache."""
 
 AGAIN_PER_US = 3.2e4
-"""Most flops per µs of two cores that a generated kernel in C computes again (`NestSchedule.again`)."""
+"""Most flops per µs, on two cores, of operations that a generated kernel in C computes more than once."""
 
 _CALLED_NAME = re.compile(r"(?:np|torch|F)\.\w+")
 _CALLED = {"numpy": re.compile(r"\bnp\.\w+(?:\.\w+)*\("), "torch": re.compile(r"\b(?:torch|F)\.\w+(?:\.\w+)*\(")}
@@ -37,15 +37,12 @@ def called(candidate: Candidate) -> tuple[int, int]:
     template, call = candidate.template, candidate.call
     names = (*template.operands, "scratch", *output_names(len(template.terms)))
     found = _CALLED[template.backend].findall(template.write(replace(call, names={n: n for n in names})))
-    return len(found), _by_helpers(template)
-
-
-def _by_helpers(template: Template) -> int:
-    return _in_helpers(template.backend, template.setup)
+    return len(found), _in_helpers(template.backend, template.setup)
 
 
 @cache
 def _in_helpers(backend: str, setup: tuple[str, ...]) -> int:
+    """Number of the library's functions that a kernel's helper functions, named in `setup`, call (`_on_path`)."""
     written = ast.parse(helper_texts(backend, setup)).body
     functions = {f.name: f for f in written if isinstance(f, ast.FunctionDef)}
     return sum(_on_path(functions[name].body, functions) for name in setup if name in functions)
@@ -82,8 +79,8 @@ def _in_parts(node: ast.AST, functions: Mapping[str, ast.FunctionDef]) -> int:
 
 
 def least_us(candidate: Candidate) -> float:
-    """Least µs of a kernel of NumPy or PyTorch by its calls, and of a generated kernel in C by what it computes again;
-    0 for others."""
+    """Least µs of a kernel: for NumPy and PyTorch those of its calls, for a generated kernel in C those of the
+    operations that it computes more than once; 0 for others."""
     template, backend = candidate.template, candidate.template.backend
     if isinstance(template, GeneratedKernel):
         return max(0.0, template.flops(candidate.call) - template.work) / AGAIN_PER_US if backend == "c" else 0.0

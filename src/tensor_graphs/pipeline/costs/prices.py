@@ -19,7 +19,7 @@ from ...extract.model.kernel import Candidate, Vertex
 from ...extract.model.plan import Plan, Step
 from ...extract.model.pricing import Priced
 from ...extract.model.work import call_work
-from .few_programs import few_programs, priced_in_few_programs
+from .few_programs import few_programs, is_gpu, priced_in_few_programs
 from .host_calls import with_calls
 
 FAILED = Priced(math.inf, math.inf, math.inf, "failed")
@@ -106,10 +106,13 @@ class CostPricer:
     def _whole(self, candidate: Candidate, variants: Sequence[ScheduleVariant], priced: Priced) -> Priced:
         """A candidate's price; a predicted one is at least the time of its function's calls on the host, or that which
         the few programs of its kernel need on a GPU."""
-        priced = with_calls(priced, candidate)
-        if priced.source == "measured" or (programs := few_programs(candidate)) == math.inf:
+        priced, query = with_calls(priced, candidate), variants[0].query
+        if (
+            not is_gpu(query.key.device)
+            or priced.source == "measured"
+            or (programs := few_programs(candidate)) == math.inf
+        ):
             return priced
-        query = variants[0].query
         roofline = self.store.predictor(regime_of(query.key.device)).roofline(query.key)
         return priced_in_few_programs(priced, programs, query, roofline)
 

@@ -180,10 +180,25 @@ def sampled(
 
 
 def after_few(ended: Callable[[], bool], seconds: float = FEW_S) -> Callable[[], bool]:
-    """The predicate `ended` for one call of `sampled`, but not before FEW rounds are counted, if these take less than
-    `seconds`: single samples tell no tenth from noise, and a round takes a millisecond."""
+    """A predicate for one call of `sampled` that is true when `ended` is, but not before FEW rounds, if these take less
+    than `seconds`: a difference of a tenth cannot be told from noise by one sample, and a round takes milliseconds."""
     rounds, until = itertools.count(1), time.perf_counter() + seconds
     return lambda: (next(rounds) > FEW or time.perf_counter() >= until) and ended()
+
+
+def sampled_alone(
+    device: str, calls: Mapping[str, Run], *, warm: int, first: Run, ended: Callable[[], bool], **how: Any
+) -> dict[str, list[float]]:
+    """`sampled` whole calls on a GPU under its lock (`device_alone`), a few rounds even if `ended` (`after_few`).
+
+    Each call is made `warm` times before: the second call of a program records its launches, in up to a second. `how`:
+    the other keyword arguments of `sampled`.
+    """
+    with device_alone(device):
+        for call in warm * list(calls.values()):
+            first()
+            call()
+        return sampled(calls, first=first, ended=after_few(ended), **how)
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:

@@ -78,12 +78,13 @@ def _further(candidate: Candidate, measured: Measured) -> list[Candidate]:
     if template.space is None or not prefetches(candidate):
         return []
     known = {p.schedule for p in measured(candidate)}
-    left = EACH - sum(bool(dict(s).get("early")) and reads_whole(_scheduled(candidate, dict(s))) for s in known)
+    left = EACH - sum(bool(dict(s).get("early")) and reads_whole(scheduled(candidate, dict(s))) for s in known)
     wanted = (s for s in template.space(call) if s.get("early") and tuple(sorted(s.items())) not in known)
-    return list(islice(filter(reads_whole, (_scheduled(candidate, s) for s in wanted)), max(0, left)))
+    return list(islice(filter(reads_whole, (scheduled(candidate, s) for s in wanted)), max(0, left)))
 
 
-def _scheduled(candidate: Candidate, schedule: Mapping[str, int]) -> Candidate:
+def scheduled(candidate: Candidate, schedule: Mapping[str, int]) -> Candidate:
+    """The candidate with its kernel in `schedule` (parameter name -> integer)."""
     return replace(candidate, call=replace(candidate.call, schedule=dict(schedule)))
 
 
@@ -99,4 +100,4 @@ def prefetches(candidate: Candidate) -> bool:
     return backend is not None and backend.prefetches
 
 
-__all__ = ["Look", "measure_prefetching", "prefetches", "reads_whole"]
+__all__ = ["Look", "measure_prefetching", "prefetches", "reads_whole", "scheduled"]

@@ -192,13 +192,9 @@ def sample_programs(
     calls: dict[str, timing.Run] = {str(n): partial(p.flat_near, *values) for n, p in enumerate(programs)}
     clock, resets = timing.cold_clock_of(programs[0].tensors), cycle(state_resets(programs))
     first: Callable[[], None] = lambda: next(resets)()
-    with timing.device_alone(programs[0].tensors):
-        for call in calls.values():  # the second call of a program records its launches, in up to a second
-            first()
-            call()
-        samples = timing.sampled(
-            calls, seconds=MAX_S, settled=0.1, least=15, clock=clock, ended=timing.after_few(ended), first=first
-        )
+    samples = timing.sampled_alone(
+        programs[0].tensors, calls, warm=1, first=first, ended=ended, seconds=MAX_S, settled=0.1, least=15, clock=clock
+    )
     return [samples[n] for n in calls]
 
 

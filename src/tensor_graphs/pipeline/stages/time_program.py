@@ -114,12 +114,9 @@ def _samples(
         first, clock = full_states([programs[n] for n in names]), timing.clock_of(program.tensors)
         if not task.on_gpu:
             return timing.sampled(calls, seconds=1.0, settled=0.1, clock=clock, ended=ended, first=first)
-        with timing.device_alone(program.tensors):
-            for call in (*calls.values(), *calls.values()):  # the second call of a program records its launches
-                first()
-                call()
-            few = timing.after_few(ended)
-            return timing.sampled(calls, seconds=1.0, settled=0.1, clock=clock, ended=few, first=first)
+        return timing.sampled_alone(
+            program.tensors, calls, warm=2, first=first, ended=ended, seconds=1.0, settled=0.1, clock=clock
+        )
 
     if sum(before.memory().values()) + sum(program.memory().values()) < LARGE:
         return timed("before", "after")

@@ -26,7 +26,7 @@ from ...wording import counted
 from ..context.reserves import after_finalists_s, trying_s
 from ..context.session import Session
 from ..execution.exchanged_program import ExchangedProgram, Exchanges
-from .measure_prefetching import Look, measure_prefetching, prefetches, reads_whole
+from .measure_prefetching import Look, measure_prefetching, prefetches, reads_whole, scheduled
 from .time_launching import Compiler, results_of
 
 LEAST_S = 1.0  # seconds without which nothing is tried
@@ -324,8 +324,7 @@ def _rank(launching: str) -> Callable[[Candidate, Priced], int]:
             return 0
         if not early or not prefetches(candidate):
             return 2 if early else 3
-        scheduled = replace(candidate, call=replace(candidate.call, schedule=dict(price.schedule)))
-        return 0 if reads_whole(scheduled) else 1
+        return 0 if reads_whole(scheduled(candidate, dict(price.schedule))) else 1
 
     return rank
 
