@@ -214,7 +214,7 @@ class TracedArray:
 
     # ------------------------------------------------------------ element access
     def __getitem__(self, key: Any) -> TracedArray:
-        node, basic = picked(self._node, _keys(key))
+        node, basic = picked(self._node, keys_of(key))
         keys = key if isinstance(key, tuple) else (key,)
         if not basic:
             return traced(node)
@@ -225,7 +225,7 @@ class TracedArray:
     def __setitem__(self, key: Any, value: Any) -> None:
         if is_traced(value) and value._base is self and value._key is key:
             return  # `x[key] += 1` has already written through the view
-        self._store(assigned(self._node, _keys(key), coerced(value, self._node.dtype)))
+        self._store(assigned(self._node, keys_of(key), coerced(value, self._node.dtype)))
 
     def __delitem__(self, key: Any) -> None:
         raise TraceError("elements of an array cannot be deleted")
@@ -252,10 +252,10 @@ class TracedArray:
             )
         _set(self, "_node", node)
         for view, under in pairwise(chain):
-            _set(under, "_node", assigned(under._node, _keys(view._key), coerced(view, under._node.dtype)))
+            _set(under, "_node", assigned(under._node, keys_of(view._key), coerced(view, under._node.dtype)))
         for view in sorted(views, key=lambda a: len(_bases(a))):
             if view._base is not None and view is not self:
-                _set(view, "_node", picked(view._base._node, _keys(view._key))[0])
+                _set(view, "_node", picked(view._base._node, keys_of(view._key))[0])
 
 
 def _text(array: TracedArray, frame: FrameType) -> str:
@@ -348,7 +348,7 @@ for _name, _refuse in REFUSED.items():
     setattr(TracedArray, _name, _refuse)
 
 
-def _keys(key: Any) -> list[Any]:
+def keys_of(key: Any) -> list[Any]:
     """Split an index into its components, with traced arrays as expressions. Raises TraceError for an invalid index."""
     keys = [expression(k) for k in (key if isinstance(key, tuple) else (key,))]
     for k in keys:
@@ -398,6 +398,7 @@ __all__ = [
     "deep",
     "expression",
     "is_traced",
+    "keys_of",
     "native_name",
     "shared",
     "traced",

@@ -24,14 +24,24 @@ from ...errors import TensorGraphsError, TraceError
 from .array_memory import Memory
 from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
 from .numpy_builders import Build
+from .numpy_curves import CURVES
 from .numpy_layout import LAYOUT
+from .numpy_moves import MOVES
+from .numpy_own_code import OWN_CODE
 from .numpy_products import PRODUCTS
 from .numpy_reductions import REDUCTIONS
 from .numpy_selection import SELECTION
 from .numpy_ufuncs import operand, written
 
 PROBED = 1 << 15  # largest number of argument elements for which NumPy is called on stand-ins
-COMPOSED: dict[str, Build] = {**REDUCTIONS, **PRODUCTS, **SELECTION}  # builders over traced arrays
+COMPOSED: dict[str, Build] = {
+    **REDUCTIONS,
+    **PRODUCTS,
+    **SELECTION,
+    **CURVES,
+    **MOVES,
+    **OWN_CODE,
+}  # builders over traced arrays
 for _alias, _name in (("amax", "max"), ("amin", "min"), ("around", "round")):
     COMPOSED[_alias] = COMPOSED[_name]
 FUNCTIONS: dict[str, Build] = LAYOUT | COMPOSED
@@ -56,7 +66,7 @@ FRESH = {
 
 
 #: Functions that are not called on stand-ins, because the result's shape or validity depends on argument values.
-UNPROBED = {"where"}
+UNPROBED = {"where", "bincount", "histogram"}
 
 
 def title(function: Any) -> str:
@@ -89,10 +99,13 @@ def _by_name(
         raise TraceError(f"np.{name}: {error}") from None
     places: list[Any] = []
     found: dict[str, Any] = {}
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
     for key, value in bound.arguments.items():
         parameter = signature.parameters[key]
         if parameter.kind is parameter.VAR_POSITIONAL:
             places += value
+        elif variadic and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            places.append(value)
         elif parameter.kind is parameter.VAR_KEYWORD:
             found |= value
         elif parameter.default is parameter.empty or not _same(value, parameter.default):

@@ -111,14 +111,14 @@ def _paired(x: Tensor, keys: list[Any]) -> Tensor:
 def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
     """Return x with the value `new`, which has its dtype, assigned at the index `keys`.
 
-    Raises TraceError if the index depends on traced values (except a mask assigned one value) or the shapes do not
-    match.
+    Raises TraceError for a traced mask beside other indices or assigned several values, and if the shapes do not match.
     """
     masks = [k for k in keys if isinstance(k, Tensor)]
+    if masks and not any(k.dtype == "bool" for k in masks):
+        return written_at(x, keys, new, "set")
     if masks:
-        if len(keys) > 1 or masks[0].dtype != "bool":
-            raise TraceError("an assignment at traced indices: the order of duplicate writes is undefined",
-                             hint="np.where with a mask")  # fmt: skip
+        if len(keys) > 1:
+            raise TraceError("an assignment at a traced mask and other indices", hint="np.where with a mask")
         if masks[0].shape != x.shape[: masks[0].rank]:
             raise TraceError(f"a mask of shape {masks[0].shape} for an array of shape {x.shape}")
         if volume(new.shape) != 1:
@@ -146,6 +146,42 @@ def assigned(x: Tensor, keys: list[Any], new: Tensor) -> Tensor:
     return t.where(mask_, t.gather(flat, t.constant(np.maximum(source, 0).reshape(shape)), 0), x)
 
 
+def written_at(x: Tensor, keys: list[Any], new: Tensor, mode: str) -> Tensor:
+    """Return x with the values `new`, of its dtype, written at an index with traced integers: `mode` "set", or "add",
+    "mul", "max", "min", which combine them with x's elements in turn. Of several values set in one place the last one
+    wins, as in NumPy. Raises TraceError if the shapes do not match."""
+    shape = static(x.shape, "an assignment at traced indices")
+    flat, count = t.reshape(x, (prod(shape),)), prod(shape)
+    spots, _ = picked(t.reshape(t.iota((count,), 0), shape), keys)
+    new = _leading_dropped(new, spots.rank)
+    sizes = static(new.shape, "an assignment")
+    if any(a not in (1, b) for a, b in zip(sizes[::-1], static(spots.shape, "an index")[::-1])):
+        raise TraceError(f"values of shape {sizes} cannot be assigned to an indexed part of shape {spots.shape}")
+    number = volume(spots.shape)
+    assert isinstance(number, int)
+    if not number:
+        return x
+    rows, places = t.reshape(t.broadcast_to(new, spots.shape), (number,)), t.reshape(spots, (number,))
+    if mode != "set" or prod(sizes) == 1 or _distinct(keys, shape):
+        return t.reshape(t.scatter_elements(flat, places, rows, 0, mode), shape)
+    last = t.scatter_elements(t.full((count,), -1, "int64"), places, t.iota((number,), 0), 0, "max")
+    found = t.where(t.ge(last, 0), t.gather(rows, t.maximum(last, 0), 0), flat)
+    return t.reshape(found, shape)
+
+
+def _distinct(keys: list[Any], shape: tuple[int, ...]) -> bool:
+    """Whether no place occurs twice in an index: one of its arrays is known and has no number twice."""
+    arrays = [k if isinstance(k, Tensor) else np.asarray(k) for k in keys if _is_array(k)]
+    count = prod(np.broadcast_shapes(*(static(k.shape, "an index") for k in arrays)))
+    axes = [i for i, k in enumerate(keys) if _is_array(k)]
+    if any(k is None or k is Ellipsis for k in keys):
+        return False
+    return any(
+        isinstance(k, np.ndarray) and k.dtype.kind in "iu" and len(np.unique(k % shape[axis])) == k.size == count
+        for axis, k in zip(axes, arrays)
+    )
+
+
 def _leading_dropped(x: Tensor, rank: int) -> Tensor:
     """Drop leading size-1 axes beyond `rank`, as NumPy assignments do.
 
@@ -158,4 +194,4 @@ def _leading_dropped(x: Tensor, rank: int) -> Tensor:
     return x
 
 
-__all__ = ["assigned", "picked", "static"]
+__all__ = ["assigned", "picked", "static", "written_at"]

@@ -186,12 +186,17 @@ def _trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     return np.sum(step * (y[..., 1:] + y[..., :-1]) / 2.0, -1)
 
 
+def _variables(m: Any, rowvar: bool) -> Any:
+    """An array of observations in float64, a variable for each row."""
+    x = np.atleast_2d(as_dtype(m, np.float64))
+    return x if rowvar or np.ndim(m) == 1 else x.T
+
+
 def _cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None) -> Any:
-    if y is not None or m.ndim > 2:
-        raise TraceError("np.cov of two arrays cannot be traced", hint="np.concatenate makes one of them")
-    dtype = np.result_type(m.dtype, np.float64)
-    x = np.atleast_2d(m).astype(dtype)
-    x = x if rowvar or m.ndim == 1 else x.T
+    if any(np.ndim(v) > 2 for v in (m, y) if v is not None):
+        raise TraceError("np.cov of an array of three axes")
+    rows = [_variables(v, rowvar) for v in (m, y) if v is not None]
+    x = np.concatenate(rows) if len(rows) > 1 else rows[0]
     count = x.shape[1] - ((0 if bias else 1) if ddof is None else ddof)
     gap = x - np.mean(x, 1, keepdims=True)
     with np.errstate(divide="ignore"):

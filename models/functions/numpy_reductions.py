@@ -133,9 +133,8 @@ def _cumulative(ufunc: np.ufunc) -> Build:
 
 def _average(a: Any, axis: Axes = None, weights: Any = None, returned: bool = False, keepdims: bool = False) -> Any:
     if weights is None:
-        if returned:
-            raise TraceError("np.average with returned= and without weights cannot be traced")
-        return np.mean(a, axis, keepdims=keepdims)
+        found = np.mean(a, axis, keepdims=keepdims)
+        return (found, np.full_like(found, a.size / found.size)) if returned else found
     dtype = np.dtype(common_dtype(a, weights, *([np.float64(0)] if _integral(a) or _integral(weights) else [])))
     a, weights = a.astype(dtype) if is_traced(a) else np.asarray(a, dtype), as_dtype(weights, dtype)
     if np.shape(weights) != np.shape(a):
@@ -169,8 +168,10 @@ def _diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append
     return a
 
 
-def _ediff1d(ary: Any) -> Any:
-    return np.diff(np.ravel(ary))
+def _ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+    found = np.diff(np.ravel(ary))
+    ends = [None if v is None else np.ravel(as_dtype(v, found.dtype)) for v in (to_begin, to_end)]
+    return np.concatenate([v for v in (ends[0], found, ends[1]) if v is not None])
 
 
 def _quantile(scale: float) -> Build:

@@ -112,14 +112,14 @@ def _clip(a: Any, a_min: Any = None, a_max: Any = None, min: Any = None, max: An
 
 
 def _take(a: Any, indices: Any, axis: int | None = None, mode: str = "raise") -> Any:
-    if mode == "wrap" or (mode == "clip" and is_traced(indices)):
-        raise TraceError(f"np.take with mode={mode!r} cannot be traced", hint="% or np.clip on the indices")
     if not is_traced(a):
         a = traced(t.as_tensor(np.asarray(a)))
     a, axis = (np.ravel(a), 0) if axis is None else (a, axis_of(axis, a.ndim))
     known = indices if is_traced(indices) else np.asarray(indices)
-    if not is_traced(known) and mode == "clip":
+    if mode == "clip":
         known = np.clip(known, 0, a.shape[axis] - 1)
+    if mode == "wrap":
+        known = known % a.shape[axis]
     if known.ndim == 0 and not is_traced(known):
         known = int(known)
     return a[(*[slice(None)] * axis, known)]
@@ -151,7 +151,7 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
 def _rounded(a: Any, decimals: int = 0) -> Any:
     if a.dtype.kind in "iub":
         if decimals < 0:
-            raise TraceError("np.round of integers to tens cannot be traced")
+            raise TraceError("np.round of integers to tens cannot be traced", hint="np.rint(x / 10) * 10")
         return a.astype(np.float16) if a.dtype.kind == "b" else +a
     if not decimals:
         return np.rint(a)
@@ -197,14 +197,28 @@ def _isin(element: Any, test_elements: Any, assume_unique: bool = False, invert:
 
 
 def _searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
-    if sorter is not None or is_traced(a) or np.ndim(a) != 1 or not _is_sorted(np.asarray(a)):
+    if sorter is not None:
+        a = np.take(a, sorter)
+    if is_traced(a) and a.ndim == 1 and a._node.op != "input":
+        return _searchsorted_in(a, v, side)
+    if np.ndim(a) != 1 or is_traced(a) or not _is_sorted(np.asarray(a)):
         raise TraceError(
-            "np.searchsorted in an array that is not known to be sorted", hint="sum the comparisons with its elements"
+            "np.searchsorted in an array that is not known to be sorted",
+            hint="np.sort(a), which an argument needs, too",
         )
     if side == "left":  # NaN borders are the last ones, and below nothing
         a = np.asarray(a)[np.equal(a, a)]
     (borders, x), _ = promoted(a, v)
     return traced(bucketize(x, borders, False, side == "right"), scalar=True)
+
+
+def _searchsorted_in(a: Any, v: Any, side: str) -> Any:
+    """np.searchsorted in a computed array, whose elements ascend as NumPy requires; NaN come last."""
+    (borders, x), dtype = promoted(a, v)
+    found = traced(bucketize(x, borders, False, side == "right"), scalar=True)
+    if side == "right" or not dtypes.is_float(dtype):
+        return found
+    return np.where(np.isnan(v), np.sum(~np.isnan(a)), found)
 
 
 def _is_sorted(a: Any) -> bool:
@@ -213,10 +227,11 @@ def _is_sorted(a: Any) -> bool:
 
 
 def _digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    bins = np.asarray(bins)
-    if not _is_sorted(bins):
-        raise TraceError("np.digitize with falling bins cannot be traced")
-    return np.searchsorted(bins, x, "left" if right else "right")
+    side: Any = "left" if right else "right"
+    if is_traced(bins) or _is_sorted(np.asarray(bins)):
+        return np.searchsorted(bins, x, side)
+    rising = np.asarray(bins)[::-1]  # falling bins, or an error
+    return len(rising) - np.searchsorted(rising, x, side)
 
 
 def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:

@@ -1,4 +1,4 @@
-"""Implements the methods of NumPy ufuncs on traced arrays: reduce, accumulate, outer."""
+"""Implements the methods of NumPy ufuncs on traced arrays: reduce, accumulate, outer, at."""
 
 from __future__ import annotations
 
@@ -15,8 +15,20 @@ from ...egraph.types import dtypes
 from ...egraph.types.axes import axis_of
 from ...errors import TraceError
 from ..common.sampling import running
-from .numpy_array import TracedArray, expression, is_traced, traced
-from .numpy_ufuncs import BUILDERS, LONGEST, REDUCTIONS, Build, call, operand, reduction_dtypes, written
+from .numpy_array import TracedArray, expression, is_traced, keys_of, traced
+from .numpy_indices import written_at
+from .numpy_ufuncs import (
+    BUILDERS,
+    LONGEST,
+    REDUCTIONS,
+    Build,
+    call,
+    kind_of,
+    operand,
+    reduction_dtypes,
+    resolved,
+    written,
+)
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -145,12 +157,43 @@ def outer(ufunc: np.ufunc, a: Any, b: Any, **named: Any) -> Any:
     return call(ufunc, (traced(t.reshape(x, (*x.shape, *(1,) * y.rank))), traced(y)), named)
 
 
+#: Ufunc -> mode of a scatter that applies it, and what is done to the values first.
+_AT: dict[np.ufunc, tuple[str, Build]] = {
+    np.add: ("add", lambda v: v), np.subtract: ("add", lambda v: -v), np.multiply: ("mul", lambda v: v),
+    np.maximum: ("max", lambda v: v), np.minimum: ("min", lambda v: v),
+}  # fmt: skip
+
+
+def at(ufunc: np.ufunc, array: Any, indices: Any, *values: Any) -> None:
+    """Trace `ufunc.at(array, indices, values)`, which changes a traced array in place. Raises TraceError for other
+    ufuncs than `_AT` has, masks, bools and arrays that are not traced."""
+    if not is_traced(array):
+        raise TraceError(
+            f"np.{ufunc.__name__}.at into an array that is not traced, which a program cannot do",
+            hint="make it a traced one: np.zeros(n, like=x)",
+        )
+    if ufunc not in _AT or len(values) != 1 or array.dtype == np.bool_:
+        raise TraceError(f"np.{ufunc.__name__}.at of {array.dtype} cannot be traced",
+                         hint=f"np.{', np.'.join(f.__name__ for f in _AT)} can, of numbers")  # fmt: skip
+    mode, prepared = _AT[ufunc]
+    names = resolved(ufunc, (array.dtype, kind_of(values[0]), None), None)
+    wraps = mode in ("add", "mul") or names[2] == array.dtype.name or dtypes.is_float(names[2])
+    if len(set(names)) > 1 or not wraps or not np.can_cast(names[2], array.dtype, "same_kind"):
+        raise TraceError(f"np.{ufunc.__name__}.at computes in {names[2]} beside {array.dtype}", hint="cast the values")
+    new = prepared(traced(operand(values[0], names[1])))._node
+    index = keys_of(indices)
+    if any(getattr(k, "dtype", None) in ("bool", np.bool_) for k in index):
+        raise TraceError(f"np.{ufunc.__name__}.at at a mask cannot be traced", hint="np.where")
+    found = written_at(t.cast(array._node, names[2]), index, new, mode)
+    array._store(t.cast(found, array.dtype.name))
+
+
 def method(ufunc: np.ufunc, name: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Trace a ufunc call (`name` "__call__") or a method such as "reduce" on traced arrays (the `__array_ufunc__`
     protocol); returns the result, traced. Raises TraceError for calls that cannot be traced."""
     if name == "__call__":
         return call(ufunc, inputs, named)
-    methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer}
+    methods: dict[str, Build] = {"reduce": reduce, "accumulate": accumulate, "outer": outer, "at": at}
     run = methods.get(name)
     if run is None:
         refuse_value(

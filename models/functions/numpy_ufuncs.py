@@ -225,7 +225,7 @@ def operand(value: Any, dtype: str) -> Tensor:
     return t.cast(t.as_tensor(_array(value)), dtype)
 
 
-def _resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | None, **named: Any) -> list[str]:
+def resolved(ufunc: np.ufunc, kinds: Sequence[Any], signature: Sequence[Any] | None, **named: Any) -> list[str]:
     """Return the dtypes of the ufunc loop that NumPy chooses: inputs, then outputs.
 
     Raises TraceError if there is none.
@@ -244,7 +244,7 @@ def reduction_dtypes(ufunc: np.ufunc, dtype: str, wanted: Any) -> list[str]:
     """Return the dtypes of a reduction's loop over operands of `dtype`: (accumulator, element, result). `wanted`: the
     caller's `dtype=`, or None."""
     signature = None if wanted is None else (wanted, None, None)
-    return _resolved(ufunc, (None, dtypes.numpy_dtype(dtype), None), signature, reduction=True)
+    return resolved(ufunc, (None, dtypes.numpy_dtype(dtype), None), signature, reduction=True)
 
 
 # ---------------------------------------------------------------- calls
@@ -281,7 +281,7 @@ def _built(
     ufunc: np.ufunc, build: Build, inputs: Sequence[Any], kinds: Sequence[Any], outs: Sequence[Any], dtype: Any, casting: str
 ) -> list[Tensor]:  # fmt: skip
     signature = None if dtype is None else (*[None] * ufunc.nin, *[dtype] * ufunc.nout)
-    names = _resolved(ufunc, (*kinds, *(None if o is None else kind_of(o) for o in outs)), signature, casting=casting)
+    names = resolved(ufunc, (*kinds, *(None if o is None else kind_of(o) for o in outs)), signature, casting=casting)
     try:
         nodes = [operand(v, n) for v, n in zip(inputs, names)]
     except TraceError:
@@ -334,4 +334,15 @@ def in_place(ufunc: np.ufunc, x: TracedArray, y: Any) -> TracedArray:
     return call(ufunc, (x, y), {"out": (x,)})  # type: ignore[no-any-return]
 
 
-__all__ = ["REDUCTIONS", "UFUNCS", "call", "common_dtype", "in_place", "kind_of", "operand"]
+__all__ = [
+    "REDUCTIONS",
+    "UFUNCS",
+    "call",
+    "common_dtype",
+    "in_place",
+    "kind_of",
+    "operand",
+    "reduction_dtypes",
+    "resolved",
+    "written",
+]
