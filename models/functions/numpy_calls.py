@@ -17,8 +17,9 @@ from ...egraph.builders.tensor_operators import refuse_outside
 from ...egraph.ir.tensor import Tensor
 from ...egraph.types import dtypes
 from ...errors import TraceError, UsageError
-from . import numpy_functions, numpy_ufunc_methods, numpy_ufuncs
+from . import complex_calls, numpy_functions, numpy_ufunc_methods, numpy_ufuncs
 from .array_memory import Memory
+from .complex_array import ComplexArray, is_complex
 from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, traced
 from .numpy_functions import FUNCTIONS
 from .numpy_ufuncs import REDUCTIONS, UFUNCS
@@ -41,12 +42,16 @@ UNARY: dict[str, np.ufunc] = {"neg": np.negative, "pos": np.positive, "abs": np.
 
 
 def _array_ufunc(self: TracedArray, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
+    if is_complex(list(inputs)):
+        return complex_calls.ufunc(ufunc, method, inputs, named)
     return numpy_ufunc_methods.method(ufunc, method, inputs, named)
 
 
 def _array_function(
     self: TracedArray, func: Callable[..., Any], types: Any, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Any:
+    if is_complex([*args, *named.values()]) or complex_calls.is_traceable(func):
+        return complex_calls.call(func, args, named)
     return numpy_functions.call(func, args, named)
 
 
@@ -56,8 +61,11 @@ def _binary(ufunc: np.ufunc, reflected: bool = False) -> Callable[..., Any]:
             raise TraceError("pow() with a modulus is not supported for arrays")
         if ufunc is np.power and not reflected and type(y) is int and y == 2:
             # as NumPy does: np.square of bools has another dtype than np.power
-            return numpy_ufuncs.call(np.square, (x,), {})
-        return numpy_ufuncs.call(ufunc, (y, x) if reflected else (x, y), {})
+            return np.square(x)
+        operands = (y, x) if reflected else (x, y)
+        if is_complex(list(operands)):
+            return complex_calls.ufunc(ufunc, "__call__", operands, {})
+        return numpy_ufuncs.call(ufunc, operands, {})
 
     return operator
 
@@ -72,7 +80,7 @@ def _in_place(ufunc: np.ufunc) -> Callable[..., Any]:
 
 
 def _unary(ufunc: np.ufunc) -> Callable[..., Any]:
-    return lambda x: numpy_ufuncs.call(ufunc, (x,), {})
+    return lambda x: ufunc(x)
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,10 +92,15 @@ for _name, _ufunc in OPERATORS.items():
     setattr(TracedArray, f"__r{_name}__", _binary(_ufunc, True))
     if _name != "divmod":
         setattr(TracedArray, f"__i{_name}__", _in_place(_ufunc))
-for _name, _ufunc in COMPARISONS.items():
-    setattr(TracedArray, f"__{_name}__", _binary(_ufunc))
-for _name, _ufunc in UNARY.items():
-    setattr(TracedArray, f"__{_name}__", _unary(_ufunc))
+for _kind in (TracedArray, ComplexArray):
+    for _name, _ufunc in COMPARISONS.items():
+        setattr(_kind, f"__{_name}__", _binary(_ufunc))
+    for _name, _ufunc in UNARY.items():
+        setattr(_kind, f"__{_name}__", _unary(_ufunc))
+for _name, _ufunc in OPERATORS.items():
+    setattr(ComplexArray, f"__{_name}__", _binary(_ufunc))
+    setattr(ComplexArray, f"__r{_name}__", _binary(_ufunc, True))
+    setattr(ComplexArray, f"__i{_name}__", complex_calls.in_place(_ufunc))
 for _name in METHODS:
     setattr(TracedArray, _name, _method(getattr(np, _name)))
 

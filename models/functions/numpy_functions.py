@@ -22,6 +22,7 @@ from ...egraph.types import dtypes
 from ...egraph.types.dims import concrete
 from ...errors import TensorGraphsError, TraceError
 from .array_memory import Memory
+from .complex_array import ComplexArray
 from .numpy_array import TracedArray, arrays_in, deep, expression, is_traced, native_name, shared, traced
 from .numpy_builders import Build
 from .numpy_curves import CURVES
@@ -137,10 +138,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         return traced(t.constant(function(*args, **named)))
     build = FUNCTIONS.get(name)
     if build is None:
-        if name.startswith("fft."):
-            hint = "complex numbers are not traced in NumPy: a torch.nn.Module that calls torch.fft can be optimized"
-        else:
-            hint = "write it with other functions of NumPy, or tg.*"
+        hint = "write it with other functions of NumPy, or tg.*"
         refuse_value(TraceError(f"np.{name} of a traced array cannot be traced", hint=hint))
     places, given = _by_name(name, function, args, named)
     out = given.pop("out", None)
@@ -154,7 +152,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         inspect.signature(build).bind(*places, **given)
     except TypeError as error:
         raise TraceError(f"np.{name} of a traced array: {error}", hint="leave that argument away") from None
-    wanted = _probed(name, function, args, named)
+    wanted = probed(name, function, args, named)
     try:
         if name in LAYOUT:
             places, given = deep(places, expression), deep(given, expression)
@@ -170,7 +168,7 @@ def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         raise TraceError(
             f"np.{name} of a traced array: {error}", hint="other arguments, or other functions of NumPy"
         ) from error
-    result = _agreeing(name, result, wanted)
+    result = agreeing(name, result, wanted)
     if out is not None:
         out = out[0] if isinstance(out, tuple) else out
         if result.shape != np.shape(out):
@@ -197,12 +195,13 @@ def _in_memory(value: Any, arrays: Sequence[TracedArray]) -> Any:
     return value if memory is None else traced(value._node, memory=memory)
 
 
-def _probed(name: str, function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def probed(name: str, function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
     """Return NumPy's result for arrays of ones in place of the traced arrays; None if the arguments are too large.
 
     If NumPy raises, zeros are tried. Raises TraceError if NumPy raises for both.
     """
     arrays = arrays_in(list(args), dict(named))
+    deep(list(args), lambda v: arrays.append(v._re) if type(v) is ComplexArray else None)
     sizes = [a.size for a in arrays if isinstance(a.size, int)]
     if name in UNPROBED or len(sizes) < len(arrays) or sum(sizes) > PROBED:
         return None
@@ -225,17 +224,19 @@ def _stand_in(value: Any, fill: int) -> Any:
     value = expression(value)
     if isinstance(value, Tensor):
         return np.full(concrete(value.shape), fill, dtypes.numpy_dtype(value.dtype))
+    if type(value) is ComplexArray:
+        return np.full(concrete(value._re._node.shape), fill, value.dtype)
     return value.copy() if type(value) is np.ndarray else value
 
 
-def _agreeing(name: str, result: Any, wanted: Any) -> Any:
+def agreeing(name: str, result: Any, wanted: Any) -> Any:
     """Cast a result to the dtype of NumPy's result `wanted`. Raises TraceError if shape or structure differ."""
     if wanted is None:
         return result
     if isinstance(wanted, list | tuple):
         if not isinstance(result, list | tuple) or len(result) != len(wanted):
             raise TraceError(f"np.{name} of a traced array has another structure than NumPy's")
-        parts = [_agreeing(name, r, w) for r, w in zip(result, wanted)]
+        parts = [agreeing(name, r, w) for r, w in zip(result, wanted)]
         return parts if type(wanted) is list else tuple(parts)
     if not is_traced(result) or not isinstance(wanted, np.ndarray | np.generic | bool | int | float):
         return result
@@ -258,4 +259,4 @@ def _narrower(computed: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     )
 
 
-__all__ = ["COMPOSED", "FUNCTIONS", "LAYOUT", "call", "title"]
+__all__ = ["COMPOSED", "FUNCTIONS", "LAYOUT", "agreeing", "call", "probed", "title"]

@@ -23,6 +23,7 @@ from ...wording import with_article
 from ..files.limits import seconds_of
 from . import numpy_calls
 from .array_memory import Memory
+from .complex_array import ComplexArray
 from .float_errors import as_before
 from .numpy_array import expression, is_traced, traced
 from .trace_bounds import bounded
@@ -219,6 +220,8 @@ def _template(item: Any, path: str, outputs: list[Tensor], names: list[str]) -> 
         return {k: _template(v, f"{path}.{k}" if path else k, outputs, names) for k, v in item.items()}
     if item is None:
         return None
+    if type(item) is ComplexArray:
+        raise TraceError("the function returned an array of complex numbers", hint="return its parts: x.real, x.imag")
     if isinstance(item, tuple | list):
         raise TraceError(
             f"the function returned {with_article(type(item).__name__)}", hint="return a plain tuple, list or dict"

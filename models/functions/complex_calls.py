@@ -1,0 +1,231 @@
+"""Implements NumPy's ufuncs, functions and operators on complex numbers while a function is traced: each is written in
+real arithmetic on the parts, as NumPy computes it. Others raise TraceError."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...egraph.ir.refused_values import refuse_value
+from ...errors import TraceError
+from . import numpy_functions
+from .complex_array import HINT, PARTS, ComplexArray, is_complex, kind_of_parts, parts_of
+from .fourier import FOURIER
+from .numpy_array import deep, traced
+from .numpy_builders import Build
+
+Parts = tuple[Any, Any]
+
+
+_where: Any = np.where  # untyped, because NumPy's annotations do not know traced arrays
+
+
+# ---------------------------------------------------------------- ufuncs, on the parts of operands of one dtype
+def _multiplied(x: Parts, y: Parts) -> Parts:
+    (a, b), (c, d) = x, y
+    return a * c - b * d, a * d + b * c
+
+
+def _divided(x: Parts, y: Parts) -> Parts:
+    """Smith's algorithm, as in NumPy: no product of two parts overflows."""
+    (a, b), (c, d) = x, y
+    wide = np.abs(c) >= np.abs(d)
+    large, small = _where(wide, c, d), _where(wide, d, c)
+    ratio = small / large
+    scale = 1 / (large + small * ratio)
+    re = _where(wide, a + b * ratio, a * ratio + b) * scale
+    im = _where(wide, b - a * ratio, b * ratio - a) * scale
+    none = (c == 0) & (d == 0)
+    return _where(none, a / np.abs(c), re), _where(none, b / np.abs(c), im)
+
+
+def _exponential(x: Parts) -> Parts:
+    size = np.exp(x[0])
+    flat = x[1] == 0
+    return _where(flat, size, size * np.cos(x[1])), _where(flat, x[1], size * np.sin(x[1]))
+
+
+def _square_root(x: Parts) -> Parts:
+    a, b = x
+    size = np.sqrt((np.abs(a) + np.hypot(a, b)) * 0.5)
+    other = np.abs(b) / (2 * size)
+    none = (a == 0) & (b == 0)
+    re = _where(none, 0, _where(a >= 0, size, other))
+    return re, np.copysign(_where(none, 0, _where(a >= 0, other, size)), b)
+
+
+def _sign(x: Parts) -> Parts:
+    size = np.hypot(*x)
+    return _where(size == 0, 0, x[0] / size), _where(size == 0, 0, x[1] / size)
+
+
+def _either(test: Callable[[Any], Any]) -> Build:
+    return lambda x: test(x[0]) | test(x[1])
+
+
+#: Ufunc -> its builder on (real, imaginary) parts, which returns such a pair or a real array.
+_UFUNCS: dict[np.ufunc, Build] = {
+    np.add: lambda x, y: (x[0] + y[0], x[1] + y[1]), np.subtract: lambda x, y: (x[0] - y[0], x[1] - y[1]),
+    np.multiply: _multiplied, np.divide: _divided, np.negative: lambda x: (-x[0], -x[1]), np.positive: lambda x: x,
+    np.conjugate: lambda x: (x[0], -x[1]), np.square: lambda x: _multiplied(x, x), np.absolute: lambda x: np.hypot(*x),
+    np.exp: _exponential, np.log: lambda x: (np.log(np.hypot(*x)), np.arctan2(x[1], x[0])), np.sqrt: _square_root, np.sign: _sign,
+    np.equal: lambda x, y: (x[0] == y[0]) & (x[1] == y[1]), np.not_equal: lambda x, y: (x[0] != y[0]) | (x[1] != y[1]),
+    np.isnan: _either(np.isnan), np.isinf: _either(np.isinf), np.isfinite: lambda x: np.isfinite(x[0]) & np.isfinite(x[1]),
+}  # fmt: skip
+
+
+def _powered(x: Any, power: Any) -> Any:
+    """x to a known power: a whole number of at most 100 in magnitude by products, or one half."""
+    if type(power) is float and power == 0.5:
+        return np.sqrt(x)
+    if not isinstance(power, int | float) or isinstance(power, bool) or power != int(power) or abs(power) > 100:
+        raise TraceError(f"complex numbers to the power {power!r} cannot be traced", hint="np.exp(y * np.log(x))")
+    found, square, left = None, x, abs(int(power))
+    while left:
+        if left & 1:
+            found = square if found is None else found * square
+        square, left = square * square if left > 1 else square, left >> 1
+    found = x * 0 + 1 if found is None else found
+    return _where(x == 0, np.nan * (1 + 1j), 1 / found) if power < 0 else found  # NumPy: 0 to -1 is no number
+
+
+def ufunc(function: np.ufunc, method: str, inputs: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Trace a call of a ufunc on complex operands, some of them traced. Raises TraceError for those that cannot be."""
+    title = function.__name__ + (f".{method}" if method != "__call__" else "")
+    if method == "reduce" and function is np.add:
+        return call(np.sum, inputs, {"axis": 0, **named})
+    if method != "__call__" or any(v is not None for v in named.values()):
+        refuse_value(TraceError(f"np.{title} of complex numbers with these options cannot be traced", hint=HINT))
+    if function is np.power:
+        return _powered(*inputs)
+    if function is np.matmul:
+        return _product(np.matmul)(*inputs)
+    build = _UFUNCS.get(function)
+    if build is None:
+        refuse_value(TraceError(f"np.{title} of complex numbers cannot be traced", hint=HINT))
+    kind = kind_of_parts(*inputs)
+    found = build(*(parts_of(v, kind) for v in inputs))
+    return ComplexArray(*(traced(v._node) for v in found)) if isinstance(found, tuple) else found
+
+
+def in_place(function: np.ufunc) -> Callable[..., ComplexArray]:
+    """The operator `x += y` of complex arrays: x gets the new values."""
+
+    def operator(x: ComplexArray, y: Any) -> ComplexArray:
+        x[...] = ufunc(function, "__call__", (x, y), {})
+        return x
+
+    return operator
+
+
+# ---------------------------------------------------------------- functions
+def _part(value: Any, kind: str, part: int) -> Any:
+    return parts_of(value, kind)[part]
+
+
+def _on_both(name: str, places: Sequence[int] = (0,)) -> Build:
+    """A linear function, which is applied to the real and to the imaginary parts of its arguments at `places`."""
+    function: Any = np
+    for part in name.split("."):
+        function = getattr(function, part)
+
+    def run(*args: Any, **named: Any) -> Any:
+        data = [args[i] for i in places if i < len(args)]
+        kind = kind_of_parts(*(leaf for v in data for leaf in (v if type(v) in (list, tuple) else [v])))
+        re, im = (
+            function(
+                *(deep(v, partial(_part, kind=kind, part=part)) if i in places else v for i, v in enumerate(args)),
+                **named,
+            )
+            for part in (0, 1)
+        )
+        return type(re)(map(ComplexArray, re, im)) if isinstance(re, list | tuple) else ComplexArray(re, im)
+
+    return run
+
+
+def _product(function: Callable[..., Any], conjugated: bool = False) -> Build:
+    """A bilinear function of two arrays; with one real operand it takes two real products, not four."""
+
+    def run(x: Any, y: Any, *rest: Any, **named: Any) -> Any:
+        kind = kind_of_parts(x, y)
+        (a, b), (c, d) = parts_of(x, kind), parts_of(y, kind)
+        apply: Build = lambda v, w: function(v, w, *rest, **named)
+        if not is_complex(x):
+            return ComplexArray(apply(a, c), apply(a, d))
+        b = -b if conjugated else b
+        if not is_complex(y):
+            return ComplexArray(apply(a, c), apply(b, c))
+        return ComplexArray(apply(a, c) - apply(b, d), apply(a, d) + apply(b, c))
+
+    return run
+
+
+def _einsum(equation: Any, *operands: Any, **named: Any) -> Any:
+    if not isinstance(equation, str) or len(operands) > 2:
+        raise TraceError("np.einsum of more than two arrays of complex numbers", hint="one product after the other")
+    if len(operands) == 1:
+        return _on_both("einsum", (1,))(equation, *operands)
+    return _product(lambda x, y: np.einsum(equation, x, y))(*operands)
+
+
+def _norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    return np.linalg.norm(np.hypot(x.real, x.imag), ord, axis, keepdims)
+
+
+_LINEAR = (
+    "reshape", "ravel", "transpose", "matrix_transpose", "swapaxes", "moveaxis", "expand_dims", "squeeze", "broadcast_to", "flip", "fliplr",
+    "flipud", "rot90", "roll", "tile", "repeat", "split", "array_split", "concatenate", "stack", "hstack", "vstack", "take", "take_along_axis",
+    "tril", "triu", "diagonal", "diag", "trace", "sum", "mean", "cumsum", "diff", "copy", "fft.fftshift", "fft.ifftshift", "zeros_like",
+    "atleast_1d", "atleast_2d",
+)  # fmt: skip
+_FUNCTIONS: dict[str, Build] = {
+    **{name: _on_both(name) for name in _LINEAR}, "where": _on_both("where", (1, 2)),
+    **{name: _product(getattr(np, name)) for name in ("dot", "inner", "outer", "tensordot", "kron", "convolve")},
+    "vdot": _product(np.vdot, True), "einsum": _einsum, "real": lambda val: val.real, "imag": lambda val: val.imag,
+    "angle": lambda z, deg=False: np.arctan2(z.imag, z.real) * (180 / np.pi if deg else 1), "linalg.norm": _norm,
+    "iscomplexobj": lambda x: True, "isrealobj": lambda x: False, "shape": lambda a: a.shape, "ndim": lambda a: a.ndim,
+    "size": lambda a: a.size, "ones_like": lambda a: np.zeros_like(a) + 1, **FOURIER,
+}  # fmt: skip
+
+
+def is_traceable(function: Any) -> bool:
+    """Whether a function takes real arrays to complex ones, so that it is traced here."""
+    return numpy_functions.title(function) in FOURIER
+
+
+def call(function: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Trace NumPy's `function(*args, **named)` of complex arguments, or one of `FOURIER`.
+
+    Raises TraceError for functions and arguments that cannot be traced.
+    """
+    name = numpy_functions.title(function)
+    build = _FUNCTIONS.get(name)
+    if build is None:
+        refuse_value(TraceError(f"np.{name} of complex numbers cannot be traced", hint=HINT))
+    wanted = numpy_functions.probed(name, function, args, named)
+    try:
+        found = build(*args, **named)
+    except (TypeError, ValueError, LookupError) as error:
+        raise TraceError(f"np.{name} of complex numbers: {error}", hint="leave that argument away") from error
+    if type(found) is not ComplexArray or not isinstance(wanted, np.ndarray | np.generic):
+        return numpy_functions.agreeing(name, found, wanted)
+    if found.shape != wanted.shape or wanted.dtype not in PARTS:
+        raise TraceError(f"np.{name} of complex numbers makes {found.shape}, NumPy makes {wanted.shape}")
+    return found.astype(wanted.dtype)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    return lambda x, *args, **named: call(getattr(np, name), (x, *args), named)
+
+
+for _name in ("sum", "mean", "cumsum", "ravel", "squeeze", "swapaxes", "repeat", "take", "diagonal", "trace", "dot"):
+    setattr(ComplexArray, _name, _method(_name))
+for _name in ("conj", "conjugate"):
+    setattr(ComplexArray, _name, lambda x: ufunc(np.conjugate, "__call__", (x,), {}))
+ComplexArray.__array_ufunc__ = lambda self, function, method, *inputs, **named: ufunc(function, method, inputs, named)
+ComplexArray.__array_function__ = lambda self, function, types, args, named: call(function, args, named)
+__all__ = ["call", "is_traceable", "ufunc"]

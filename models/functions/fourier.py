@@ -1,0 +1,186 @@
+"""Functions that build the graph of `np.fft` on traced arrays: products with matrices of a discrete Fourier transform.
+
+A long transform is done in two steps of about sqrt(n) elements each: J. Cooley and J. Tukey, "An algorithm for the
+machine calculation of complex Fourier series", Mathematics of Computation 19, 1965.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt, sqrt
+from typing import Any
+
+import numpy as np
+
+from ...egraph.types.axes import axis_of
+from ...errors import TraceError
+from .complex_array import ComplexArray, is_complex, kind_of_parts, parts_of
+from .numpy_builders import Build, ints
+
+#: Most elements of one step of a transform, and of a transform that is done in one step if it can be in two.
+LONGEST, DIRECT = 2048, 128
+Parts = tuple[Any, ...]  # (real part, imaginary part)
+
+
+def _turns(rows: int, columns: int, size: int, sign: float, kind: str) -> Parts:
+    """(cosines, sines) of 2 pi j k / size, [rows, columns] each; `sign` is that of the sines."""
+    angle = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * np.pi / size)
+    return np.cos(angle).astype(kind), (sign * np.sin(angle)).astype(kind)
+
+
+def _times(x: Parts, matrix: Parts, product: Any) -> Parts:
+    (a, b), (c, d) = x, matrix
+    if b is None:
+        return product(a, c), product(a, d)
+    return product(a, c) - product(b, d), product(a, d) + product(b, c)
+
+
+def _last_axis(x: Parts, sign: float) -> Parts:
+    """Transform along the last axis, without a factor; an imaginary part of None is zero."""
+    size, kind = int(x[0].shape[-1]), x[0].dtype.name
+    inner = next((p for p in range(isqrt(size), 7, -1) if size % p == 0), 0) if size > DIRECT else 0
+    if max(inner and size // inner, 0 if inner else size) > LONGEST:
+        raise TraceError(f"a Fourier transform over {size} elements cannot be traced",
+                         hint=f"at most {LONGEST} elements, or a product of two numbers up to it")  # fmt: skip
+    if not inner:
+        return _times(x, _turns(size, size, size, sign, kind), np.matmul)
+    p, q = inner, size // inner
+    lead = x[0].shape[:-1]
+    # element q j + i: over j, times a turn of i k / size, over i
+    rows = tuple(None if v is None else np.swapaxes(np.reshape(v, (*lead, p, q)), -1, -2) for v in x)
+    found = _times(rows, _turns(p, p, p, sign, kind), np.matmul)  # [..., i, k]
+    found = _times(found, _turns(q, p, size, sign, kind), np.multiply)
+    turned = tuple(np.swapaxes(v, -1, -2) for v in found)  # [..., k, i]
+    found = _times(turned, _turns(q, q, q, sign, kind), np.matmul)  # [..., k, l] is element k + p l
+    re, im = (np.reshape(np.swapaxes(v, -1, -2), (*lead, size)) for v in found)
+    return re, im
+
+
+def _sized(x: Any, size: int, axis: int) -> Any:
+    """An array cut, or continued by zeros, to a size of an axis."""
+    have = x.shape[axis]
+    if size <= have:
+        return x[(*[slice(None)] * axis, slice(0, size))]
+    return np.pad(x, [(0, size - have if i == axis else 0) for i in range(x.ndim)])
+
+
+def _factor(norm: Any, size: int, forward: bool) -> float:
+    if norm not in (None, "backward", "ortho", "forward"):
+        raise TraceError(f"a Fourier transform with norm={norm!r}")
+    if norm == "ortho":
+        return 1 / sqrt(size)
+    return 1 / size if (norm == "forward") == forward else 1.0
+
+
+def _size(n: Any, default: int) -> int:
+    size = default if n is None else int(n)
+    if size < 1:
+        raise TraceError(f"a Fourier transform over {size} elements")
+    return size
+
+
+def _axis(a: Any, axis: int) -> int:
+    return axis_of(axis, np.ndim(a))
+
+
+def _parts(a: Any) -> Parts:
+    kind = "float32" if getattr(a, "dtype", None) == np.float16 else kind_of_parts(a)
+    if not is_complex(a) and getattr(a, "dtype", np.dtype(int)).kind in "iub":
+        kind = "float64"
+    re, im = parts_of(a, kind)
+    return re, im if is_complex(a) else None
+
+
+def _along(a: Any, n: Any, axis: int, norm: Any, forward: bool) -> ComplexArray:
+    axis = _axis(a, axis)
+    size = _size(n, int(np.shape(a)[axis]))
+    x = tuple(None if v is None else np.moveaxis(_sized(v, size, axis), axis, -1) for v in _parts(a))
+    scale = _factor(norm, size, forward)
+    re, im = (
+        np.moveaxis(v * v.dtype.type(scale) if scale != 1 else v, -1, axis) for v in _last_axis(x, -1 if forward else 1)
+    )
+    return ComplexArray(re, im)
+
+
+def _fft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    return _along(a, n, axis, norm, True)
+
+
+def _ifft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    return _along(a, n, axis, norm, False)
+
+
+def _rfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    found, axis = _along(a, n, axis, norm, True), _axis(a, axis)
+    return found[(*[slice(None)] * axis, slice(0, found.shape[axis] // 2 + 1))]
+
+
+def _irfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    axis = _axis(a, axis)
+    size = _size(n, 2 * (int(np.shape(a)[axis]) - 1))
+    re, im = _parts(a)
+    half = [_sized(v, size // 2 + 1, axis) for v in (re, re * 0 if im is None else im)]
+    lead = (slice(None),) * axis
+    later = [v[(*lead, slice(1, (size + 1) // 2))][(*lead, slice(None, None, -1))] for v in half]
+    whole = ComplexArray(*(np.concatenate([v, s * w], axis) for v, w, s in zip(half, later, (1, -1))))
+    return _along(whole, None, axis, norm, False).real
+
+
+_OTHER = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def _hfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    size = _size(n, 2 * (int(np.shape(a)[_axis(a, axis)]) - 1))
+    return _irfft(np.conjugate(a), size, axis, _OTHER[norm])
+
+
+def _ihfft(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+    return np.conjugate(_rfft(a, n, axis, _OTHER[norm]))
+
+
+def _axes(a: Any, s: Any, axes: Any) -> tuple[list[Any], list[int]]:
+    """(sizes, axes) of a transform over several axes."""
+    if axes is None:
+        axes = range(-len(s), 0) if s is not None else range(np.ndim(a))
+    found = [_axis(a, v) for v in ints(axes)]
+    return [None] * len(found) if s is None else [None if v == -1 else v for v in s], found
+
+
+def _over(forward: bool, default: Any = None) -> Build:
+    def run(a: Any, s: Any = None, axes: Sequence[int] | None = default, norm: Any = None) -> Any:
+        for size, axis in reversed(list(zip(*_axes(a, s, axes), strict=True))):
+            a = _along(a, size, axis, norm, forward)
+        return a
+
+    return run
+
+
+def _rfft_over(default: Any = None) -> Build:
+    def run(a: Any, s: Any = None, axes: Sequence[int] | None = default, norm: Any = None) -> Any:
+        sizes, places = _axes(a, s, axes)
+        a = _rfft(a, sizes[-1], places[-1], norm)
+        for size, axis in reversed(list(zip(sizes[:-1], places[:-1]))):
+            a = _along(a, size, axis, norm, True)
+        return a
+
+    return run
+
+
+def _irfft_over(default: Any = None) -> Build:
+    def run(a: Any, s: Any = None, axes: Sequence[int] | None = default, norm: Any = None) -> Any:
+        sizes, places = _axes(a, s, axes)
+        for size, axis in zip(sizes[:-1], places[:-1]):
+            a = _along(a, size, axis, norm, False)
+        return _irfft(a, sizes[-1], places[-1], norm)
+
+    return run
+
+
+#: Builders over traced arrays and complex ones by qualified name.
+FOURIER: dict[str, Build] = {
+    "fft.fft": _fft, "fft.ifft": _ifft, "fft.rfft": _rfft, "fft.irfft": _irfft, "fft.hfft": _hfft, "fft.ihfft": _ihfft,
+    "fft.fftn": _over(True), "fft.ifftn": _over(False), "fft.fft2": _over(True, (-2, -1)), "fft.ifft2": _over(False, (-2, -1)),
+    "fft.rfftn": _rfft_over(), "fft.rfft2": _rfft_over((-2, -1)), "fft.irfftn": _irfft_over(), "fft.irfft2": _irfft_over((-2, -1)),
+}  # fmt: skip
+
+__all__ = ["FOURIER"]
