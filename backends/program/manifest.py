@@ -21,6 +21,7 @@ from ...errors import BadModelError, BadWeightsError, ShapeError, UsageError
 from ...extract.model.plan import Plan
 from ...plain import Malformed, Natural, Within, decode, strict_json
 from ..device import HOST
+from ..runtime.computed_indices import ComputedIndices
 from ..runtime.fixed_arguments import FixedArgument
 from ..runtime.index_limits import MOST_STEPS, IndexLimit, is_step
 from ..user.templates import executed_file
@@ -72,6 +73,9 @@ class Manifest:
     buckets: Buckets | None = None  # ranges of a free size in which other plans run
     fixed: tuple[FixedArgument, ...] = ()  # arguments of the traced function that are constants of the program
     index_limits: tuple[IndexLimit, ...] = ()  # inputs that are indices, with the axes that they index
+    computed_indices: ComputedIndices = field(
+        default_factory=ComputedIndices
+    )  # indices that are computed from inputs in other ways
     # weight -> the weight of the program around this plan that has the same value, and is not saved again
     borrowed: Mapping[str, str] = field(default_factory=dict)
 
@@ -139,6 +143,7 @@ def manifest_json(manifest: Manifest, source: str) -> str:
 
 
 _Sizes = list[Annotated[int, Within(0, 1 << 62)] | str]  # text: an expression in the free sizes
+_Row = tuple[str, list[Natural], list[Any]]  # an operation of `ComputedIndices`
 _IndexLimit = tuple[str, int, int, list[list[int | str]], tuple[str, Natural] | None]  # three fields in older versions
 
 
@@ -173,6 +178,7 @@ class _File:
     borrowed: dict[str, str] = field(default_factory=dict)
     fixed: list[tuple[str, int, list[int | str], str]] = field(default_factory=list)
     index_limits: list[_IndexLimit | tuple[str, int, int]] = field(default_factory=list)
+    computed_indices: tuple[list[_Row], list[tuple[Natural, int, int]]] = field(default_factory=lambda: ([], []))
 
 
 def read_manifest(text: str, source: str) -> Manifest:
@@ -220,7 +226,8 @@ def _manifest(record: _File) -> Manifest:
         hardware=record.hardware, compared=record.compared, launch_mode=record.launch_mode or record.way, break_even=record.break_even,
         binaries=record.binaries, kernel_files=record.kernel_files, buckets=Buckets.of_json(record.buckets, record.sizes),
         borrowed=_borrowed(record), fixed=tuple(FixedArgument(n, i, tuple(p), v) for n, i, p, v in record.fixed),
-        index_limits=tuple(map(_index_limit, record.index_limits)), **specs,
+        index_limits=tuple(map(_index_limit, record.index_limits)),
+        computed_indices=_computed_indices(record), **specs,
     )  # fmt: skip
 
 
@@ -228,6 +235,12 @@ def _borrowed(record: _File) -> dict[str, str]:
     if not record.borrowed.keys() <= {n for n, _, _ in record.weights}:
         raise Malformed("borrowed: a name is not that of a weight")
     return record.borrowed
+
+
+def _computed_indices(record: _File) -> ComputedIndices:
+    """The computation of indices, whose operations are checked before the first call."""
+    rows, targets = record.computed_indices
+    return ComputedIndices(tuple((op, tuple(places), tuple(values)) for op, places, values in rows), tuple(targets))
 
 
 def _index_limit(row: _IndexLimit | tuple[str, int, int]) -> IndexLimit:

@@ -17,6 +17,7 @@ from ...extract.model.sizes import bound_value
 from ...processes.forks import Lock
 from ..device import HOST
 from ..runtime.arguments import by_name, unfolded
+from ..runtime.computed_indices import computed_check
 from ..runtime.cpu_tensors import LARGE, TensorCalls, refuse_tangents, warn_of_gradients
 from ..runtime.fixed_arguments import without_fixed
 from ..runtime.index_limits import index_check
@@ -72,6 +73,7 @@ class ProgramCalls(Unpicklable, ABC):
         self._steady: frozenset[int] = frozenset()  # inputs that stay at their addresses between calls
         self.plans: dict[str, Any] = {}  # plans for some buckets of sizes, by name
         self._index_check: tuple[Any, Callable[[Sequence[Any]], None]] | None = None  # (limits, their check)
+        self._computed_check: tuple[Any, Callable[[Sequence[Any]], None]] | None = None  # (indices, their check)
         self._forms: dict[int, BucketForm] = {}  # least size of a bucket -> what runs there instead of its plan
         self.input_names = [name for name, _, _ in manifest.inputs]
 
@@ -170,6 +172,10 @@ class ProgramCalls(Unpicklable, ABC):
             if self._index_check is None or self._index_check[0] is not limits:
                 self._index_check = limits, index_check(limits, self.input_names)
             self._index_check[1](args)
+        if (computed := self.manifest.computed_indices).targets:
+            if self._computed_check is None or self._computed_check[0] is not computed:
+                self._computed_check = computed, computed_check(computed, self.input_names)
+            self._computed_check[1](args)
 
     def _launched(self, direct: Callable[..., Sequence[Any] | None], args: Sequence[Any]) -> Sequence[Any] | None:
         """The results of a direct call; None where the emitted program has to make it."""

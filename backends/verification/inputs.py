@@ -7,7 +7,8 @@ the mean and deviation of the graph's typical values where these are known, posi
 them. In the second input a share of the floats is zero, has few bits (causing ties, also behind factors: ties.py), is a
 thousand times as large, or ties with an element of another input that it is compared with; in
 the third, some operands of logarithms and roots are not positive, and some rows, columns and blocks are zero, small
-or of one sign (uniform_lines.py). Inputs that are weights of a deep graph (such as a
+or of one sign (uniform_lines.py); where a graph decides by whole tensors, further inputs are so as a whole. Inputs that
+are weights of a deep graph (such as a
 training step's) are scaled as weights are initialized, so that values neither grow nor vanish from layer to layer.
 """
 
@@ -31,7 +32,7 @@ from ...egraph.types.dims import concrete
 from ...egraph.types.dtypes import HALVES
 from .index_bounds import GIVEN, index_bounds, sources
 from .ties import Alike, alike_inputs, made_alike, tied_inputs
-from .uniform_lines import make_lines_uniform
+from .uniform_lines import make_lines_uniform, make_whole_uniform
 
 Array = np.ndarray[Any, Any]
 ODD = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 1.5, 2.5, 8.0, -8.0)
@@ -303,6 +304,8 @@ def inputs(graph: Graph, rng: np.random.Generator, turn: int = 0, kinds: Sequenc
             found[name] = made_alike(found, name, role.alike, SHARE, rng, role.positive)
         elif turn == 2 and (lines := kinds_of_lines(role, dtypes.name_of(x.dtype))):
             make_lines_uniform(x, lines, rng)
+        elif turn > 2 and (lines := kinds_of_lines(role, dtypes.name_of(x.dtype))):
+            make_whole_uniform(x, lines, turn)
     return found
 
 

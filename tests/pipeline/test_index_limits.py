@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
+from tensor_graphs.backends.runtime.computed_indices import ComputedIndices, computed_check
 from tensor_graphs.backends.runtime.index_limits import IndexLimit, index_check
 from tensor_graphs.egraph.builders import builders as t
 from tensor_graphs.egraph.ir.graph import Graph
@@ -78,7 +79,7 @@ def test_computed_indices_are_errors_where_the_function_raises(function: Callabl
     """Parts of inputs and arithmetic with numbers, which wraps as in the function."""
     random, edges = np.random.default_rng(0), np.zeros((2, 3), np.int8)
     graph = trace(function, [TABLE, edges])
-    check = index_check(index_limits(function, graph), [str(x.attr("name")) for x in graph.inputs])
+    check = index_check(index_limits(function, graph)[0], [str(x.attr("name")) for x in graph.inputs])
     raised = 0
     for _ in range(200):
         edges = random.integers(-14, 30, (2, 3)).astype(np.int8)
@@ -91,6 +92,91 @@ def test_computed_indices_are_errors_where_the_function_raises(function: Callabl
         else:
             check([TABLE, edges])
     assert raised > 0
+
+
+def write_at(x: Any, key: Any) -> Any:
+    y = x.copy()
+    y[key] = 7
+    return y
+
+
+#: functions of a table [10, 2] of floats and integers [2, 3]
+OTHERS: list[Callable[..., Any]] = [
+    lambda t, e: t[e[0] + e[1]], lambda t, e: t[np.where(e < 3, e + 1, e * 2)], lambda t, e: t[e[0], e[1]], lambda t, e: t[e * 2, 1], lambda t, e: t[e[0] * e[1] % 12],
+    lambda t, e: t[(t[:3, 0] * 1.5 + e[0]).astype(np.int64)], lambda t, e: t[np.where(e[0] < 0, e[0] + 10, e[0])] + t[np.where(e[0] < 0, e[0] + 14, e[1])],
+    lambda t, e: np.take(t, e.sum(1), axis=0), lambda t, e: t[:, np.argmax(e[0]) - np.argmin(e[1])], lambda t, e: write_at(t, (np.arange(3), e[0] - e[1])),
+    lambda t, e: np.take_along_axis(t, e[:, :2].repeat(5, 0) + e[0, 0], 0), lambda t, e: np.bincount(np.abs(e[0] - 2), minlength=5), lambda t, e: np.bincount(e[1], minlength=15),
+    lambda t, e: t.reshape(5, 2, 2)[e[0] % 5, e[1], [0, 1, 0]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", OTHERS)
+def test_indices_of_several_inputs_and_floats_are_errors_where_the_function_raises(
+    function: Callable[..., Any],
+) -> None:
+    random, edges = np.random.default_rng(1), np.zeros((2, 3), np.int16)
+    graph = trace(function, [TABLE, edges])
+    names = [str(x.attr("name")) for x in graph.inputs]
+    limits, computed = index_limits(function, graph)
+    checks = [index_check(limits, names), computed_check(computed, names)]
+    raised = 0
+    for i in range(100):
+        table = TABLE if i % 2 else random.uniform(-3, 4, TABLE.shape).astype(np.float32)
+        edges = random.integers(-4, 7, (2, 3)).astype(np.int16)
+        try:
+            wanted = function(table, edges)
+            failed = np.shape(wanted) != graph.outputs[0].shape  # np.bincount of a number beyond minlength
+        except (IndexError, ValueError):
+            failed = True
+        raised += failed
+        try:
+            for check in checks:
+                check([table, edges])
+            found = False
+        except IndexRangeError:
+            found = True
+        assert found == failed, (table, edges)
+    assert raised > 0
+
+
+def test_a_saved_program_checks_computed_indices(tmp_path: Path) -> None:
+    made = program(
+        lambda t, e, w: t[np.floor(w * e[0]).astype(int), e[1]], TABLE, np.zeros((2, 3), int), np.float64(0.5)
+    )
+    made.save(tmp_path)
+    for called in (made, tg.load_program(tmp_path)):
+        edges = np.array([[3, -20, 19], [0, 1, -2]])
+        assert np.array_equal(called(TABLE, edges, np.float64(0.5)), TABLE[[1, -10, 9], edges[1]])
+        for wrong, factor in ((edges, 0.6), (edges + 1, 0.5), (edges, np.nan)):
+            with pytest.raises(IndexRangeError, match=r"outside of an axis of (10|2) elements"):
+                called(TABLE, wrong, np.float64(factor))
+
+
+def test_long_and_safe_computations_are_not_made_twice() -> None:
+    safe: list[Any] = [
+        lambda t, e: t[np.argmax(e)],
+        lambda t, e: t[np.clip(e[0] * e[1], -10, 9)],
+        lambda t, e: t[e % 5 + e % 3],
+    ]
+    for function in [
+        *safe,
+        lambda t, e: t[np.tile(e[0], 40_000) + np.arange(120_000)],
+        lambda t, e: t[sum([e * i for i in range(99)], e)],
+    ]:
+        assert index_limits(function, trace(function, [TABLE, np.zeros((2, 3), np.int64)])) == ((), ComputedIndices())
+
+
+MALFORMED: list[list[Any]] = [
+    ["os", [], []], ["add", [0, 9], []], ["iota", [], [0, [1 << 40], "int64"]], ["add", [0], []], ["constant", [], ["float32", [2], [1]]], ["matmul", [0, 0], []],
+    ["param", [], ["w", [1], "int64"]], ["cast", [0], ["int7"]], ["input", [], ["e", [3], 5]], ["iota", [], [0, "22", "int64"]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", MALFORMED)
+def test_malformed_computations_of_a_file_are_named(row: Any) -> None:
+    start = ("input", (), ("e", (3,), "int64"))
+    with pytest.raises(BadModelError, match=r"malformed|too many"):
+        computed_check(ComputedIndices((start, row), ((1, 0, 10),)), ["e"])
 
 
 def pair(function: Callable[[Any], Any]) -> Graph:
@@ -118,12 +204,12 @@ UNKNOWN: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("function", UNKNOWN)
 def test_indices_that_steps_do_not_compute_have_no_limits(function: Callable[[Any], Any]) -> None:
     """Broadcasts before parts, casts that change numbers, other elements of the input, numbers that no file holds."""
-    assert not index_limits(function, pair(function))
+    assert not index_limits(function, pair(function))[0]
 
 
 def test_broadcast_indices_have_the_limits_of_their_numbers() -> None:
     for function in (lambda e: column(e) + ones(3, 4), lambda e: t.slice_axis(e + ones(3), 0, 0, 2)):
-        (found,) = index_limits(function, pair(function))
+        (found,), _ = index_limits(function, pair(function))
         assert found.high == 10 and ("add", 1) in found.steps
 
 

@@ -82,8 +82,10 @@ def optimize(source: Any, example_inputs: Any, options: Options) -> Program:
         if fixed := fixed_arguments(source, example_inputs, options.example_kwargs):
             program.manifest = replace(program.manifest, fixed=fixed)
             program.report.fixed_arguments = given_values(fixed, example_inputs, options.example_kwargs)
-        if program.device == HOST.name and (limits := index_limits(source, loaded.graph)):
-            program.manifest = replace(program.manifest, index_limits=limits)
+        if program.device == HOST.name:
+            limits, computed = index_limits(source, loaded.graph)
+            if limits or computed.targets:
+                program.manifest = replace(program.manifest, index_limits=limits, computed_indices=computed)
     if loaded.compared and program.report is not None and program.report.verification:
         program.report.verification["caller"] = loaded.compared
     return program

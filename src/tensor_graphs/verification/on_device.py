@@ -26,7 +26,7 @@ from ..backends.verification.inputs import (
 )
 from ..backends.verification.ties import made_alike
 from ..backends.verification.torch_reference import evaluate_tensors
-from ..backends.verification.uniform_lines import make_lines_uniform
+from ..backends.verification.uniform_lines import make_lines_uniform, make_whole_uniform
 from ..egraph.evaluate.interpret import expanded
 from ..egraph.ir.graph import Graph
 from ..egraph.ir.tensor import Tensor
@@ -123,6 +123,8 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
             found[name] = tensor_of(np.asarray(tied, order="C")).to(device)
         elif turn == 2 and (lines := kinds_of_lines(role, str(x.dtype).removeprefix("torch."))):
             make_lines_uniform(x, lines, rng)
+        elif turn > 2 and (lines := kinds_of_lines(role, str(x.dtype).removeprefix("torch."))):
+            make_whole_uniform(x, lines, turn)
     return found
 
 

@@ -25,6 +25,7 @@ from ..backends.runtime.marshalling import is_torch
 from ..backends.verification.index_bounds import index_bounds
 from ..backends.verification.inputs import random_indices
 from ..backends.verification.rounding_noise import RoundingSensitivity
+from ..backends.verification.uniform_lines import WHOLE, decides_by_whole_tensors
 from ..egraph.evaluate.strips import StripAxes
 from ..egraph.ir.graph import Graph
 from ..extract.model.clock import Halted
@@ -68,8 +69,11 @@ LATER_S = 0.25
 
 
 def planned_inputs(graph: Graph, flops: float) -> int:
-    """Number of inputs that verification of a graph with `flops` wants: one if the model is large, else three."""
-    return 1 if flops > LARGE_FLOPS or input_output_bytes(graph) > LARGE_BYTES else 3
+    """Number of inputs that verification of a graph with `flops` wants: one if the model is large, else three, and
+    four more if it decides by whole tensors."""
+    if flops > LARGE_FLOPS or input_output_bytes(graph) > LARGE_BYTES:
+        return 1
+    return 3 + (len(WHOLE) if decides_by_whole_tensors(graph) else 0)
 
 
 def verify(

@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ...backends.runtime.computed_indices import MOST_ROWS, ComputedIndices, cost, rows_of
 from ...backends.runtime.index_limits import MOST_STEPS, IndexLimit, Step, is_step
+from ...egraph.evaluate.interpret import expand_all
 from ...egraph.ir.graph import Graph
-from ...egraph.ir.tensor import Tensor
+from ...egraph.ir.tensor import Tensor, topological
 from ...egraph.simplify.casts import lossless
 from ...egraph.simplify.fills import number
 from ...egraph.types import dtypes
+from .index_ranges import range_of
 
 _SAME = ("reshape", "permute", "broadcast_to", "flip")  # views that have all elements of their operand
 _PLACED = {"reshape": "shape", "permute": "perm", "flip": "axis"}  # views that are steps before a slice -> attribute
@@ -25,27 +28,99 @@ _TURNED = {
 }  # number first -> step
 
 
-def index_limits(source: Any, graph: Graph) -> tuple[IndexLimit, ...]:
+def index_limits(source: Any, graph: Graph) -> tuple[tuple[IndexLimit, ...], ComputedIndices]:
     """Limits of the inputs of `graph` that a function, module or model file takes slices or elements at, as they are or
-    after parts of them and arithmetic with numbers, whose own call refuses indices outside of the axis.
+    after parts of them and arithmetic with numbers, whose own call refuses indices outside of the axis; and indices
+    that are computed from inputs in other ways, with few operations on few elements.
 
-    () for expressions and graphs: their `gather` is defined outside of the axis, too. Indices that are computed in
-    another way, and those of an axis of a free size that no input has, have no limits.
+    None for expressions and graphs: their `gather` is defined outside of the axis, too. Longer computations of indices,
+    and indices of an axis of a free size that no input has, have no limits.
     """
     if isinstance(source, Graph | Tensor | dict | list | tuple):
-        return ()
+        return (), ComputedIndices()
     found: dict[tuple[Any, ...], IndexLimit] = {}
+    others: list[tuple[Tensor, int, int]] = []
     for node in graph.nodes():
         if node.entry.index_operand is None:
             continue
-        size = node.entry.indexed_size(node.args[0].shape, dict(node.attrs))
-        row = _limit(node.args[node.entry.index_operand], node.entry.negative_indices, size, graph)
-        if row is not None:
-            known = found.setdefault((row.name, row.steps, row.axis_of), row)
-            found[row.name, row.steps, row.axis_of] = row._replace(
-                low=max(row.low, known.low), high=min(row.high, known.high)
-            )
-    return tuple(found.values())
+        whole = node.entry.indexed_size(node.args[0].shape, dict(node.attrs))
+        for index, size in _parts(node.args[node.entry.index_operand], whole):
+            row = _limit(index, node.entry.negative_indices, size, graph)
+            if row is not None:
+                known = found.setdefault((row.name, row.steps, row.axis_of), row)
+                found[row.name, row.steps, row.axis_of] = row._replace(
+                    low=max(row.low, known.low), high=min(row.high, known.high)
+                )
+            elif isinstance(size, int) and 0 not in index.shape and not _is_input(index, size):
+                others.append(_valid(index, size, node.entry.negative_indices))
+    return tuple(found.values()), _computed(others)
+
+
+def _parts(index: Tensor, size: Any) -> list[tuple[Tensor, Any]]:
+    """(indices, size) of each axis whose indices are merged to i * k + j; j counts from the end of k elements."""
+    inner = _without_views(index)
+    if inner.op == "add" and isinstance(size, int):
+        for scaled, last in (inner.args, inner.args[::-1]):
+            scaled = _without_views(scaled)
+            count = number(_without_views(scaled.args[1])) if scaled.op == "mul" else None
+            if isinstance(count, int) and count > 1 and size % count == 0:
+                plain = _without_views(last)
+                if _counted_from_the_end(plain, count) is not None or _within(plain, count):
+                    return [*_parts(scaled.args[0], size // count), (plain, count)]
+    return [(index, size)]
+
+
+def _within(x: Tensor, count: int) -> bool:
+    low, high = range_of(x)
+    return low >= 0 and high < count
+
+
+def _is_input(index: Tensor, size: int) -> bool:
+    """Whether an index is an input, or computed from one in steps: `_limit` has decided about it."""
+    inner = _without_views(index)
+    if (counted := _counted_from_the_end(inner, size)) is not None:
+        inner = _without_views(counted)
+    source, _ = _steps(inner)
+    return source.op == "input" and dtypes.category(source.dtype) == "int"
+
+
+def _valid(index: Tensor, size: int, negative: bool) -> tuple[Tensor, int, int]:
+    """(values, low, high) such that an index is valid if the values are from `low` on and below `high`."""
+    inner = _without_views(index)
+    if (counted := _counted_from_the_end(inner, size)) is not None:
+        return _without_views(counted), -size, size
+    return inner, -size if negative else 0, size
+
+
+def _is_small(index: Tensor) -> bool:
+    """Whether a value is computed from inputs and constants in few operations."""
+    seen: set[int] = set()
+    todo = [index]
+    while todo and len(seen) <= MOST_ROWS:
+        node = todo.pop()
+        if node.op in ("param", "state"):
+            return False
+        if id(node) not in seen:
+            seen.add(id(node))
+            todo += node.args
+    return len(seen) <= MOST_ROWS
+
+
+def _computed(targets: list[tuple[Tensor, int, int]]) -> ComputedIndices:
+    """The computation of those indices that are not always in range, as many as cost little together."""
+    kept: list[tuple[Tensor, int, int]] = []
+    for index, low, high in dict.fromkeys(targets):
+        if not _is_small(index):
+            continue
+        (atomic,) = expand_all([index])
+        least, most = range_of(atomic)
+        if (least < low or most >= high) and cost(topological([*(x for x, _, _ in kept), atomic])) < math.inf:
+            kept.append((atomic, low, high))
+    nodes = topological([x for x, _, _ in kept])
+    if not any(node.op == "input" for node in nodes):
+        return ComputedIndices()
+    place = {id(node): i for i, node in enumerate(nodes)}
+    return ComputedIndices(rows_of(nodes), tuple((place[id(x)], low, high) for x, low, high in kept))
 
 
 def _limit(index: Tensor, negative: bool, size: Any, graph: Graph) -> IndexLimit | None:

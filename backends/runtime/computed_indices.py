@@ -1,0 +1,158 @@
+"""Indices that a program computes from its inputs in a few operations: they are computed once more in NumPy before a
+call on a CPU, which is refused if one is outside of its axis. Kernels would take the element at the end of the axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...egraph.evaluate.interpret import apply
+from ...egraph.ir.tensor import Tensor, constant, make
+from ...egraph.ops.ops import OPS
+from ...egraph.types import dtypes
+from ...errors import BadModelError, IndexRangeError, TensorGraphsError
+
+#: An operation: op, positions of its operands among the earlier rows, values of its attributes in the op's order. Of a
+#: constant the attributes are dtype, shape and elements.
+Row = tuple[str, tuple[int, ...], tuple[Any, ...]]
+#: Kinds of ops that compute indices here, leaves, and bounds on operations and on elements of all their results.
+KINDS = ("pointwise", "reduction", "index", "view", "layout")
+LEAVES = ("input", "constant", "full", "iota")
+MOST_ROWS, MOST_ELEMENTS, MOST_CONSTANTS = 96, 1 << 16, 1 << 10
+
+
+class ComputedIndices(NamedTuple):
+    """`rows` compute values from inputs; `targets` are (position of a row, low, high): its elements are indices,
+    `low` <= index < `high`."""
+
+    rows: tuple[Row, ...] = ()
+    targets: tuple[tuple[int, int, int], ...] = ()
+
+
+def cost(nodes: Sequence[Tensor]) -> float:
+    """Elements of the results of operations; infinity if `rows_of` cannot hold one of them, or there are too many."""
+    total, constants = 0, 0
+    for node in nodes:
+        sizes = [d for d in node.shape if isinstance(d, int)]
+        if len(sizes) < node.rank or (node.entry.kind not in KINDS and node.op not in LEAVES):
+            return math.inf
+        count = math.prod(sizes)
+        total += count if node.op not in ("full", "input") and node.entry.kind != "view" else 0
+        constants += count if node.op == "constant" else 0
+    return total if len(nodes) <= MOST_ROWS and total <= MOST_ELEMENTS and constants <= MOST_CONSTANTS else math.inf
+
+
+def rows_of(nodes: Sequence[Tensor]) -> tuple[Row, ...]:
+    """Nodes in topological order as rows."""
+    place = {id(node): i for i, node in enumerate(nodes)}
+
+    def attributes(node: Tensor) -> tuple[Any, ...]:
+        if node.op == "constant":
+            assert node.data is not None
+            return node.dtype, node.shape, tuple(map(_out, np.asarray(node.data).reshape(-1).tolist()))
+        given = dict(node.attrs)
+        return tuple(_out(given[name]) for name in node.entry.attrs)
+
+    return tuple((node.op, tuple(place[id(a)] for a in node.args), attributes(node)) for node in nodes)
+
+
+def _out(value: Any) -> Any:
+    """A number without the infinities and NaN that JSON lacks."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def nodes_of(rows: Sequence[Row]) -> list[Tensor]:
+    """The nodes of rows. Raises BadModelError for rows that are malformed or larger than `cost` allows."""
+    nodes: list[Tensor] = []
+    if len(rows) > MOST_ROWS:
+        raise BadModelError("indices are computed in too many operations")
+    try:
+        for op, operands, values in rows:
+            if not all(0 <= i < len(nodes) for i in operands):
+                raise ValueError("an operand that does not come before")
+            if op == "constant":
+                dtype, shape, elements = values
+                array = np.array([_in("float", v) for v in elements], dtypes.numpy_dtype(dtypes.check(dtype)))
+                nodes.append(constant(array.reshape([_in("int", d) for d in shape])))
+                continue
+            if op not in OPS or (OPS[op].kind not in KINDS and op not in LEAVES):
+                raise ValueError(f"the operation {op!r}")
+            kinds = dict(OPS[op].attrs)
+            attrs = {name: _in(kind, v) for (name, kind), v in zip(kinds.items(), values, strict=True)}
+            nodes.append(make(op, [nodes[i] for i in operands], attrs))
+            if cost(nodes[-1:]) == math.inf:
+                raise ValueError("too many elements")
+    except (TensorGraphsError, ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
+        raise BadModelError(f"the program's manifest computes indices by malformed operations: {error}") from None
+    return nodes
+
+
+def _in(kind: str, value: Any) -> Any:
+    """An attribute of an op, read from a file. Raises ValueError for values of another kind."""
+    if kind == "dims":
+        return tuple(_in("int", v) for v in value)
+    if kind == "float" and value in ("inf", "-inf", "nan"):
+        return float(value)
+    wanted: Any = {"int": int, "float": int | float, "bool": bool, "str": str, "dtype": str}.get(kind)
+    if wanted is None or not isinstance(value, wanted) or (kind == "int" and isinstance(value, bool)):
+        raise ValueError(f"{value!r} as {kind}")
+    return value
+
+
+def computed_check(indices: ComputedIndices, names: Sequence[str]) -> Callable[[Sequence[Any]], None]:
+    """Function of a call's inputs, in the order of `names`, that raises IndexRangeError for an index outside of its
+    axis. Inputs of other types than the program's, and of other devices, are not looked at.
+
+    Raises BadModelError if the rows are malformed.
+    """
+    nodes = nodes_of(indices.rows)
+    place = {id(node): i for i, node in enumerate(nodes)}
+    used = {
+        i: names.index(str(n.attr("name"))) for i, n in enumerate(nodes) if n.op == "input" and n.attr("name") in names
+    }
+    if any(not 0 <= i < len(nodes) for i, _, _ in indices.targets) or len(used) < sum(n.op == "input" for n in nodes):
+        raise BadModelError("the program's manifest computes indices from inputs that it lacks")
+    shown = ", ".join(repr(names[i]) for i in used.values())
+
+    def check(inputs: Sequence[Any]) -> None:
+        found: list[np.ndarray[Any, Any]] = []
+        with np.errstate(all="ignore"):
+            for i, node in enumerate(nodes):
+                if i in used:
+                    array = _array(inputs[used[i]], node)
+                elif node.op == "constant":
+                    array = node.data
+                else:
+                    array = apply(node, [found[place[id(a)]] for a in node.args])
+                if array is None:
+                    return
+                found.append(array)
+        for i, low, high in indices.targets:
+            if (x := found[i]).size and not (low <= (least := int(x.min())) and int(x.max()) < high):
+                wrong = least if least < low else int(x.max())
+                raise IndexRangeError(
+                    f"an index computed from {shown} is {wrong}, which is outside of an axis of {high} elements",
+                    hint=f"indices from {low} to {high - 1} are valid",
+                )
+
+    return check
+
+
+def _array(x: Any, node: Tensor) -> np.ndarray[Any, Any] | None:
+    """An array or CPU tensor as an array of an input's type; None for others."""
+    if hasattr(x, "aminmax"):  # a tensor of PyTorch
+        if x.device.type != "cpu":
+            return None
+        try:
+            x = x.detach().numpy()
+        except (RuntimeError, TypeError):  # a tensor without data in a mode of PyTorch, or a dtype that NumPy lacks
+            return None
+    if not isinstance(x, np.ndarray) or x.shape != node.shape or x.dtype.kind not in "iufb":
+        return None
+    return x.astype(dtypes.numpy_dtype(node.dtype), copy=False)
+
+
+__all__ = ["MOST_ROWS", "ComputedIndices", "computed_check", "cost", "nodes_of", "rows_of"]
