@@ -2,5 +2,6 @@
 
 In: arrays and tensors of the caller.
 Out: operands of kernels.
-Imports: costdb.keys, egraph.ir, egraph.ops, egraph.types, errors, extract.model, imported, processes, wording.
+Imports: costdb.keys, egraph.evaluate, egraph.ir, egraph.ops, egraph.types, errors, extract.model, imported, processes,
+    wording.
 """

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...egraph.evaluate.interpret import apply
+from ...egraph.evaluate.interpret import apply, takes_wide_numbers
 from ...egraph.ir.tensor import Tensor, constant, make
 from ...egraph.ops.ops import OPS
 from ...egraph.types import dtypes
@@ -109,36 +110,60 @@ def computed_check(indices: ComputedIndices, names: Sequence[str]) -> Callable[[
     Raises BadModelError if the rows are malformed.
     """
     nodes = nodes_of(indices.rows)
-    place = {id(node): i for i, node in enumerate(nodes)}
-    used = {
-        i: names.index(str(n.attr("name"))) for i, n in enumerate(nodes) if n.op == "input" and n.attr("name") in names
-    }
-    if any(not 0 <= i < len(nodes) for i, _, _ in indices.targets) or len(used) < sum(n.op == "input" for n in nodes):
+    used = [n for n in nodes if n.op == "input"]
+    if any(not 0 <= i < len(nodes) for i, _, _ in indices.targets) or any(n.attr("name") not in names for n in used):
         raise BadModelError("the program's manifest computes indices from inputs that it lacks")
-    shown = ", ".join(repr(names[i]) for i in used.values())
+    shown = ", ".join(repr(n.attr("name")) for n in used)
+    given, steps, known = _compiled(nodes, names)
 
     def check(inputs: Sequence[Any]) -> None:
-        found: list[np.ndarray[Any, Any]] = []
+        found = list(known)
+        for i, position, node in given:
+            if (array := _array(inputs[position], node)) is None:
+                return
+            found[i] = array
         with np.errstate(all="ignore"):
-            for i, node in enumerate(nodes):
-                if i in used:
-                    array = _array(inputs[used[i]], node)
-                elif node.op == "constant":
-                    array = node.data
-                else:
-                    array = apply(node, [found[place[id(a)]] for a in node.args])
-                if array is None:
-                    return
-                found.append(array)
+            for i, function, operands in steps:
+                found[i] = function(*[found[k] for k in operands])
         for i, low, high in indices.targets:
-            if (x := found[i]).size and not (low <= (least := int(x.min())) and int(x.max()) < high):
-                wrong = least if least < low else int(x.max())
+            if not (x := found[i]).size:
+                continue
+            least, largest = int(np.minimum.reduce(x, axis=None)), int(np.maximum.reduce(x, axis=None))
+            if least < low or largest >= high:
+                wrong = least if least < low else largest
                 raise IndexRangeError(
                     f"an index computed from {shown} is {wrong}, which is outside of an axis of {high} elements",
                     hint=f"indices from {low} to {high - 1} are valid",
                 )
 
     return check
+
+
+_Steps = list[tuple[int, Callable[..., Any], list[int]]]
+
+
+def _compiled(nodes: Sequence[Tensor], names: Sequence[str]) -> tuple[list[tuple[int, int, Tensor]], _Steps, list[Any]]:
+    """((place among the nodes, position among the names, node) of each input, (place, function, places of the operands)
+    of each operation that depends on them, values of the other nodes by place)."""
+    place = {id(node): i for i, node in enumerate(nodes)}
+    given = [(i, names.index(str(n.attr("name"))), n) for i, n in enumerate(nodes) if n.op == "input"]
+    steps: _Steps = []
+    values: list[Any] = [None] * len(nodes)
+    depends = {i for i, _, _ in given}
+    for i, node in enumerate(nodes):
+        operands = [place[id(a)] for a in node.args]
+        if depends.intersection(operands):
+            depends.add(i)
+            function, attrs = node.entry.numpy, dict(node.attrs)
+            whole = function is None or takes_wide_numbers(node)
+            steps.append((i, partial(_applied, node) if whole else partial(function, attrs), operands))  # type: ignore[arg-type]
+        elif node.op != "input":
+            values[i] = node.data if node.op == "constant" else apply(node, [values[k] for k in operands])
+    return given, steps, values
+
+
+def _applied(node: Tensor, *operands: Any) -> Any:
+    return apply(node, operands)
 
 
 def _array(x: Any, node: Tensor) -> np.ndarray[Any, Any] | None:

@@ -112,10 +112,14 @@ def ufunc(function: np.ufunc, method: str, inputs: Sequence[Any], named: Mapping
 
 
 def in_place(function: np.ufunc) -> Callable[..., ComplexArray]:
-    """The operator `x += y` of complex arrays: x gets the new values."""
+    """The operator `x += y` of complex arrays: x gets the new values; of a scalar, which is immutable, a new one is
+    returned."""
 
     def operator(x: ComplexArray, y: Any) -> ComplexArray:
-        x[...] = ufunc(function, "__call__", (x, y), {})
+        found: ComplexArray = ufunc(function, "__call__", (x, y), {})
+        if x._re._scalar:
+            return found
+        x[...] = found
         return x
 
     return operator

@@ -32,6 +32,8 @@ def changed(z: Any) -> Any:
     other = z
     z *= 2 - 1j
     z[0, 1:] = 3j
+    z[1, 0, 2] -= 1
+    z[0, 0][1:] /= 2
     z.real[2] += 1
     return other
 

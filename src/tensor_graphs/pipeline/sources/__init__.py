@@ -2,6 +2,6 @@
 
 In: a source and example inputs.
 Out: a graph, or a callable of the caller's own function.
-Imports: backends, backends.program, backends.runtime, egraph.ir, egraph.ops, egraph.simplify, egraph.types,
-    errors, models, models.files, models.functions, models.torch_export, wording.
+Imports: backends, backends.program, backends.runtime, egraph.evaluate, egraph.ir, egraph.ops, egraph.simplify,
+    egraph.types, errors, models, models.files, models.functions, models.torch_export, wording.
 """
