@@ -154,9 +154,11 @@ def _compiled(nodes: Sequence[Tensor], names: Sequence[str]) -> tuple[list[tuple
         operands = [place[id(a)] for a in node.args]
         if depends.intersection(operands):
             depends.add(i)
-            function, attrs = node.entry.numpy, dict(node.attrs)
-            whole = function is None or takes_wide_numbers(node)
-            steps.append((i, partial(_applied, node) if whole else partial(function, attrs), operands))  # type: ignore[arg-type]
+            function = node.entry.numpy
+            if function is None or takes_wide_numbers(node):
+                steps.append((i, partial(_applied, node), operands))
+            else:
+                steps.append((i, partial(function, dict(node.attrs)), operands))
         elif node.op != "input":
             values[i] = node.data if node.op == "constant" else apply(node, [values[k] for k in operands])
     return given, steps, values

@@ -152,11 +152,7 @@ def kind_of_parts(*values: Any) -> str:
         v if type(v) in (bool, int, float, complex) else getattr(v, "dtype", None) or np.asarray(v).dtype
         for v in values
     ]
-    found = (
-        np.result_type(*kinds, np.complex64)
-        if any(not isinstance(k, int | float | complex) for k in kinds)
-        else np.dtype(complex)
-    )
+    found = np.result_type(*kinds, 0j)
     if found not in PARTS:
         raise TraceError(f"an array of {found} cannot be traced")
     return PARTS[found]

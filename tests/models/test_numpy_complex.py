@@ -60,6 +60,7 @@ ARITHMETIC: dict[str, Callable[[Any], Any]] = {
     "einsum": lambda x: np.einsum("bij,bkj->bik", c(x), x[..., 5:]), "outer": lambda x: np.outer(c(x)[0, 0], x[0, 0]), "moves": lambda x: np.roll(np.concatenate([c(x), x], -1), 2, 1)[:, ::-1, None].T.reshape(-1, 2),
     "where": lambda x: np.where(x[..., :5] > 0, c(x), 0.5), "sums": lambda x: c(x).sum(1) + c(x).mean(axis=(1,)) + np.cumsum(c(x), 1)[:, -1], "stack": lambda x: np.stack([c(x), x[..., :5]]),
     "norm": lambda x: np.linalg.norm(c(x), axis=-1), "split": lambda x: np.split(c(x), 2, 1)[1], "in place": lambda x: changed(c(x)), "angle": lambda x: np.angle(c(x), deg=True),
+    "of bytes": lambda x: np.abs((x * 9).astype(np.int8) + 1j) + np.abs((x > 0) * 1j) + np.abs(x.astype(np.float16) * 1j),
     "loop": lambda x: sum(z * i for i, z in enumerate(c(x))), "scalar": lambda x: c(x)[0, 1, 2] * np.complex64(1 + 2j), "pad": lambda x: np.tile(np.take(c(x), [0, -1], axis=1), 2),
 }  # fmt: skip
 
