@@ -170,6 +170,15 @@ def quick_c(tmp_path_factory: pytest.TempPathFactory) -> str | None:
     return shlex.quote(str(script))
 
 
+@pytest.fixture(scope="session")
+def quick_interpreter() -> Iterator[None]:
+    """Triton's interpreter without work that is repeated for every operation, call or launch."""
+    from .triton_interpreter import quickened
+
+    with quickened():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
     """The global random generators of Python, NumPy and PyTorch begin each test in one state, in any order of tests."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ..triton_interpreter import quickened
 from .cuda_host import emulate
 
 
@@ -59,7 +58,5 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_interpreter() -> Iterator[None]:
-    """Triton's interpreter without work that is repeated for every operation, call or launch."""
-    with quickened():
-        yield
+def interpreter(quick_interpreter: None) -> None:
+    """Kernels of these tests are interpreted without repeated work."""

@@ -445,7 +445,7 @@ def test_finalists_are_timed_and_the_fastest_is_verified(monkeypatch: pytest.Mon
     plans, plain = [], time_finalists.sample_programs
 
     def samples(programs: list[Program], values: Any, ended: Any) -> Any:
-        assert all(len(s) >= 1 for s in plain(programs, values, ended))
+        assert all(len(s) >= 1 for s in plain(programs, values, lambda: True))  # a few: the interpreter takes long
         plans[:] = [p.plan.kernels for p in programs]
         return [[1000.0 - n] * 20 if n == len(programs) - 1 else [1100.0] * 20 for n in range(len(programs))]
 
