@@ -22,12 +22,14 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 MESSAGE = 1 << 17  # most bytes of a request: an environment
 PACKAGE = "tensor_graphs"
 #: Worker module -> whether forks can stand for it: those that import much, and are started by many tests.
-MODULES = (f"{PACKAGE}.backends.tuning.cpu_worker", f"{PACKAGE}.backends.tuning.gpu_worker")
+MODULES = (
+    f"{PACKAGE}.backends.tuning.cpu_worker", f"{PACKAGE}.backends.tuning.gpu_worker", f"{PACKAGE}.torch_compile.worker",
+)  # fmt: skip
 PRELOAD = "TENSOR_GRAPHS_PRELOAD"
 #: What the names of environment variables begin with that libraries and Python read when they are loaded.
 READ_AT_START = ("OMP_", "OPENBLAS_", "MKL_", "PYTHON", "LD_", "TORCH", "TRITON", "KMP_", "GOMP_", "CUDA_")
@@ -65,30 +67,29 @@ class Forked(subprocess.Popen[Any]):
     """A fork, as `subprocess.Popen` shows a process. The server is its parent, and writes its exit status to a pipe."""
 
     def __init__(
-        self, server: Server, arguments: list[str], environment: dict[str, str], text: bool, stderr: Any
+        self, server: Server, arguments: list[str], environment: dict[str, str], text: bool, streams: tuple[Any, ...]
     ) -> None:
-        self.args, self.returncode, self.stderr = arguments, None, None
+        """`streams`: the arguments `stdin`, `stdout` and `stderr` of `subprocess.Popen`; the third is no pipe."""
+        self.args, self.returncode, self.stdin, self.stdout, self.stderr = arguments, None, None, None, None
         self._waitpid_lock, self._child_created, self._communication_started = threading.Lock(), True, False
         self._input, self.text_mode, self._sigint_wait_secs = None, text, 0.25
-        (inner, to), (of, outer), (self._ended, ending) = os.pipe(), os.pipe(), os.pipe()
-        null = os.open(os.devnull, os.O_WRONLY)
-        error = (
-            null
-            if stderr == subprocess.DEVNULL
-            else 2
-            if stderr is None
-            else stderr
-            if isinstance(stderr, int)
-            else stderr.fileno()
-        )
+        pipes = [os.pipe() if given == subprocess.PIPE else None for given in streams[:2]]
+        self._ended, ending = os.pipe()
+        null = os.open(os.devnull, os.O_RDWR)
+        given = [descriptor(stream, number, null) for number, stream in enumerate(streams)]
+        for number, pipe in enumerate(pipes):
+            if pipe:
+                given[number] = pipe[number]
         try:
-            self.pid = server.fork(arguments, environment, [inner, outer, error, ending])
+            self.pid = server.fork(arguments, environment, [*given, ending])
         finally:
-            for pipe in (inner, outer, ending, null):
-                os.close(pipe)
+            for fd in (*(pipe[number] for number, pipe in enumerate(pipes) if pipe), ending, null):
+                os.close(fd)
         words: dict[str, Any] = {"encoding": "utf-8"} if text else {}
-        self.stdin: IO[Any] = os.fdopen(to, "w" if text else "wb", **words)
-        self.stdout: IO[Any] = os.fdopen(of, "r" if text else "rb", **words)
+        if pipes[0]:
+            self.stdin = os.fdopen(pipes[0][1], "w" if text else "wb", **words)
+        if pipes[1]:
+            self.stdout = os.fdopen(pipes[1][0], "r" if text else "rb", **words)
 
     def _internal_poll(self, _deadstate: Any = None, **more: Any) -> int | None:
         with self._waitpid_lock:
@@ -114,8 +115,18 @@ class Forked(subprocess.Popen[Any]):
         return self.returncode
 
 
+def descriptor(stream: Any, number: int, null: int) -> int:
+    """The descriptor that `subprocess.Popen` gives a process for an argument such as `stdout`; `null`: of /dev/null."""
+    if stream is None:
+        return number
+    if isinstance(stream, int):
+        return null if stream < 0 else stream
+    return int(stream.fileno())
+
+
 class Forks:
-    """Starts workers as forks; stands for the module `subprocess` in `processes/spawn.py`."""
+    """Starts workers as forks; stands for the module `subprocess` in `processes/spawn.py` and
+    `torch_compile/search.py`."""
 
     def __init__(self) -> None:
         self.servers: dict[tuple[str, ...], Server] = {}
@@ -123,7 +134,7 @@ class Forks:
 
     def popen(self, command: list[str], *, env: dict[str, str], **how: Any) -> subprocess.Popen[Any]:
         """A process as `subprocess.Popen(command, env=env, **how)` starts it; a fork for modules of MODULES."""
-        module, *arguments = command[4:]
+        module, *arguments = command[4:] if command[3].endswith(".run_worker") else command[3:]
         if module not in MODULES or command[0] != sys.executable:
             return subprocess.Popen(command, env=env, **how)
         read = sorted(f"{name}={value}" for name, value in env.items() if name.startswith(READ_AT_START))
@@ -131,7 +142,8 @@ class Forks:
         with self.making:
             if key not in self.servers or self.servers[key].process.poll() is not None:
                 self.servers[key] = Server(module, env)
-        return Forked(self.servers[key], arguments, env, bool(how.get("text")), how.get("stderr"))
+        streams = how.get("stdin"), how.get("stdout"), how.get("stderr")
+        return Forked(self.servers[key], arguments, env, bool(how.get("text")), streams)
 
     def close(self) -> None:
         for server in self.servers.values():

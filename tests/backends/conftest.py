@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ..triton_interpreter import quickened
 from .cuda_host import emulate
 
 
@@ -40,17 +37,6 @@ def driver(host_driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return driver_host.install(host_driver, monkeypatch.setattr)
 
 
-@pytest.fixture(scope="session")
-def quick_c(tmp_path_factory: pytest.TempPathFactory) -> str | None:
-    """Command of the C compiler at -O1, which takes half of the time of -O3; None where CC names another compiler."""
-    if "CC" in os.environ:
-        return None
-    script = tmp_path_factory.mktemp("compiler") / "cc"
-    script.write_text('#!/bin/sh\nexec cc "$@" -O1 -fstrict-aliasing\n', encoding="utf-8")
-    script.chmod(0o700)
-    return shlex.quote(str(script))
-
-
 #: Modules whose C kernels are compiled as users' are: kernels of every class, and loops that GCC makes vectors of.
 OPTIMIZED = ("test_c", "test_c_group_norms", "test_c_linear")
 
@@ -58,7 +44,7 @@ OPTIMIZED = ("test_c", "test_c_group_norms", "test_c_linear")
 @pytest.fixture(scope="module", autouse=True)
 def compiler(quick_c: str | None, request: pytest.FixtureRequest) -> Iterator[None]:
     """C kernels of other modules than OPTIMIZED, some thousand texts, are compiled at -O1, where loops of `omp simd`
-    are vectors, too. Tests of whole programs are elsewhere, and compile at -O3."""
+    are vectors, too. Tests of whole programs are in tests/pipeline and tests/models, and compile at -O3."""
     with pytest.MonkeyPatch.context() as patch:
         if quick_c is not None and request.module.__name__.rpartition(".")[2] not in OPTIMIZED:
             patch.setenv("CC", quick_c)
@@ -72,7 +58,5 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_interpreter() -> Iterator[None]:
-    """Triton's interpreter without work that is repeated for every operation, call or launch."""
-    with quickened():
-        yield
+def interpreter(quick_interpreter: None) -> None:
+    """Kernels of these tests are interpreted without repeated work."""

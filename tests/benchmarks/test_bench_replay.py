@@ -53,6 +53,7 @@ def test_what_lies_around_the_guesses_is_legal_and_the_same_each_time(bench: Any
     assert len(bench.around([{"m": 8, "n": 8}], fits, moves, 1000)) == 49
 
 
+@pytest.mark.usefixtures("quick_interpreter")
 def test_times_are_taken_as_a_search_takes_them(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the interpreter, where they mean nothing: each case's own schedules come back."""
     import tensor_graphs.egraph.builders.builders as t

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import json
 import pickle
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -646,18 +647,32 @@ def test_misspelt_options_are_named_with_what_they_are_close_to(folder: Path, ma
 SEARCHED: dict[str, Any] = {"budget": 30.0, "effort": 0, "backend": "numpy", "max_length": 16}
 
 
-@pytest.fixture
-def cut_short(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A plan cache with programs of a generator, verified on one input as if there had been no time for more."""
-    took = lambda self, template, call: Timing((float(len(template.name)),) * 5, {"rel_fro": 0.0})
-    monkeypatch.setattr(CpuMeasurer, "time", took)
-    with settings.override(home=str(tmp_path)):
+@pytest.fixture(scope="module")
+def searched(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """A home whose plan cache has programs of a generator, verified on one input as if there had been no time for more;
+    and the files of the cache."""
+    home, files = tmp_path_factory.mktemp("searched"), dict[str, bytes]()
+    with pytest.MonkeyPatch.context() as patch, settings.override(home=str(home)):
+        took = lambda self, template, call: Timing((float(len(template.name)),) * 5, {"rel_fro": 0.0})
+        patch.setattr(CpuMeasurer, "time", took)
         Generator(folder, **SEARCHED).generate([3, 7, 1], 2)
-        for path in (tmp_path / plan_cache.FOLDER).glob("*.json"):
-            data = json.loads(read_sealed(path, name=path.name))
-            data["report"]["omitted"] = ["verification on 2 of 3 inputs"]
-            path.write_bytes(sealed(json.dumps(data).encode(), path.name))
-        yield tmp_path
+    for path in (home / plan_cache.FOLDER).glob("*.json"):
+        data = json.loads(read_sealed(path, name=path.name))
+        data["report"]["omitted"] = ["verification on 2 of 3 inputs"]
+        files[path.name] = sealed(json.dumps(data).encode(), path.name)
+    return home, files
+
+
+@pytest.fixture
+def cut_short(searched: tuple[Path, dict[str, bytes]]) -> Iterator[None]:
+    """That home, its plan cache as it was left."""
+    home, files = searched
+    shutil.rmtree(home / plan_cache.FOLDER)
+    (home / plan_cache.FOLDER).mkdir(mode=0o700)
+    for name, data in files.items():
+        (home / plan_cache.FOLDER / name).write_bytes(data)
+    with settings.override(home=str(home)):
+        yield
 
 
 @pytest.mark.usefixtures("cut_short")

@@ -115,6 +115,7 @@ def program(early: bool = True, **more: Any) -> Program:
     return Program(plan_of("bfloat16", early), weights("bfloat16"), **more)
 
 
+@pytest.mark.usefixtures("quick_interpreter")
 def test_the_plan_means_its_graph() -> None:
     """Rehearsed: one emitter, by Triton's interpreter where there is no GPU."""
     plan = plan_of("float32", True, ("triton",), layers=1)

@@ -316,7 +316,7 @@ def test_what_is_compared_with_is_computed_while_rewriting_goes_on(monkeypatch: 
             1 / 0 if failing else reference.first_reference(graph, "cpu", **more)
         )
         monkeypatch.setattr(background_reference, "first_reference", ahead)
-        program = tg.optimize(graph, params=params, backend="gpu", measure=False, budget=20)
+        program = tg.optimize(graph, params=params, backend="gpu", measure=False, budget=20, effort=0)
         assert program.report.verification["passed"] and program.report.verification["seeds"] == 3
         assert len(seen) == left
         seen.clear()
@@ -344,7 +344,9 @@ def test_quantized_weights_are_encoded_while_rewriting_goes_on(monkeypatch: pyte
     w, v = np.random.default_rng(0).standard_normal((2, 128, 256)).astype(np.float16)
     x = tg.input("x", (3, 128), "float16")
     graph = t.tanh(x @ tg.param("w", (128, 256), "float16")) @ t.transpose(tg.param("v", (128, 256), "float16"))
-    program = tg.optimize(graph, params={"w": w, "v": v}, backend="gpu", measure=False, budget=20, quantize="int4")
+    program = tg.optimize(
+        graph, params={"w": w, "v": v}, backend="gpu", measure=False, budget=20, effort=0, quantize="int4"
+    )
     assert program.report.verification["passed"] and "int4: 2 weights" in program.report.quantization
     assert threads == ["weights"] * 2
 
@@ -382,7 +384,7 @@ def test_what_is_returned_is_not_slower_than_the_graph_as_it_is_written(
     if over:
         monkeypatch.setattr(Session, "over", property(lambda self: True))
     graph, params = block("float16")
-    program = tg.optimize(graph, params=params, backend="gpu", budget=20, costdb=tmp_path)
+    program = tg.optimize(graph, params=params, backend="gpu", budget=20, effort=0, costdb=tmp_path)
     check(program, graph, params, "float16")
     report = program.report
     assert report.verification["passed"] and report.latency_after_us == min(before, 10.0)
@@ -427,7 +429,7 @@ def test_the_fastest_form_is_returned_although_the_budget_is_over(
     )
     least = 0.5 * reference.call_seconds(load_module(module, (x,)))  # more than a call on a GPU takes
     monkeypatch.setattr(choose_form, "LEAST_S", least)
-    program = tg.optimize(module, (x,), backend="gpu", budget=20, costdb=tmp_path)
+    program = tg.optimize(module, (x,), backend="gpu", budget=20, effort=0, costdb=tmp_path)
     assert program.report.runs == fastest, program.report.compared
 
 
@@ -443,7 +445,7 @@ def test_finalists_are_timed_and_the_fastest_is_verified(monkeypatch: pytest.Mon
     plans, plain = [], time_finalists.sample_programs
 
     def samples(programs: list[Program], values: Any, ended: Any) -> Any:
-        assert all(len(s) >= 1 for s in plain(programs, values, ended))
+        assert all(len(s) >= 1 for s in plain(programs, values, lambda: True))  # a few: the interpreter takes long
         plans[:] = [p.plan.kernels for p in programs]
         return [[1000.0 - n] * 20 if n == len(programs) - 1 else [1100.0] * 20 for n in range(len(programs))]
 
@@ -467,12 +469,12 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
     )
     graph, params = block("float16")
     with settings.override(home=str(tmp_path)):
-        first = tg.optimize(graph, params=params, backend="gpu", budget=20)
+        first = tg.optimize(graph, params=params, backend="gpu", budget=20, effort=0)
         monkeypatch.setattr("tensor_graphs.pipeline.recall.shard_names_digest", lambda root: "more was measured")
         searched: list[float] = []
         plain = pipeline.search
         monkeypatch.setattr(pipeline, "search", lambda s, *a: searched.append(s.options.budget) or plain(s, *a))
-        second = tg.optimize(graph, params=params, backend="gpu", budget=20)
+        second = tg.optimize(graph, params=params, backend="gpu", budget=20, effort=0)
         check(second, graph, params, "float16")
         assert second.report.from_plan_cache and second.source == first.source and not searched
         assert any("as it is written" in w for w in second.report.warnings)
@@ -480,15 +482,17 @@ def test_that_the_graph_stays_as_it_is_written_is_remembered(monkeypatch: pytest
         second.save(tmp_path / "p")
         assert read_origin(tmp_path / "p").chosen == read_origin(tmp_path / "p").roots
         other = {n: (0.5 * v).astype(v.dtype) for n, v in params.items()}
-        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.from_plan_cache
+        assert tg.optimize(graph, params=other, backend="gpu", budget=20, effort=0).report.from_plan_cache
         (path,) = (tmp_path / "plans").glob("*.json")
         data = json.loads(read_sealed(path, name=path.name))
         data["report"]["omitted"] = ["measuring"]
         path.write_bytes(sealed(json.dumps(data).encode(), path.name))
-        assert tg.optimize(graph, params=other, backend="gpu", budget=20).report.from_plan_cache and not searched
-        assert not tg.optimize(graph, params=other, backend="gpu", budget=21).report.from_plan_cache and searched == [
-            21
-        ]
+        assert (
+            tg.optimize(graph, params=other, backend="gpu", budget=20, effort=0).report.from_plan_cache and not searched
+        )
+        assert not tg.optimize(
+            graph, params=other, backend="gpu", budget=21, effort=0
+        ).report.from_plan_cache and searched == [21]
 
 
 @pytest.mark.skipif(not NO_GPU, reason="there is a GPU")

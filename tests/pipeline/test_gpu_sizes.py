@@ -149,7 +149,7 @@ def column_sums() -> tuple[Graph, dict[str, Any]]:
 @pytest.mark.usefixtures("rehearsal")
 def test_tritons_reductions_along_a_free_axis_mask_by_the_size(build: Any) -> None:
     graph, params = build()
-    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20, again=True)
+    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20, effort=0, again=True)
     assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
     assert {s.template.backend for s in program.plan.steps if not s.is_view} == {"triton"}
     for size in (1, 16, 31, 32, 33, 63, 64, 65, 128, 129, 199, 200):
@@ -160,7 +160,7 @@ def test_tritons_reductions_along_a_free_axis_mask_by_the_size(build: Any) -> No
 def test_a_model_without_forms_for_every_size_runs_at_one_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SizedKernel, "forms_of", lambda self, call: "no form")
     graph, _ = softmax()
-    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20, again=True)
+    program = tg.optimize(graph, dims={"T": 33}, backend="triton-only", measure=False, budget=20, effort=0, again=True)
     assert program.report.sizes == {} and any("one size only" in w for w in program.report.warnings)
     check(program, graph, {}, 33)
 
@@ -192,7 +192,7 @@ def test_a_kernel_that_fails_for_every_size_is_left_out_of_the_next_plan(monkeyp
 def test_cuda_kernels_get_their_grid_and_sizes_at_each_call() -> None:
     graph = Graph.of(c.softmax(t.input("x", (T, 24), "float16") * 0.5, axis=1) * 2.0, name="softmax")
     params: dict[str, Any] = {}
-    program = tg.optimize(graph, params=params, dims={"T": 33}, backend="generated", measure=False, budget=20)
+    program = tg.optimize(graph, params=params, dims={"T": 33}, backend="generated", measure=False, budget=20, effort=0)
     assert program.report.sizes == {"T": "1..200 (searched at 33)"}, program.report.warnings
     assert "SizedCudaKernel(" in program.source and "sizes=(T,), grid=" in program.source
     assert re.search(r"grid=\(?[^)]*\bT\b", program.source)

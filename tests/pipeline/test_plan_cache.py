@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -100,7 +102,7 @@ def test_a_second_search_is_none_and_its_program_is_the_same(home: Path, monkeyp
     assert optimized(budget=8.0).report.from_plan_cache  # for which processes would start before a model is loaded
 
 
-def test_in_another_process_too(home: Path, tmp_path: Path) -> None:
+def test_in_another_process_too(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "again.py"
     script.write_text(
         "import tensor_graphs as tg\n"
@@ -109,12 +111,10 @@ def test_in_another_process_too(home: Path, tmp_path: Path) -> None:
         "p = tg.optimize(tg.softmax(x @ w, axis=1), params={'w': np.eye(16, dtype='float32')}, backend='numpy', budget=30, effort=0)\n"
         "print(p.report.from_plan_cache, p.report.measured_now)"
     )
-    run = lambda: subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TENSOR_GRAPHS_HOME", str(home))
-        assert run()[0] == "False" and run() == ["True", "0"]
+    runpy.run_path(str(script))
+    environment = {**os.environ, "TENSOR_GRAPHS_HOME": str(home)}
+    again = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=environment)
+    assert capsys.readouterr().out.split()[0] == "False" and again.stdout.split() == ["True", "0"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -258,7 +258,7 @@ def test_dispatch_finds_each_size() -> None:
 
 
 # ---------------------------------------------------------------- a GPU's backends
-@pytest.mark.usefixtures("own_plans")
+@pytest.mark.usefixtures("own_plans", "quick_interpreter")
 def test_a_gpus_program_has_plans_by_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if not backend("torch_cuda").unavailable():
         pytest.skip("there is a GPU: see tests/gpu/test_sizes.py")
@@ -273,7 +273,7 @@ def test_a_gpus_program_has_plans_by_size(monkeypatch: pytest.MonkeyPatch, tmp_p
     g, w = tg.param("g", (32,), "float16"), tg.param("w", (32, 32), "float16")
     params = {"g": np.ones(32, np.float16), "w": np.resize(W, (32, 32)).astype(np.float16)}
     graph = Graph.of(c.silu(c.rms_norm(x, g, eps=1e-6) @ w) + x, params=params, name="block")
-    program = tg.optimize(graph, dims={"T": 33}, backend="gpu", budget=30, again=True)
+    program = tg.optimize(graph, dims={"T": 33}, backend="gpu", budget=30, effort=0, again=True)
     assert [(b.least, b.most, b.runs) for b in program.report.buckets] == [(1, 16, OWN), (17, 200, ALL)], program.report
     loaded = tg.load_program(program.save(tmp_path / "saved"), device="cpu")
     for n in (1, 16, 17, 200):

@@ -489,7 +489,7 @@ def test_a_module_with_dynamic_shapes() -> None:
     torch = pytest.importorskip("torch")
     module, example = encoder()
     size = {0: torch.export.Dim("n", max=8), 1: torch.export.Dim("t", max=32)}
-    program = tg.optimize(module, example, dynamic_shapes=(size, size), dims={"n": 1, "t": 16}, **FAST)
+    program = tg.optimize(module, example, dynamic_shapes=(size, size), dims={"n": 1, "t": 16}, **FAST, effort=0)
     assert program.report.sizes["t"] == "1..32 (searched at 16)"
     for n, t in ((1, 1), (3, 17), (8, 32)):
         ids, mask = torch.randint(0, 50, (n, t)), torch.ones(n, t)
@@ -514,7 +514,7 @@ def test_a_residual_network_of_any_batch(backend: str) -> None:
     torch.manual_seed(0)
     module, example = Net().eval(), torch.randn(2, 3, 16, 16)
     program = tg.optimize(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch", max=16)},),
-                          **{**FAST, "backend": backend})  # fmt: skip
+                          **{**FAST, "backend": backend, "effort": 0})  # fmt: skip
     assert program.report.sizes == {"batch": "1..16 (searched at 1)"}
     for n in (1, 2, 7, 16):
         x = torch.randn(n, 3, 16, 16)
@@ -562,7 +562,9 @@ def test_a_network_of_any_height_and_width(kind: str) -> None:
     torch = pytest.importorskip("torch")
     module, of = small_unet(kind), torch.export.Dim
     size = {2: 4 * of("h", min=2, max=64), 3: 4 * of("w", min=2, max=64)}
-    program = tg.optimize(module, torch.randn(1, 3, 32, 48), dynamic_shapes=(size,), dims={"h": 8, "w": 12}, **FAST)
+    program = tg.optimize(
+        module, torch.randn(1, 3, 32, 48), dynamic_shapes=(size,), dims={"h": 8, "w": 12}, **FAST, effort=0
+    )
     assert not [w for w in program.report.warnings if "one size only" in w]
     assert program.report.sizes == {"h": "2..64 (searched at 8)", "w": "2..64 (searched at 12)"}
     agrees_with(program, module, [(1, 3, 32, 48), (1, 3, 8, 8), (1, 3, 20, 28)])
@@ -573,7 +575,7 @@ def test_sizes_that_meet_at_multiples_only_are_found_and_said() -> None:
     module, auto = small_unet("nearest"), torch.export.Dim.AUTO
     program = tg.optimize(
         module, torch.randn(2, 3, 32, 24), dynamic_shapes=({0: auto, 2: auto, 3: auto},),
-        dims={"x_0": 2, "x_2_by_4": 8, "x_3_by_4": 6}, **FAST,
+        dims={"x_0": 2, "x_2_by_4": 8, "x_3_by_4": 6}, **FAST, effort=0,
     )  # fmt: skip
     assert set(program.report.sizes) == {"x_0", "x_2_by_4", "x_3_by_4"}
     message = [w for w in program.report.warnings if "multiples" in w]
@@ -592,6 +594,13 @@ def test_a_module_that_decides_by_a_free_size_is_refused(decide: Callable[[Any],
     auto, x = torch.export.Dim.AUTO, torch.randn(9, 4)
     with pytest.raises(UnsupportedError, match=r"decides by a free size: .* holds for the examples, not at"):
         load_module(lambda a: a * 2 if decide(a.shape[0]) else a * 3, (x,), dynamic_shapes=({0: auto},))
+
+
+def test_a_module_that_decides_as_at_its_example_for_all_sizes_is_taken() -> None:
+    torch = pytest.importorskip("torch")
+    from tensor_graphs.models.torch_export.export import load_module
+
+    auto, x = torch.export.Dim.AUTO, torch.randn(9, 4)
     graph = load_module(lambda a: a[: a.shape[0] // 2] if a.shape[0] > 1 else a, (x,), dynamic_shapes=({0: auto},))
     assert len(graph.free_dims) == 1
 

@@ -86,7 +86,7 @@ def test_a_search_runs_behind_calls_and_the_program_is_swapped_in(monkeypatch: p
     stop = threading.Event()
 
     def call() -> None:
-        while not stop.is_set():
+        while not stop.wait(0.01):
             results.append(called(compiled, a))
 
     threads = [threading.Thread(target=call) for _ in range(2)]

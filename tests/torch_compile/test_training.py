@@ -10,9 +10,16 @@ from benchmarks.torch_compile import training  # noqa: E402
 from tests.torch_compile import gpu_attention  # noqa: E402
 
 import tensor_graphs as tg  # noqa: E402
+from tensor_graphs.torch_compile import judge  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo", "ignored_warnings")
 QUICK = {"measure": False, "effort": 0, "budget": 1, "verify": False}
+
+
+@pytest.fixture(autouse=True)
+def briefly_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are timed for a tenth of a second: the programs run whatever their times are (`training.always`)."""
+    monkeypatch.setattr(judge, "MOST_S", 0.1)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])
