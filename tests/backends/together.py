@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from tensor_graphs.backends.program.emit.emit_cpu import ProgramEmitter
 from tensor_graphs.backends.program.launch.emission import emit_for, executed
 from tensor_graphs.backends.tuning.single_kernel import kernel_plan
 from tensor_graphs.egraph.builders import builders as api
@@ -40,9 +42,12 @@ def joined(plans: Sequence[Plan]) -> Plan:
 
 
 def outputs_of(cases: Sequence[Case]) -> list[tuple[Array, ...]]:
-    """The outputs of each kernel on its operands."""
+    """The outputs of each kernel on its operands. Calls of C kernels stay calls of their own: programs of equal kernels
+    then have equal C texts, which are compiled once."""
     plans = [kernel_plan(template, call) for template, call, _ in cases]
-    emitted = emit_for(joined(plans), reuse_outputs=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgramEmitter, "_join_calls", lambda self: None)
+        emitted = emit_for(joined(plans), reuse_outputs=True)
     keys = {term.attr("name"): key for key, term in emitted.weights.items()}
     given = {f"k{number}_{n}": a for number, (_, _, operands) in enumerate(cases) for n, a in operands.items()}
     bind = executed(emitted.source, "together")["bind"]
