@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from typing import Literal as OneOf
@@ -75,15 +75,14 @@ class Rule:
     @property
     def directions(self) -> tuple[Rule, ...]:
         """The one-directional rules that this rule stands for: itself, and the reverse with `both`."""
-        if not self.both:
-            return (self,)
-        forward = {**self.__dict__, "both": False}
-        for cached in ("lefts", "rights", "guards"):
-            forward.pop(cached, None)
-        return (
-            Rule(**forward),
-            Rule(**{**forward, "name": f"{self.name}-reversed", "left": self.right, "right": self.left, "keep": False}),
-        )
+        return self._split if self.both else (self,)
+
+    @cached_property
+    def _split(self) -> tuple[Rule, Rule]:
+        """Both directions of a rule with `both`."""
+        forward = replace(self, both=False)
+        backward = replace(forward, name=f"{self.name}-reversed", left=self.right, right=self.left, keep=False)
+        return forward, backward
 
     def __str__(self) -> str:
         sides = [side if isinstance(side, str) else ", ".join(side) for side in (self.left, self.right)]
@@ -132,10 +131,7 @@ def table(family: str, phase: str, rules: Iterable[Rule]) -> tuple[Rule, ...]:
     """
     found = []
     for rule in rules:
-        fields = {k: v for k, v in rule.__dict__.items() if k not in ("lefts", "rights", "guards")}
-        fields["family"] = rule.family or family
-        fields["phase"] = rule.phase if rule.phase != "algebra" else phase
-        made = Rule(**fields)
+        made = replace(rule, family=rule.family or family, phase=rule.phase if rule.phase != "algebra" else phase)
         made.check()
         found.append(made)
     return tuple(found)

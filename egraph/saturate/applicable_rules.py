@@ -26,7 +26,8 @@ def _ops(terms: Iterable[Term]) -> frozenset[str]:
 Shape = tuple[str, tuple[tuple[int, str], ...]]  # an op, and (operand index, op) of the calls among its operands
 
 
-def shapes(rule: Rule) -> list[Shape]:
+@lru_cache(maxsize=4096)
+def shapes(rule: Rule) -> tuple[Shape, ...]:
     """Op shapes that must occur in an e-graph for a rule to match: one for each op call in its left sides.
 
     A shape is (op of the call, (operand index, op) of each operand that is itself a call).
@@ -39,23 +40,17 @@ def shapes(rule: Rule) -> list[Shape]:
             if not isinstance(a, Var)
         ]
         found[term.op, tuple(inner)] = None
-    return list(found)
+    return tuple(found)
 
 
 def applicable(rules: Iterable[Rule], ops: Iterable[str]) -> tuple[list[Rule], set[str]]:
     """The rules that can ever match on a graph with some ops, as (one-directional rules, ops that may then occur)."""
-    waiting = [d for r in rules for d in r.directions]
+    waiting = [(d, *rule_ops(d)) for r in rules for d in r.directions]
     have, found = set(ops), list[Rule]()
-    while True:
-        split: dict[bool, list[Rule]] = {True: [], False: []}
-        for rule in waiting:
-            split[rule_ops(rule)[0] <= have].append(rule)
-        ready, waiting = split[True], split[False]
-        if not ready:
-            break
-        found += ready
-        for rule in ready:
-            have |= rule_ops(rule)[1]
+    while ready := [one for one in waiting if one[1] <= have]:
+        waiting = [one for one in waiting if not one[1] <= have]
+        found += [rule for rule, _, _ in ready]
+        have.update(*(made for _, _, made in ready))
     return found, have
 
 
@@ -64,11 +59,12 @@ def changes_rank(rule: Rule) -> bool:
     return bool(rule_ops(rule)[1] & {"reshape", "windows", "gather", "full", "iota"})
 
 
-def literal_ranks(rule: Rule) -> set[int]:
+@lru_cache(maxsize=4096)
+def literal_ranks(rule: Rule) -> frozenset[int]:
     """Ranks of the literal shapes and permutations in a rule's right sides."""
     calls = [t for side in rule.rights for t in subterms(side) if isinstance(t, PatternCall)]
     attrs = [a for t in calls for name, a in t.attrs if name in ("shape", "perm")]
-    return {len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec"}
+    return frozenset(len(a.args) for a in attrs if isinstance(a, Apply) and a.function == "vec")
 
 
 __all__ = ["Shape", "applicable", "changes_rank", "literal_ranks", "rule_ops", "shapes"]

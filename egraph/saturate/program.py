@@ -39,7 +39,7 @@ class EgglogProgram:
     rules: dict[str, list[str]]
     signatures: dict[str, str]
     names: tuple[str, ...]
-    needs: dict[str, list[Shape]]  # ruleset -> op shapes that must be present in an e-graph for the rule to match
+    needs: dict[str, tuple[Shape, ...]]  # ruleset -> op shapes that must be present in an e-graph for the rule to match
     pruned: bool
     beam: int
     interner: Interner
@@ -109,7 +109,7 @@ def make_program(
     if guarded:
         commands += cost_program(pricing, names, 8 * CAP if slack is None else slack)
     commands += subsumption_commands(names) if beam else []
-    needs: dict[str, list[Shape]] = {}
+    needs: dict[str, tuple[Shape, ...]] = {}
     texts: dict[str, list[str]] = {}
     for number, rule in enumerate(usable):  # one ruleset per rule, so that a round can run only rules that can match
         ruleset = f"r_{number}"

@@ -2,17 +2,21 @@
 
 Everything that can fail (index out of range, division by zero) is computed in the query, where failure means no match.
 egglog has no loops over vectors, so a rule that composes, inverts or extends vectors is compiled once per rank; the
-ranks come from the graph.
+ranks come from the graph. Texts are kept for later programs of the process, which mostly have the same rules and ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
-from ..ops.ops import OPS
+from ..ops.ops import OPS, Op
 from ..patterns.pattern import Literal, Term, Var, subterms
 from ..patterns.pattern_attrs import Apply, Attr, AttrConstant, Name
 from ..patterns.rule import Rule
+from .applicable_rules import rule_ops
 from .attribute_compiler import AttributeCompiler, NeedRank
 from .language import FIRST_FLOAT, RUN, STATUS_PROTECTED, Interner
 from .vector_ranks import Key, VectorRanks
@@ -172,8 +176,8 @@ class _Compiler:
         return str(FIRST_FLOAT + 2) if first is None else self.dtype(first)
 
     # ------------------------------------------------------------ the whole rule
-    def text(self, name: str, ruleset: str) -> str:
-        """The rule as one egglog command."""
+    def text(self) -> str:
+        """The rule as one egglog command, up to its options."""
         roots = [self.match(t) for t in self.rule.lefts]
         for key, n in self.attributes.lengths.items():
             vector = f"a_{key[1]}" if key[0] == "len" else self.attributes.fact("shape", key[1])
@@ -188,29 +192,75 @@ class _Compiler:
         made: list[str] = []
         actions = [f"(union {root} {self.make(right, made)})" for root, right in zip(roots, self.rule.rights)]
         query, action = " ".join(self.attributes.atoms), " ".join([*actions, *dict.fromkeys(made)])
-        return f'(rule ({query}) ({action}) :ruleset {ruleset} :name "{name}")'
+        return f"(rule ({query}) ({action})"
+
+
+class _Recorder(Interner):
+    """An interner that passes values on to another one and records their ids."""
+
+    def __init__(self, interner: Interner) -> None:
+        super().__init__()
+        self.interner = interner
+        self.ids: list[tuple[str, Any, int]] = []  # kind, value, id
+
+    def encode(self, kind: str, value: Any) -> int:
+        self.ids.append((kind, value, self.interner.encode(kind, value)))
+        return self.ids[-1][-1]
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A compiled rule: `texts` by name, the entries of its ops and the ids of its values for which they are valid."""
+
+    texts: dict[str, str]
+    ops: dict[str, Op | None]
+    ids: list[tuple[str, Any, int]]
+
+    def valid(self, interner: Interner) -> bool:
+        """Whether compiling again gives the same texts; interns the rule's values, as compiling does."""
+        same = [interner.encode(kind, value) == number for kind, value, number in self.ids]
+        return all(same) and all(OPS.get(op) is entry for op, entry in self.ops.items())
+
+
+KEPT = 4  # texts of a rule for some ranks: the ids of its values may differ from program to program
+
+
+@lru_cache(maxsize=4096)
+def _kept(rule: Rule, ranks: tuple[int, ...], guarded: bool) -> list[_Compiled]:
+    """What a rule was compiled to for these ranks, the latest first."""
+    return []
+
+
+def _compiled(rule: Rule, interner: Interner, ranks: Sequence[int], guarded: bool) -> _Compiled:
+    """Compile a rule; arguments as of `compile_rule`."""
+    waiting: list[dict[Key, int]] = [{}]
+    shared, recorder, texts = VectorRanks(rule.lefts), _Recorder(interner), dict[str, str]()
+    while waiting:
+        lengths = waiting.pop()
+        try:
+            text = _Compiler(rule, recorder, shared, lengths, guarded).text()
+        except NeedRank as need:
+            waiting += [{**lengths, need.key: r} for r in reversed(ranks)]
+            continue
+        texts[rule.name + "".join(f"@{n}" for n in lengths.values())] = text
+    ops = {op: OPS.get(op) for side in rule_ops(rule) for op in side}
+    return _Compiled(texts, ops, recorder.ids)
 
 
 def compile_rule(
     rule: Rule, interner: Interner, ranks: Sequence[int], *, guarded: bool, ruleset: str = "r_rules"
-) -> Iterator[tuple[str, str]]:
+) -> list[tuple[str, str]]:
     """Egglog form of a one-directional rule, as (name, command) pairs: one per rank if vectors must be expanded.
 
     `ranks`: ranks of values that may occur. `guarded`: whether created e-nodes are subject to pruning. `ruleset`: the
     egglog ruleset that the commands add to. Raises RuleError if the rule cannot be expressed.
     """
-    waiting: list[dict[Key, int]] = [{}]
-    shared = VectorRanks(rule.lefts)
-    while waiting:
-        lengths = waiting.pop()
-        suffix = "".join(f"@{n}" for n in lengths.values())
-        name = rule.name + suffix
-        try:
-            text = _Compiler(rule, interner, shared, lengths, guarded).text(name, ruleset)
-        except NeedRank as need:
-            waiting += [{**lengths, need.key: r} for r in reversed(ranks)]
-            continue
-        yield name, text
+    kept = _kept(rule, tuple(ranks), guarded)
+    found = next((one for one in tuple(kept) if one.valid(interner)), None)
+    if found is None:
+        found = _compiled(rule, interner, ranks, guarded)
+        kept[:] = [found, *kept[: KEPT - 1]]
+    return [(name, f'{text} :ruleset {ruleset} :name "{name}")') for name, text in found.texts.items()]
 
 
 def collect_constants(rules: Iterable[Rule], interner: Interner) -> list[float]:

@@ -69,9 +69,7 @@ def all_for_proofs() -> tuple[Rule, ...]:
 
 
 def _free(rule: Rule) -> Rule:
-    fields = {k: v for k, v in rule.__dict__.items() if k not in ("lefts", "rights", "guards")}
-    kept = tuple(text for text, guard in zip(rule.when, rule.guards) if not about_cost(guard))
-    return Rule(**{**fields, "when": kept})
+    return replace(rule, when=tuple(text for text, guard in zip(rule.when, rule.guards) if not about_cost(guard)))
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,14 @@ class Sampler:
     def value(self, attr: Attr) -> Any:
         """The value of an attribute expression; raises NotYet if a variable has no value yet, Reject if the expression
         has no value."""
-        env = self.env
-        if any(n not in env for n in attr_names(attr)):
+        if isinstance(attr, AttrConstant):
+            return attr.value
+        if any(n not in self.types and n not in self.attrs for n in attr_names(attr)):
             raise NotYet
+        if isinstance(attr, Name) and attr.name not in self.types:
+            return self.attrs[attr.name]
         try:
-            return evaluate(attr, env)
+            return evaluate(attr, self.env)
         except FAILURES as error:
             raise Reject from error
 
@@ -142,10 +145,9 @@ class Sampler:
 
     def accept(self, name: str) -> bool:
         """Whether all guards hold that read the variable `name` and whose variables all have values."""
-        env = self.env
-        return all(
-            holds([g], env) for g, reads in zip(self.guards, self.reads) if name in reads and reads <= env.keys()
-        )
+        asked = [(g, reads) for g, reads in zip(self.guards, self.reads) if name in reads]
+        env = self.env if asked else {}
+        return all(holds([g], env) for g, reads in asked if reads <= env.keys())
 
     # ------------------------------------------------------------ choices
     def pick(self, sizes: Sizes) -> int:

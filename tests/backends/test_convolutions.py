@@ -42,6 +42,7 @@ from tensor_graphs.extract.model.pricing import Priced, PricerBase
 from tensor_graphs.extract.search.search import search
 from tensor_graphs.rules import ALL
 
+from ..examples import examples
 from . import kernel_interpreter
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -155,7 +156,7 @@ def convolutions(draw: Any) -> Tensor:
     return make("conv", (x("a", batch, group * inner, *sizes), x("w", group * outer, inner, *taps)), attrs)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(convolutions(), st.booleans())
 def test_any_convolution_means_what_numpy_computes(root: Tensor, last: bool) -> None:
     """Kernels larger than the image, strides beyond it, uneven padding, groups, sizes of 1."""

@@ -35,6 +35,7 @@ from tensor_graphs.egraph.ir.tensor import Tensor, make, topological
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
+from ..examples import examples
 from . import kernel_interpreter
 from .transformations import transformations
 
@@ -76,7 +77,7 @@ def indices(draw: Any, depth: int = 3) -> tuple[Index, Callable[[dict[Axis, int]
     return (x // n, lambda p: fx(p) // n) if kind == "div" else (x % n, lambda p: fx(p) % n)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(indices())
 def test_normal_forms_keep_the_value_and_the_range(found: tuple[Index, Callable[[dict[Axis, int]], int]]) -> None:
     form, meaning = found

@@ -26,11 +26,12 @@ from tensor_graphs.costdb.keys.key import (
 from tensor_graphs.costdb.keys.source import normalise, source_hash
 from tensor_graphs.errors import UsageError
 
+from ..examples import examples
 from ..only_in import only_in
 
 scalars = st.text(max_size=8) | st.integers() | st.floats() | st.booleans()
 plain = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3), max_leaves=8)
-few = settings(deadline=None, max_examples=60)
+few = settings(deadline=None, max_examples=examples(60))
 
 
 @few

@@ -20,6 +20,7 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.egraph.simplify.simplify import simplify
 
+from ..examples import examples
 from ..fuzz.reassembly import reassemble
 
 B, T, D, H = 2, 8, 16, 2
@@ -362,7 +363,7 @@ def random_graphs(draw: Any) -> Graph:
     return Graph.of([*outputs, pool[-1]], updates={"s": pool[-2]})
 
 
-@settings(deadline=None, max_examples=75)
+@settings(deadline=None, max_examples=examples(75))
 @given(random_graphs(), st.sampled_from((1, 3, 10, 96)))
 def test_any_graph_is_covered_once_and_reassembles(graph: Graph, max_nodes: int) -> None:
     checked(graph, max_nodes)

@@ -25,6 +25,7 @@ from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import UsageError
 from tensor_graphs.rules import ALL
 
+from ..examples import examples
 from ..fuzz.strategies import graphs
 from .best_terms import best_terms
 
@@ -160,7 +161,7 @@ def test_terms_that_no_rule_connects() -> None:
         explain(saturate_block(Graph.of(x(2, 3) + 1.0), [], LIMITS, session=SESSION), [], [x(2, 3)], [x(3, 2)])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(graphs(), st.integers(0, 1 << 30))
 def test_any_extraction_of_a_random_graph_is_explained(graph: Graph, seed: int) -> None:
     limits = Limits(nodes=600, iterations=3, seconds=20)

@@ -35,6 +35,7 @@ from tensor_graphs.egraph.saturate.term_cost import Roofline, node_prices, tree_
 from tensor_graphs.egraph.view.view import view_of
 from tensor_graphs.errors import RuleError
 
+from ..examples import examples
 from ..fuzz.strategies import ANY, graphs
 
 ONCE = Limits(iterations=1)
@@ -130,7 +131,7 @@ def test_laws_agree_on_every_op_kind() -> None:
     _agrees(Graph.of(nodes))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(graphs(kinds=ANY))
 def test_laws_agree_on_random_graphs(graph: Graph) -> None:
     _agrees(graph)
@@ -234,7 +235,7 @@ def test_guards_mean_the_same_in_egglog(guard: str) -> None:
     assert _matches(guard, graph) == holds([parse_guard(guard)], {"x": Fact(WIDE, False)})
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.permutations(range(4)), st.permutations(range(4)))
 def test_permutations_compose_and_invert(p: list[int], q: list[int]) -> None:
     x = t.input("x", (2, 3, 4, 5))

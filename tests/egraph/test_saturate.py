@@ -37,6 +37,7 @@ from tensor_graphs.egraph.saturate.worker import Pool, SaturationWorker
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import RuleError, UsageError, WorkerError
 
+from ..examples import examples
 from ..fuzz.strategies import data, graphs
 from ..only_in import only_in
 from .best_terms import best_terms
@@ -113,7 +114,7 @@ def assert_sound(graph: Graph, view: EGraphView) -> None:
         np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9, err_msg=repr(form))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(graphs())
 def test_every_form_of_every_class_is_equal(graph: Graph) -> None:
     assert_sound(graph, saturate_block(graph, RULES, Limits(iterations=4, nodes=2000), session=InProcess()))
@@ -238,7 +239,7 @@ def test_more_search_never_gives_a_dearer_plan(name: str, knob: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{"slack": 0}, {"limits": Limits(beam=1)}, {"slack": 0, "limits": Limits(beam=1)}])
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(graph=graphs())
 def test_pruning_never_loses_the_graph(graph: Graph, options: dict[str, Any]) -> None:
     limits = options.get("limits", Limits(iterations=4))
@@ -571,7 +572,7 @@ class _Ungated(InProcess):
         return super().request(method, payload, bounds)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(graph=graphs())
 def test_leaving_out_rules_that_cannot_match_changes_nothing(graph: Graph) -> None:
     limits = Limits(nodes=600, iterations=4, seconds=30)

@@ -21,6 +21,8 @@ from tensor_graphs.egraph.simplify.simplify import simplify
 from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.egraph.types.dtypes import category, numpy_dtype
 
+from ..examples import examples
+
 X = t.input("x", (2, 3, 4))
 I = t.input("i", (2, 3), "int32")
 NUMBERS = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 3.0, 0.25, 4.0, -4.0)
@@ -158,7 +160,7 @@ def results(graph: Graph, data: dict[str, Any], **options: Any) -> list[Any]:
         return evaluate(graph, data, params={"w": data["w"]}, **options)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(graphs(), st.integers(0, 99))
 def test_the_meaning_is_kept(graph: Graph, seed: int) -> None:
     data = values(seed, special=False)
@@ -168,7 +170,7 @@ def test_the_meaning_is_kept(graph: Graph, seed: int) -> None:
     assert [o.type for o in small.outputs] == [o.type for o in graph.outputs]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(graphs(EXACT_STEPS), st.integers(0, 99))
 def test_exact_keeps_every_bit(graph: Graph, seed: int) -> None:
     with np.errstate(all="ignore"):
@@ -181,7 +183,7 @@ def test_exact_keeps_every_bit(graph: Graph, seed: int) -> None:
         np.testing.assert_array_equal(np.where(nan, 0, before).view(np.uint32), np.where(nan, 0, after).view(np.uint32))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(graphs(), st.booleans())
 def test_once_is_enough(graph: Graph, exact: bool) -> None:
     small = simplify(graph, exact=exact)

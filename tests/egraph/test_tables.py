@@ -19,6 +19,7 @@ from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.egraph.view.view import EGraphView
 from tensor_graphs.errors import ShapeError
 
+from ..examples import examples
 from ..fuzz.strategies import ANY, graphs
 from .best_terms import best_terms
 
@@ -33,7 +34,7 @@ def _loaded(graph: Graph) -> tuple[LoweredGraph, EGraphView]:
     return lowered, decode(lowered, dims, header["names"], arrays)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(graphs(kinds=ANY))
 def test_a_graph_comes_back_unchanged(graph: Graph) -> None:
     _, view = _loaded(graph)

@@ -23,6 +23,7 @@ from tensor_graphs.errors import UsageError
 from tensor_graphs.extract.solve.problem import Problem
 from tensor_graphs.extract.solve.solve import solve
 
+from ..examples import examples
 from ..fuzz.strategies import graphs
 from .best_terms import best_terms
 from .test_saturate import RULES, SAMPLES, assert_sound, everything, long_sum, qkv
@@ -135,7 +136,7 @@ def test_the_default_is_one_saturation_and_widths_are_steps() -> None:
 WIDER = st.tuples(st.sampled_from((1, 2, 3, 4, 5, 8, 0)), st.sampled_from((0, 0.5, 2, 3, 4)), st.integers(1, 4))
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=examples(15), suppress_health_check=list(HealthCheck))
 @given(graphs(steps=6), WIDER, WIDER)
 def test_more_beam_slack_and_rounds_never_cost_quality(
     here: list[Limits], graph: Graph, one: tuple[int, float, int], other: tuple[int, float, int]

@@ -24,6 +24,7 @@ from tensor_graphs.egraph.view.saturation_report import SaturationReport
 from tensor_graphs.egraph.view.view import EGraphView, view_of
 from tensor_graphs.errors import ExtractionError
 
+from ..examples import examples
 from ..fuzz.strategies import ANY, data, graphs
 from .best_terms import best_terms
 from .plans import dag_cost
@@ -161,7 +162,7 @@ def test_the_glued_view_computes_the_model() -> None:
             np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(graphs(steps=14))
 def test_joining_random_graphs_keeps_roots_types_and_values(graph: Graph) -> None:
     blocks = find_blocks(graph, max_nodes=4)

@@ -25,6 +25,8 @@ from tensor_graphs.extract.solve.problem import NodeSpec, Problem, ProblemRows
 from tensor_graphs.extract.solve.solve import solve
 from tensor_graphs.extract.solve.solve_clock import LABELS_A_SECOND, SolveClock
 
+from ..examples import examples
+
 COSTS = st.sampled_from([0.0, 0.1, 0.3, 1.0, 1.0, 1.7, 2.0, 5.0, 40.0, 1e9])
 
 
@@ -114,7 +116,7 @@ def test_wherever_it_is_cut(rows: ProblemRows, apart: int, crowd: int) -> None:
     check(rows, found, best)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 @given(layered(7, 4, 3))
 def test_it_agrees_with_cp_sat_on_deep_problems(rows: ProblemRows) -> None:
     cost, start, _ = best_greedy(rows)

@@ -44,6 +44,7 @@ from tensor_graphs.extract.solve.kbest import k_best
 from tensor_graphs.extract.solve.solve import solve
 from tensor_graphs.rules import ALL
 
+from ..examples import examples
 from .test_candidates import Kernels
 
 VIEW = view_of(Graph.of(tg.input("x", (4,)) + 1.0))
@@ -103,7 +104,7 @@ def problems(draw: Any) -> Made:
     return Made(kernels, draw(st.lists(st.integers(1, n), min_size=1, max_size=3, unique=True)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(problems())
 def test_several_outputs_are_chosen_where_they_are_cheaper(made: Made) -> None:
     """The frontier search, CP-SAT and HiGHS agree with trying every set of kernels, and each kernel is paid once."""

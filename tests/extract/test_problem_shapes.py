@@ -24,6 +24,8 @@ from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import parse_egraph, to_json, write_egraph
 from tensor_graphs.extract.solve.solve import solve
 
+from ..examples import examples
+
 COSTS = {
     "zero": [0.0, 0.0, 0.0, 1.0],
     "integral": [0.0, 1.0, 2.0, 3.0, 5.0, 8.0],
@@ -70,7 +72,7 @@ def least(problem: Problem) -> float:
     return best
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(documents())
 def test_files_of_all_shapes_are_solved_or_refused(document: dict[str, Any]) -> None:
     problem = parse_egraph(document)

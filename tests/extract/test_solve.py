@@ -23,6 +23,8 @@ from tensor_graphs.extract.solve.problem import Problem, evaluate
 from tensor_graphs.extract.solve.serialize import read_egraph
 from tensor_graphs.extract.solve.solve import METHODS, solve
 
+from ..examples import examples
+
 DATA = Path(__file__).parents[2].parent / "shared/data/extraction"
 FUZZ = sorted(DATA.glob("fuzz/*.json.gz"))
 
@@ -286,7 +288,7 @@ def test_representations() -> None:
     assert "<table>" in found._repr_html_() and f"{found.cost:.6g}" in found._repr_html_()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(problems())
 def test_k_best_lists_all_extractions_in_order(problem: Problem) -> None:
     every = brute_force(problem)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
+from tensor_graphs.backends.tuning.single_kernel import in_layout
 from tensor_graphs.extract.model.kernel import Call
 from tensor_graphs.extract.model.library_kernel import LibraryKernel
 
 from ..reference import expected
+from ..together import outputs_of
 
 SCALES, POINTS = "amspju", "zyoqv"  # operands: float factors and scales; zero points
 
@@ -40,17 +42,20 @@ def drawn(call: Call, terms: int, seed: int = 0) -> dict[str, Any]:
     return found
 
 
-def compare(row: LibraryKernel, call: Call, terms: int, seed: int = 0) -> None:
-    """Assert that a kernel's results on random operands match the reference: integer sums exactly, floats within
-    rounding, bytes except for a few whose value before rounding lies next to a half."""
-    assert row.applies is not None and row.applies(call), row.name
-    operands = drawn(call, terms, seed)
-    got, want = compiled(row, call)(operands)()[0], expected(row, call, operands)
-    if got.dtype == np.float32:
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5)
-    elif got.dtype == np.int32:
-        np.testing.assert_array_equal(got, want)
-    else:
-        off = np.abs(got.astype(int) - want.astype(int))
-        assert off.max() <= 1 and (off > 0).mean() <= 2e-3, (row.name, off.max(), (off > 0).mean())
-        assert np.ptp(want.astype(int)) > 15, "a result that shows little"
+def compare(calls: Iterable[tuple[LibraryKernel, Call, int, int]]) -> None:
+    """Assert that the results of kernels, which are compiled together, match the reference: integer sums exactly,
+    floats within rounding, bytes except for a few whose value before rounding lies next to a half. `calls`: kernel,
+    call, terms of each sum, and the seed of its operands."""
+    cases = [(row, call, drawn(call, terms, seed)) for row, call, terms, seed in calls]
+    for row, call, _ in cases:
+        assert row.applies is not None and row.applies(call), row.name
+    for (row, call, operands), (got, *_) in zip(cases, outputs_of(cases), strict=True):
+        want, of = expected(row, call, operands), f"{row.name} of {call}"
+        if got.dtype == np.float32:
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-5, err_msg=of)
+        elif got.dtype == np.int32:
+            np.testing.assert_array_equal(got, want, err_msg=of)
+        else:
+            off = np.abs(got.astype(int) - want.astype(int))
+            assert off.max() <= 1 and (off > 0).mean() <= 2e-3, (of, off.max(), (off > 0).mean())
+            assert np.ptp(want.astype(int)) > 15, f"a result that shows little: {of}"

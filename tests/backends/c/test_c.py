@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ from ..sampled_calls import sample
 from ..test_kernel_ir import KERNELS, memory_for
 from ..test_kernel_ir import kernel as plain_kernel
 from ..test_kernel_ir import values as kernel_values
+from ..together import outputs_of
 
 pytestmark = pytest.mark.skipif(bool(c.BACKEND.unavailable()), reason=c.BACKEND.unavailable() or "-")
 
@@ -138,21 +139,24 @@ def kernel_call(root: Tensor) -> Call:
     return Call(inputs, operand(root.type), {})
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_kernels_of_every_class(name: str) -> None:
-    root = KERNELS[name]()
-    if not isinstance(root, Tensor):
-        pytest.skip("several results")
-    template, call = generated(root), kernel_call(root)
-    found = template.lower(call)
-    if found is None:
-        assert template.family in ("contraction", "attention", "conv"), "only products are left to libraries"
-        return
-    rng = np.random.default_rng(0)
-    values = {n: random_values(o.type, rng) for n, o in call.operands.items()}
-    np.testing.assert_allclose(
-        run_template(template, call, values), expected(template, call, values), rtol=2e-5, atol=2e-6
-    )
+def test_kernels_of_every_class() -> None:
+    cases, names = [], []
+    for name, made in KERNELS.items():
+        root = made()
+        if not isinstance(root, Tensor):
+            continue  # several results
+        template, call = generated(root), kernel_call(root)
+        if template.lower(call) is None:
+            assert template.family in ("contraction", "attention", "conv"), (
+                f"only products are left to libraries: {name}"
+            )
+            continue
+        rng = np.random.default_rng(0)
+        cases.append((template, call, {n: random_values(o.type, rng) for n, o in call.operands.items()}))
+        names.append(name)
+    assert len(cases) > 10
+    for name, case, (got, *_) in zip(names, cases, outputs_of(cases), strict=True):
+        np.testing.assert_allclose(got, expected(*case), rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 def test_one_function_for_several_results() -> None:
@@ -405,15 +409,23 @@ def run(root: Tensor, **values: Array) -> Array:
     return run_template(generated(root), kernel_call(root), values)
 
 
+def run_all(roots: Sequence[Tensor], **values: Array) -> list[Array]:
+    """Results of generated kernels, which are compiled together; each reads some of the values."""
+    calls = [kernel_call(root) for root in roots]
+    cases = [(generated(r), call, {n: values[n] for n in call.operands}) for r, call in zip(roots, calls, strict=True)]
+    return [outputs[0] for outputs in outputs_of(cases)]
+
+
 def test_rows_that_a_mask_hides_are_zero_and_a_nan_stays_in_its_row() -> None:
     x = np.random.default_rng(0).standard_normal((4, 37)).astype(np.float32)
     x[1] = -np.inf
     x[2, 5] = np.nan
-    got = run(t.exp(t.input("x", (4, 37)) - t.max(t.input("x", (4, 37)), axis=1, keepdims=True)), x=x)
+    a = t.input("x", (4, 37))
+    most, down = (t.max(a, axis=axis, keepdims=True) for axis in (1, 0))
+    got, most_found, down_found = run_all([t.exp(a - most), most, down], x=x)
     assert np.all(got[1] == 0) or np.all(np.isnan(got[1]))  # as the specification of exp(a - max a) has it
     assert np.all(np.isnan(got[2])) and np.isfinite(got[[0, 3]]).all()
-    assert np.isnan(run(t.max(t.input("x", (4, 37)), axis=1, keepdims=True), x=x)[2, 0])
-    assert np.isnan(run(t.max(t.input("x", (4, 37)), axis=0, keepdims=True), x=x)[0, 5])
+    assert np.isnan(most_found[2, 0]) and np.isnan(down_found[0, 5])
 
 
 def test_an_index_out_of_range_reads_the_nearest_row() -> None:
@@ -432,16 +444,15 @@ def test_whole_numbers_wrap_as_numpys_do(dtype: str) -> None:
     y = np.array([limits.max, 3, limits.min + 1, limits.max, 7], dtype)
     a, b = t.input("x", (5,), dtype), t.input("y", (5,), dtype)
     with np.errstate(all="ignore"):
-        for root, want in (
+        cases = (
             (t.cast(a * b, "int64"), (x * y).astype(np.int64)),
             (t.cast(a + b, "float64") * t.input("z", (5,), "float64"), (x + y).astype(np.float64)),
             (t.lt(a - b, a), x - y < x),
             (make("floordiv", [make("neg", [a], {}), b], {}), np.floor_divide(-x, y)),
             (t.cast(t.abs(a), "int64"), np.abs(x).astype(np.int64)),
-        ):
-            given = {"x": x, "y": y, "z": np.ones(5)}
-            read = {str(n.attr("name")) for n in topological([root]) if n.op == "input"}
-            np.testing.assert_array_equal(run(root, **{n: given[n] for n in read}), want)
+        )
+    for (root, want), got in zip(cases, run_all([r for r, _ in cases], x=x, y=y, z=np.ones(5)), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=str(root))
 
 
 def test_whole_numbers_wrap_after_a_cast_to_fewer_bits() -> None:
@@ -459,14 +470,14 @@ def test_products_of_indices_have_64_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8"])
-@pytest.mark.parametrize("op", ["and", "or", "xor"])
-def test_bits_of_whole_numbers(op: str, dtype: str) -> None:
+def test_bits_of_whole_numbers(dtype: str) -> None:
     """No number stands for true there."""
     a = np.array([0, 1, 4, 19, 120], dtype)
-    for number in (0, 3, 16):
-        root = make(op, [t.input("x", (5,), dtype), t.full((1,), number, dtype)], {})
-        function = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
-        np.testing.assert_array_equal(run(root, x=a), function(a, np.asarray(number, dtype)))
+    functions = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+    cases = [(op, number) for op in functions for number in (0, 3, 16)]
+    roots = [make(op, [t.input("x", (5,), dtype), t.full((1,), number, dtype)], {}) for op, number in cases]
+    for (op, number), got in zip(cases, run_all(roots, x=a), strict=True):
+        np.testing.assert_array_equal(got, functions[op](a, np.asarray(number, dtype)), err_msg=f"{op} {number}")
 
 
 def test_integers_are_divided_as_numpy_does() -> None:
@@ -474,25 +485,25 @@ def test_integers_are_divided_as_numpy_does() -> None:
     low = -(1 << 63)
     x = np.array([7, -7, 7, -7, 0, 13, -13, low, low, 5, low + 1])
     y = np.array([2, 2, -2, -2, 3, 7, 7, -1, 0, 0, -1])
+    a, b, cases = t.input("x", (11,), "int64"), t.input("y", (11,), "int64"), []
     for op, function in (("floordiv", np.floor_divide), ("mod", np.mod)):
         with np.errstate(all="ignore"):
-            both = make(op, [t.input("x", (11,), "int64"), t.input("y", (11,), "int64")], {})
-            np.testing.assert_array_equal(run(both, x=x, y=y), function(x, y))
+            cases.append((make(op, [a, b], {}), function(x, y)))
             for by in (767, -3, 1, 1 << 40):
-                root = make(op, [t.input("x", (11,), "int64"), t.full((1,), by, "int64")], {})
-                np.testing.assert_array_equal(run(root, x=x), function(x, by))
+                cases.append((make(op, [a, t.full((1,), by, "int64")], {}), function(x, by)))
     places = make("mod", [t.iota((40,), 0) * 3 - 17, t.full((1,), 8, "int64")], {})
-    np.testing.assert_array_equal(run(places), (np.arange(40) * 3 - 17) % 8)
+    cases.append((places, (np.arange(40) * 3 - 17) % 8))
+    for (root, want), got in zip(cases, run_all([r for r, _ in cases], x=x, y=y), strict=True):
+        np.testing.assert_array_equal(got, want, err_msg=str(root))
 
 
 def test_negative_numbers_are_operands_everywhere() -> None:
     x = t.input("x", (5,))
     values = np.linspace(-2, 2, 5, dtype=np.float32)
-    for root, want in (
-        (make("neg", [t.broadcast_to(t.full((1,), -0.5), (5,))], {}) + x, 0.5 + values),
-        (t.maximum(x - (-0.5), t.full((5,), -1.5)) * -2.0, np.maximum(values + 0.5, -1.5) * -2),
-    ):
-        np.testing.assert_allclose(run(root, x=values), want, rtol=1e-6)
+    summed = make("neg", [t.broadcast_to(t.full((1,), -0.5), (5,))], {}) + x
+    found = run_all([summed, t.maximum(x - (-0.5), t.full((5,), -1.5)) * -2.0], x=values)
+    for got, want in zip(found, (0.5 + values, np.maximum(values + 0.5, -1.5) * -2), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_float64_is_computed_in_float64() -> None:

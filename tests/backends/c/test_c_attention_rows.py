@@ -19,6 +19,7 @@ from tensor_graphs.extract.candidates.candidates import candidate_hypergraph
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 
 from ..reference import expected
+from ..together import outputs_of
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in attention_rows()}
@@ -45,58 +46,59 @@ def call_of(
     return Call(given, out, {"scale": 0.3, "causal": False, "window": 0, "softcap": 0.0} | attrs)
 
 
-def check(name: str, call: Call, large: float = 1.0, hidden: float = 0.0) -> None:
-    row, rng = ROWS[name], np.random.default_rng(0)
-    assert row.applies is not None and row.applies(call), name
-    draw = lambda o: (large * rng.standard_normal(o.type.shape)).astype(np.float32)
-    operands = {n: in_layout(draw(o), o) for n, o in call.operands.items()}
-    if hidden:
-        m = operands["m"]
-        m[rng.random(m.shape) < hidden] = -np.inf
-        m[..., 0] = 0.0
-    got = compiled(row, call)(operands)()[0].astype(float)
-    want = expected(row, call, operands).astype(float)
-    assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, rtol=2e-5 * max(large, 1) ** 2, atol=2e-6 * large)
+def check(*calls: tuple[str, Call], large: float = 1.0, hidden: float = 0.0) -> None:
+    """Kernels, which are compiled together, accept these calls and agree with float64."""
+    cases = []
+    for name, call in calls:
+        row, rng = ROWS[name], np.random.default_rng(0)
+        assert row.applies is not None and row.applies(call), name
+        draw = lambda o, rng=rng: in_layout((large * rng.standard_normal(o.type.shape)).astype(np.float32), o)
+        operands = {n: draw(o) for n, o in call.operands.items()}
+        if hidden:
+            m = operands["m"]
+            m[rng.random(m.shape) < hidden] = -np.inf
+            m[..., 0] = 0.0
+        cases.append((row, call, operands))
+    for (row, call, operands), (got, *_) in zip(cases, outputs_of(cases), strict=True):
+        want, of = expected(row, call, operands).astype(float), f"{row.name} of {call}"
+        assert got.shape == want.shape, of
+        np.testing.assert_allclose(got, want, rtol=2e-5 * max(large, 1) ** 2, atol=2e-6 * large, err_msg=of)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("lead", "t", "s", "d", "e"),
-    [
-        ((2, 3), 49, 49, 32, 32),
-        ((1, 2), 17, 1, 1, 1),
-        ((1, 1), 18, 16, 16, 17),
-        ((3, 1), 19, 97, 24, 64),
-        ((1, 2), 64, 130, 67, 80),
-    ],
+SIZES = (
+    ((2, 3), 49, 49, 32, 32),
+    ((1, 2), 17, 1, 1, 1),
+    ((1, 1), 18, 16, 16, 17),
+    ((3, 1), 19, 97, 24, 64),
+    ((1, 2), 64, 130, 67, 80),
 )
-def test_sizes(name: str, lead: tuple[int, ...], t: int, s: int, d: int, e: int) -> None:
-    check(name, call_of(name, lead, t, s, d, e, turned=t == 49))
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("window", [0, 1, 20])
-@pytest.mark.parametrize("causal", [False, True])
-def test_masks_by_position(name: str, window: int, causal: bool) -> None:
-    for t, s in ((37, 37), (23, 61)):
-        check(name, call_of(name, (1, 2), t, s, 16, 20, causal=causal, window=window))
+def test_sizes(name: str) -> None:
+    check(*((name, call_of(name, lead, t, s, d, e, turned=t == 49)) for lead, t, s, d, e in SIZES))
 
 
-@pytest.mark.parametrize("mask", [(1, 1, 1, 41), (1, 3, 20, 41), (2, 1, 1, 41), (1, 1, 20, 41)])
-def test_masks_that_are_shared(mask: tuple[int, ...]) -> None:
-    check("c.attention_masked", call_of("c.attention_masked", (2, 3), 20, 41, 8, 8, mask=mask), hidden=0.4)
+@pytest.mark.parametrize("name", NAMES)
+def test_masks_by_position(name: str) -> None:
+    ways = [{"causal": causal, "window": window} for causal in (False, True) for window in (0, 1, 20)]
+    check(*((name, call_of(name, (1, 2), t, s, 16, 20, **way)) for way in ways for t, s in ((37, 37), (23, 61))))
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
-def test_grouped_queries_and_other_ranks(name: str) -> None:
-    check(name, call_of(name, (2, 2, 3), 21, 33, 16, 16, shared=(2, 2, 1), turned=True, causal=True))
-    if not name.endswith("_rows"):
-        check(name, call_of(name, (5,), 21, 33, 16, 16))
+def test_masks_that_are_shared() -> None:
+    name, masks = "c.attention_masked", ((1, 1, 1, 41), (1, 3, 20, 41), (2, 1, 1, 41), (1, 1, 20, 41))
+    check(*((name, call_of(name, (2, 3), 20, 41, 8, 8, mask=mask)) for mask in masks), hidden=0.4)
+
+
+def test_grouped_queries_and_other_ranks() -> None:
+    grouped = [
+        (n, call_of(n, (2, 2, 3), 21, 33, 16, 16, shared=(2, 2, 1), turned=True, causal=True)) for n in NAMES[:2]
+    ]
+    check(*grouped, ("c.attention", call_of("c.attention", (5,), 21, 33, 16, 16)))
 
 
 def test_large_scores() -> None:
-    check("c.attention", call_of("c.attention", (1, 1), 30, 300, 40, 16), large=20.0)
+    check(("c.attention", call_of("c.attention", (1, 1), 30, 300, 40, 16)), large=20.0)
 
 
 def test_what_it_cannot_compute_is_refused() -> None:
@@ -107,7 +109,7 @@ def test_what_it_cannot_compute_is_refused() -> None:
         call_of("c.attention", (1, 1), 30, 20, 8, 8, causal=True), call_of("c.attention", (1, 1), 30, 20, 8, 8, softcap=5.0),
     ):  # fmt: skip
         assert not row.applies(call)
-    check("c.attention", call_of("c.attention", (2, 3), 1, 33, 8, 12))  # few rows, and few keys
+    check(("c.attention", call_of("c.attention", (2, 3), 1, 33, 8, 12)))  # few rows, and few keys
     assert not masked.applies(call_of("c.attention_masked", (2, 2), 20, 20, 8, 8, mask=(2, 2, 20, 1)))
 
 

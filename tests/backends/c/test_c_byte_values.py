@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.onnx.quantize import dynamic_quantize
 
 from ..reference import expected
+from ..together import outputs_of
 from .test_c_convolutions import last
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
@@ -50,11 +52,9 @@ def call_of(name: str, shape: tuple[int, ...], kind: str = "uint8", images: bool
     return Call({n: made[n] for n in row.operands}, Operand(Type(shape, out), written), attrs)
 
 
-def check(name: str, call: Call) -> None:
-    """Results equal the interpreter's in float32; bytes of inexact functions may be neighbours at a half."""
-    row, rng = ROWS[name], np.random.default_rng(0)
-    assert row.applies is not None and row.applies(call), name
-    given: dict[str, Any] = {}
+def drawn(call: Call) -> dict[str, Any]:
+    """Random operands in the call's layouts, such that results are spread over the range of bytes."""
+    rng, given = np.random.default_rng(0), {}
     for n, o in call.operands.items():
         if n in "ausm":
             values = np.full(o.type.shape, {"a": 0.031, "u": 0.017, "s": 0.02, "m": 0.7}[n])
@@ -65,30 +65,39 @@ def check(name: str, call: Call) -> None:
             values = rng.integers(limits.min, limits.max + 1, o.type.shape)
             values = values // 8 + (limits.max + limits.min) // 2 if n in "zvo" else values
         given[n] = in_layout(np.asarray(values).astype(o.type.dtype), o)
-    got, want = compiled(row, call)(given)()[0], expected(row, call, given, float64=False)
-    assert len(np.unique(want)) > 8 or "softmax" in name, "a result that shows little"
-    if got.dtype == np.float32:
-        np.testing.assert_allclose(got, want, rtol=2e-6, atol=4e-6)
-        return
-    off = np.abs(got.astype(int) - want.astype(int))
-    loose = any(part in name for part in INEXACT)
-    assert off.max() <= loose and off.mean() <= 2e-3 * loose, (name, off.max(), off.mean())
+    return given
+
+
+def check(calls: Iterable[tuple[str, Call]]) -> None:
+    """Results of kernels, which are compiled together, equal the interpreter's in float32; bytes of inexact functions
+    may be neighbours at a half."""
+    cases = [(ROWS[name], call, drawn(call)) for name, call in calls]
+    for row, call, _ in cases:
+        assert row.applies is not None and row.applies(call), row.name
+    for (row, call, given), (got, *_) in zip(cases, outputs_of(cases), strict=True):
+        want, of = expected(row, call, given, float64=False), f"{row.name} of {call}"
+        assert len(np.unique(want)) > 8 or "softmax" in row.name, f"a result that shows little: {of}"
+        if got.dtype == np.float32:
+            np.testing.assert_allclose(got, want, rtol=2e-6, atol=4e-6, err_msg=of)
+            continue
+        off = np.abs(got.astype(int) - want.astype(int))
+        loose = any(part in row.name for part in INEXACT)
+        assert off.max() <= loose and off.mean() <= 2e-3 * loose, (of, off.max(), off.mean())
 
 
 @pytest.mark.parametrize("kind", ["uint8", "int8"])
-@pytest.mark.parametrize("name", list(ROWS))
-def test_every_kernel(name: str, kind: str) -> None:
-    check(name, call_of(name, (3, 70, 31), kind))
+def test_every_kernel(kind: str) -> None:
+    check((name, call_of(name, (3, 70, 31), kind)) for name in ROWS)
 
 
-@pytest.mark.parametrize("name", [n for n in ROWS if "softmax" not in n and "norm" not in n and "to_last" not in n])
-def test_images(name: str) -> None:
-    check(name, call_of(name, (2, 35, 5, 7), images=True))
+def test_images() -> None:
+    names = [n for n in ROWS if "softmax" not in n and "norm" not in n and "to_last" not in n]
+    check((name, call_of(name, (2, 35, 5, 7), images=True)) for name in names)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 9, 31), (1, 70, 65), (1, 32, 8, 8)])
-def test_images_become_channels_last(shape: tuple[int, ...]) -> None:
-    check("c.bytes_quantize_to_last", call_of("c.bytes_quantize_to_last", shape))
+def test_images_become_channels_last() -> None:
+    name = "c.bytes_quantize_to_last"
+    check((name, call_of(name, shape)) for shape in ((2, 3, 9, 31), (1, 70, 65), (1, 32, 8, 8)))
 
 
 def test_ties_round_to_even_and_results_saturate() -> None:

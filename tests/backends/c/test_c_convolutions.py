@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from tensor_graphs.backends.tuning.cpu_worker import answer, encode
 from tensor_graphs.backends.tuning.single_kernel import compiled, in_layout
 from tensor_graphs.egraph.ops.ops import Type
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
+from tensor_graphs.extract.model.library_kernel import LibraryKernel
 
 from ..reference import expected
+from ..together import outputs_of
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in (*convolution_rows(), *pool_rows())}
@@ -54,15 +57,21 @@ def call_of(
     return Call({o: operands[o] for o in ROWS[name].operands}, Operand(kind(out), last(out)), attrs)
 
 
-def check(name: str, call: Call, limit: float = 2e-6) -> None:
-    assert ROWS[name].applies is not None and ROWS[name].applies(call), name
+def drawn(call: Call) -> dict[str, Any]:
+    """Random operands in the call's layouts, the same for each call."""
     rng = np.random.default_rng(0)
-    draw = lambda o: rng.standard_normal(o.type.shape).astype(np.float32)
-    operands = {n: in_layout(draw(o), o) for n, o in call.operands.items()}
-    got = compiled(ROWS[name], call)(operands)()[0].astype(float)
-    want = expected(ROWS[name], call, operands).astype(float)
-    assert np.linalg.norm(got - want) <= limit * np.linalg.norm(want), name
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    return {n: in_layout(rng.standard_normal(o.type.shape).astype(np.float32), o) for n, o in call.operands.items()}
+
+
+def check(calls: Iterable[tuple[str, Call]], limit: float = 2e-6) -> None:
+    """Kernels, which are compiled together, accept these calls and agree with float64."""
+    cases = [(ROWS[name], call, drawn(call)) for name, call in calls]
+    for row, call, _ in cases:
+        assert row.applies is not None and row.applies(call), (row.name, call)
+    for (row, call, operands), (got, *_) in zip(cases, outputs_of(cases), strict=True):
+        want, of = expected(row, call, operands).astype(float), f"{row.name} of {call}"
+        assert np.linalg.norm(got.astype(float) - want) <= limit * np.linalg.norm(want), of
+        np.testing.assert_allclose(got.astype(float), want, rtol=1e-4, atol=1e-4, err_msg=of)
 
 
 def usual_call(name: str) -> Call:
@@ -71,9 +80,8 @@ def usual_call(name: str) -> Call:
     return call_of(name, (2, 16, 7, 9), 16 if alone else 48, groups=16 if alone else 4 if "grouped" in name else 1)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_every_epilogue(name: str) -> None:
-    check(name, usual_call(name))
+def test_every_epilogue() -> None:
+    check((name, usual_call(name)) for name in ROWS)
 
 
 WINDOWS = [
@@ -87,21 +95,15 @@ WINDOWS = [
     {"x": (1, 16, 12, 11), "window": (7, 7), "pads": (3, 3, 3, 3)},
     {"x": (1, 21, 60, 150), "window": (7, 7), "pads": (3, 3, 3, 3)},  # strips and parts
 ]
+OUTSIDE = {"x": (2, 33, 6, 10), "window": (4, 3), "strides": (3, 2), "pads": (5, 4, 5, 4)}  # windows of padding alone
 
 
-@pytest.mark.parametrize("case", range(len(WINDOWS)))
 @pytest.mark.parametrize(
     "name", ["c.depthwise_conv_bias_residual_relu", "c.depthwise_conv_bias_silu", "c.max_pool", "c.avg_pool"]
 )
-def test_windows_without_a_sum_over_channels(name: str, case: int) -> None:
-    channels = WINDOWS[case]["x"][1]
-    check(name, call_of(name, k=channels, groups=channels, **WINDOWS[case]))
-
-
-def test_depthwise_windows_outside_of_the_image() -> None:
-    check("c.depthwise_conv_bias_residual_relu", call_of(
-        "c.depthwise_conv_bias_residual_relu", (2, 33, 6, 10), 33, window=(4, 3), strides=(3, 2), pads=(5, 4, 5, 4), groups=33,
-    ))  # fmt: skip
+def test_windows_without_a_sum_over_channels(name: str) -> None:
+    cases = [*WINDOWS, OUTSIDE] if "residual" in name else WINDOWS
+    check((name, call_of(name, k=case["x"][1], groups=case["x"][1], **case)) for case in cases)
 
 
 def test_a_maximum_of_nan_is_nan() -> None:
@@ -127,24 +129,21 @@ DIRECT = [
 
 def test_small_groups() -> None:
     """Groups of few channels, strided and dilated windows; tiles of twelve pixels, of which the last is not whole."""
-    check("c.grouped_conv", call_of("c.grouped_conv", (1, 12, 9, 11), 24, groups=6, strides=(2, 1), dilations=(1, 2)))
-    line = {"window": (5,), "strides": (1,), "pads": (2, 2), "dilations": (1,)}
-    check("c.grouped_conv_bias_relu", call_of("c.grouped_conv_bias_relu", (2, 48, 25), 80, groups=16, **line))
+    image = {"x": (1, 12, 9, 11), "k": 24, "groups": 6, "strides": (2, 1), "dilations": (1, 2)}
+    line = {"x": (2, 48, 25), "k": 80, "groups": 16, "window": (5,), "strides": (1,), "pads": (2, 2), "dilations": (1,)}
+    check((name, call_of(name, **at)) for name, at in (("c.grouped_conv", image), ("c.grouped_conv_bias_relu", line)))
     assert not ROWS["c.grouped_conv"].applies(call_of("c.grouped_conv", (1, 32, 8, 8), 32, groups=32))  # depthwise
 
 
-@pytest.mark.parametrize("case", range(len(DIRECT)))
 @pytest.mark.parametrize(
     "name", ["c.tiled_conv", "c.tiled_conv_bias_residual_relu", "c.tiled_conv_bias_silu_residual_left"]
 )
-def test_direct_convolution(name: str, case: int) -> None:
-    check(name, call_of(name, **DIRECT[case]))
+def test_direct_convolution(name: str) -> None:
+    check((name, call_of(name, **case)) for case in DIRECT)
 
 
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("x", [(2, 24, 5, 6), (1, 32, 1, 9), (3, 20, 7)])
-def test_direct_convolution_of_some_channels_of_an_image(x: tuple[int, ...], window: int) -> None:
-    """x is the second of three parts of a channels-last image's channels."""
+def part_of_an_image(x: tuple[int, ...], window: int) -> tuple[LibraryKernel, Call, dict[str, Any]]:
+    """A convolution of the second of three parts of a channels-last image's channels."""
     n, c, *space = x
     line = {"window": (window,) * len(space), "strides": (1,) * len(space), "dilations": (1,) * len(space)}
     call = call_of("c.tiled_conv_bias", x, 40, pads=(window // 2,) * 2 * len(space), **line)
@@ -155,9 +154,17 @@ def test_direct_convolution_of_some_channels_of_an_image(x: tuple[int, ...], win
     row = ROWS["c.tiled_conv_bias"]
     assert row.applies is not None and row.applies(call)
     rng = np.random.default_rng(1)
-    others = {o: rng.standard_normal(call.operands[o].type.shape).astype(np.float32) for o in "wb"}
-    got = compiled(row, call)({"x": part, **others})()[0]
-    np.testing.assert_allclose(got, expected(row, call, {"x": part, **others}), rtol=1e-4, atol=1e-4)
+    return (
+        row,
+        call,
+        {"x": part, **{o: rng.standard_normal(call.operands[o].type.shape).astype(np.float32) for o in "wb"}},
+    )
+
+
+def test_direct_convolution_of_some_channels_of_an_image() -> None:
+    cases = [part_of_an_image(x, window) for x in ((2, 24, 5, 6), (1, 32, 1, 9), (3, 20, 7)) for window in (1, 3)]
+    for case, (got, *_) in zip(cases, outputs_of(cases), strict=True):
+        np.testing.assert_allclose(got, expected(*case), rtol=1e-4, atol=1e-4, err_msg=str(case[1]))
 
 
 def test_weights_for_winograd_are_rounded_once() -> None:
@@ -170,11 +177,11 @@ def test_weights_for_winograd_are_rounded_once() -> None:
     np.testing.assert_array_max_ulp(found, want.reshape(16, 3, 16, 5).transpose(0, 1, 3, 2), maxulp=1)
 
 
-@pytest.mark.parametrize("x", [(1, 16, 1, 1), (2, 32, 5, 4), (1, 64, 33, 30), (3, 16, 2, 17)])
-@pytest.mark.parametrize("pads", [(1, 1, 1, 1), (0, 0, 2, 2), (2, 1, 2, 1)])
-def test_winograd(x: tuple[int, ...], pads: tuple[int, ...]) -> None:
-    for name in ("c.winograd_conv", "c.winograd_conv_bias_residual_relu"):
-        check(name, call_of(name, x, 80, pads=pads))
+@pytest.mark.parametrize("name", ["c.winograd_conv", "c.winograd_conv_bias_residual_relu"])
+def test_winograd(name: str) -> None:
+    images = ((1, 16, 1, 1), (2, 32, 5, 4), (1, 64, 33, 30), (3, 16, 2, 17))
+    pads = ((1, 1, 1, 1), (0, 0, 2, 2), (2, 1, 2, 1))
+    check((name, call_of(name, x, 80, pads=p)) for x in images for p in pads)
 
 
 LINES = [
@@ -187,27 +194,24 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(LINES)))
 @pytest.mark.parametrize("name", ["c.tiled_conv", "c.tiled_conv_bias_silu", "c.tiled_conv_bias_residual_relu"])
-def test_convolution_of_lines(name: str, case: int) -> None:
-    check(name, call_of(name, **{"strides": (1,), "pads": (1, 1), "dilations": (1,), **LINES[case]}))
+def test_convolution_of_lines(name: str) -> None:
+    usual = {"strides": (1,), "pads": (1, 1), "dilations": (1,)}
+    check((name, call_of(name, **{**usual, **case})) for case in LINES)
 
 
-@pytest.mark.parametrize("channels", [16, 70])
-@pytest.mark.parametrize(
-    "more", [{}, {"pads": (3, 0)}, {"strides": (2,)}, {"window": (3,), "dilations": (4,), "pads": (8, 0)}]
-)
-def test_depthwise_convolution_of_lines(channels: int, more: dict[str, Any]) -> None:
-    for name in ("c.depthwise_conv", "c.depthwise_conv_bias_silu"):
-        given = {"window": (4,), "strides": (1,), "pads": (2, 1), "dilations": (1,), **more}
-        check(name, call_of(name, (2, channels, 21), channels, groups=channels, **given))
+@pytest.mark.parametrize("name", ["c.depthwise_conv", "c.depthwise_conv_bias_silu"])
+def test_depthwise_convolution_of_lines(name: str) -> None:
+    usual = {"window": (4,), "strides": (1,), "pads": (2, 1), "dilations": (1,)}
+    cases = ({}, {"pads": (3, 0)}, {"strides": (2,)}, {"window": (3,), "dilations": (4,), "pads": (8, 0)})
+    check((name, call_of(name, (2, c, 21), c, groups=c, **{**usual, **case})) for case in cases for c in (16, 70))
 
 
 def test_long_sums_round_little() -> None:
     """Partial sums of 256 terms: a sum of 4608 terms in one accumulator is off by 6e-7."""
-    call = call_of("c.tiled_conv", (1, 512, 6, 5), 32)
-    check("c.tiled_conv", call, limit=3e-7)
-    check("c.tiled_conv", call_of("c.tiled_conv", (1, 2048, 3, 3), 16, window=(1, 1), pads=(0, 0, 0, 0)), limit=3e-7)
+    name, point = "c.tiled_conv", {"window": (1, 1), "pads": (0, 0, 0, 0)}
+    calls = (call_of(name, (1, 512, 6, 5), 32), call_of(name, (1, 2048, 3, 3), 16, **point))
+    check(((name, call) for call in calls), limit=3e-7)
 
 
 def test_what_they_cannot_compute_is_refused() -> None:
@@ -272,24 +276,26 @@ def test_the_text_is_the_same_for_all_kernels() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("shape", [(1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4), (2, 33, 40)])
-def test_a_copy_to_channels_last(shape: tuple[int, ...], dtype: str) -> None:
+def test_a_copy_to_channels_last(dtype: str) -> None:
     suffix = "_bytes" if dtype == "int8" else ""
     row, back = ({r.name: r for r in image_copy_rows()}[f"c.{way}_channels_last{suffix}"] for way in ("to", "from"))
-    kind, rng = Type(shape, dtype), np.random.default_rng(0)
-    call = Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, last(shape)), {})
-    assert row.applies is not None and row.applies(call)
-    x = (9 * rng.standard_normal(shape)).astype(dtype)
-    found = compiled(row, call)({"x": x})()[0]
-    np.testing.assert_array_equal(found, x)
-    assert found.strides[1] == x.itemsize or shape[1] == 1
-    if shape[1] > 1:
-        assert not row.applies(Call({"x": Operand(kind, last(shape))}, Operand(kind, last(shape)), {}))
-        assert not row.applies(Call({"x": Operand(kind, contiguous(shape))}, Operand(kind, contiguous(shape)), {}))
-        turned = Call({"x": Operand(kind, last(shape))}, Operand(kind, contiguous(shape)), {})
-        assert back.applies is not None and back.applies(turned) != turned.operands["x"].dense
-        if back.applies(turned):
-            np.testing.assert_array_equal(compiled(back, turned)({"x": in_layout(x, turned.operands["x"])})()[0], x)
+    assert row.applies is not None and back.applies is not None
+    rng, cases = np.random.default_rng(0), []
+    for shape in ((1, 64, 32, 32), (2, 6, 5, 5), (1, 17, 1, 19), (3, 1, 4, 4), (2, 33, 40)):
+        rows, lasts = (Operand(Type(shape, dtype), strides) for strides in (contiguous(shape), last(shape)))
+        there, turned = Call({"x": rows}, lasts, {}), Call({"x": lasts}, rows, {})
+        assert row.applies(there)
+        x = (9 * rng.standard_normal(shape)).astype(dtype)
+        cases.append((row, there, {"x": x}))
+        if shape[1] > 1:
+            assert not row.applies(Call({"x": lasts}, lasts, {})) and not row.applies(Call({"x": rows}, rows, {}))
+            assert back.applies(turned) != lasts.dense
+            if back.applies(turned):
+                cases.append((back, turned, {"x": in_layout(x, lasts)}))
+    assert {r.name for r, *_ in cases} == {row.name, back.name}
+    for (kernel, call, given), (found, *_) in zip(cases, outputs_of(cases), strict=True):
+        np.testing.assert_array_equal(found, given["x"], err_msg=f"{kernel.name} of {call}")
+        assert kernel is back or found.strides[1] == found.itemsize or found.shape[1] == 1
 
 
 def test_row_major_values_reach_convolutions_in_c() -> None:

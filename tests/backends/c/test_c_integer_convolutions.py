@@ -62,8 +62,8 @@ def terms(call: Call) -> int:
     return int(np.prod(call.operands["w"].type.shape[1:])) if "w" in call.operands else 0
 
 
-def check(name: str, call: Call, seed: int = 0) -> None:
-    compare(ROWS[name], call, terms(call), seed)
+def check(*calls: tuple[str, Call], seed: int = 0) -> None:
+    compare((ROWS[name], call, terms(call), seed) for name, call in calls)
 
 
 def usual_call(name: str, **more: Any) -> Call:
@@ -72,56 +72,59 @@ def usual_call(name: str, **more: Any) -> Call:
     return call_of(name, (2, 20, 7, 9), 20 if alone else 52, groups=20 if alone else 1, **more)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "integer" in name])
-def test_every_epilogue(name: str) -> None:
-    check(name, usual_call(name))
+def test_every_epilogue() -> None:
+    check(*((name, usual_call(name)) for name in ROWS if "integer" in name))
 
 
 @pytest.mark.parametrize("name", ["c.integer_conv_quantized_bias_residual_relu", "c.integer_depthwise_quantized_bias"])
 def test_bytes_with_signs_and_one_scale(name: str) -> None:
-    check(name, usual_call(name, kind="int8", per_channel=False))
-    check(name, usual_call(name, x_kind="int8", kind="int8"))
+    ways: tuple[dict[str, Any], ...] = ({"kind": "int8", "per_channel": False}, {"x_kind": "int8", "kind": "int8"})
+    check(*((name, usual_call(name, **way)) for way in ways))
 
 
 @pytest.mark.parametrize("name", ["", "_scaled_bias", "_quantized_bias", "_quantized_bias_residual"])
-@pytest.mark.parametrize("size", [(5, 7), (23, 17), (24, 16)])
-def test_windows_of_one_pixel(name: str, size: tuple[int, int]) -> None:
+def test_windows_of_one_pixel(name: str) -> None:
     """Pixels at equal distances: several tiles a call, and a last one that is not whole."""
-    name = f"c.integer_conv{name}"
-    check(name, call_of(name, (2, 24, *size), 70, (1, 1), pads=(0, 0, 0, 0)))
-    check(name, call_of(name, (1, 8, *size), 40, (1, 1), groups=2, pads=(0, 0, 0, 0)))
+    name, nothing = f"c.integer_conv{name}", (0, 0, 0, 0)
+    for size in ((5, 7), (23, 17), (24, 16)):
+        check(
+            (name, call_of(name, (2, 24, *size), 70, (1, 1), pads=nothing)),
+            (name, call_of(name, (1, 8, *size), 40, (1, 1), groups=2, pads=nothing)),
+        )
 
 
-@pytest.mark.parametrize("window", [(3, 3), (5, 5), (2, 3), (6, 5)])
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
-def test_many_channels_side_by_side(window: tuple[int, int], strides: tuple[int, int]) -> None:
+def test_many_channels_side_by_side(strides: tuple[int, int]) -> None:
     """Depthwise convolutions take 64 channels at a time, then 16, and the last few."""
-    pads = (1, 2, 0, 1)
-    for name, x_kind, kind in (
-        ("bias", "uint8", "uint8"),
-        ("bias_clip", "uint8", "int8"),
-        ("bias_relu", "int8", "int8"),
-    ):
-        name = f"c.integer_depthwise_quantized_{name}"
-        check(name, call_of(name, (2, 150, 9, 14), 150, window, 150, x_kind, kind=kind, strides=strides, pads=pads))
+    kinds = (("bias", "uint8", "uint8"), ("bias_clip", "uint8", "int8"), ("bias_relu", "int8", "int8"))
+    name, x, more = "c.integer_depthwise_quantized_", (2, 150, 9, 14), {"strides": strides, "pads": (1, 2, 0, 1)}
+    check(*(
+        (name + end, call_of(name + end, x, 150, window, 150, x_kind, kind=kind, **more))
+        for window in ((3, 3), (5, 5), (2, 3), (6, 5)) for end, x_kind, kind in kinds
+    ))  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_sums_are_exact(data: st.DataObject) -> None:
+@st.composite
+def sums(draw: st.DrawFn) -> tuple[str, Call]:
     """Any window, stride, padding, dilation, group and sign."""
-    small = lambda most, least=1: data.draw(st.integers(least, most))
-    alone = data.draw(st.booleans())
+    small = lambda most, least=1: draw(st.integers(least, most))
+    alone = draw(st.booleans())
     groups = small(21) if alone else small(3)
-    x_kind, w_kind = (data.draw(st.sampled_from(("uint8", "int8"))) for _ in range(2))
+    x_kind, w_kind = (draw(st.sampled_from(("uint8", "int8"))) for _ in range(2))
     own = 1 if alone else small(9, 2)
     window, apart = (small(4), small(5)), (small(2), small(2) if alone or own % 4 == 0 else 1)
     name = "c.integer_depthwise_zeros" if alone else "c.integer_conv_zeros"
     call = call_of(
         name, (small(2), groups * own, 9 + small(3), 11 + small(9)), groups * (1 if alone else small(40)), window, groups, x_kind, w_kind,
-        per_channel=data.draw(st.booleans()), strides=(small(3), small(3)), dilations=apart, pads=tuple(small(2, 0) for _ in range(4)),
+        per_channel=draw(st.booleans()), strides=(small(3), small(3)), dilations=apart, pads=tuple(small(2, 0) for _ in range(4)),
     )  # fmt: skip
-    check(name, call, seed=small(1000))
+    return name, call
+
+
+@settings(max_examples=8, deadline=None)
+@given(calls=st.lists(sums(), min_size=5, max_size=5), seed=st.integers(1, 1000))
+def test_sums_are_exact(calls: list[tuple[str, Call]], seed: int) -> None:
+    check(*calls, seed=seed)
 
 
 def test_largest_sums_wrap_around_like_int32() -> None:
@@ -160,7 +163,7 @@ def test_means_of_bytes(kind: str, channels: int) -> None:
     x, out = (2, channels, 7, 9), (2, channels, 1, 1)
     point = Operand(Type(ONE, kind), ONE)
     operands = {"x": Operand(Type(x, kind), last(x)), "s": Operand(Type(ONE, "float32"), ONE), "z": point}
-    check("c.bytes_mean", Call(operands, Operand(Type(out, "float32"), contiguous(out)), {"axes": (2, 3)}))
+    check(("c.bytes_mean", Call(operands, Operand(Type(out, "float32"), contiguous(out)), {"axes": (2, 3)})))
 
 
 def test_calls_that_kernels_refuse() -> None:
