@@ -25,7 +25,7 @@ from .linear_products import known_sizes
 MAX_POSITIONS = 8192  # positions whose scores of six rows fit on a thread's stack
 WIDEST = 512  # most elements of a head
 FEW_NUMBERS = (
-    1 << 15
+    1 << 12
 )  # numbers of a head's keys and values that few rows may have: packing them takes a few microseconds
 
 ATTENTION = """/* Rows i and columns k of a 16 x 16 block change places. */
