@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _imp
 import gc
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +44,9 @@ from tensor_graphs.pipeline.stages import accept as accept_stage
 from tensor_graphs.pipeline.stages import choose as choosing
 from tensor_graphs.pipeline.stages import exclusions, verify_attempt
 from tensor_graphs.pipeline.stages import match as matching
+from tensor_graphs.pipeline.stages import prepare as preparing
 from tensor_graphs.pipeline.stages import rewrite as rewriting
+from tensor_graphs.pipeline.stages import time_program as timing_program
 from tensor_graphs.pipeline.stages.accept import acceptance
 from tensor_graphs.pipeline.stages.match import generation_limit, match_all
 from tensor_graphs.pipeline.stages.prepare import Task, prepare
@@ -209,6 +212,36 @@ def test_no_process_begins_that_could_not_measure_in_time(monkeypatch: pytest.Mo
         _, measurer = measuring.take_measurer(session, [SimpleNamespace(name=name, measured="host")])  # type: ignore[list-item]
         assert (measurer is None) == late == bool(session.omitted) and len(begun) == (measurer is not None)
         begun.clear()
+
+
+def test_a_small_budget_imports_no_torch_for_its_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [backend(name) for name in ("numpy", "torch", "c")]
+    for there in (None, object()):
+        monkeypatch.setitem(sys.modules, "torch", there)  # type: ignore[arg-type]
+        for chosen in (
+            {"budget": 1.0},
+            {"budget": 5.0},
+            {"budget": 1.0, "deterministic": True},
+            {"budget": 1.0, "backend": "torch"},
+        ):
+            session = Session(Options(**chosen))  # type: ignore[arg-type]
+            found = measuring.backends_in_time(session, whole)
+            without = there is None and chosen == {"budget": 1.0}
+            assert {b.name for b in found} == {"numpy", "c"} | ({"torch"} if not without else set())
+            assert without == bool(session.omitted) and (without or found is whole)
+
+
+def test_a_graph_that_nothing_changes_is_simplified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "simplified", lambda *given: pytest.fail("simplified again"))
+    assert prepare(Session(Options()), graph(), None).work
+
+
+def test_without_time_a_baseline_that_takes_long_to_build_is_not_timed() -> None:
+    session, task = Session(Options(budget=0.0)), SimpleNamespace(on_gpu=False)
+    report = SimpleNamespace(priced={"predicted": 1}, cost_us=1.0)
+    for seconds, doubted in ((0.01, True), (1.0, False)):
+        session.stage_clock.add("build", seconds - session.stage_clock.seconds.get("build", 0.0))
+        assert timing_program._is_doubted(session, task, report) == doubted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("budget", "gpu", "begun"), [(5.0, True, 1), (60.0, True, 0), (5.0, False, 0)])

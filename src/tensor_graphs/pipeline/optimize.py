@@ -29,7 +29,7 @@ from ..report.report import CALLER
 from ..verification.memory_checks import memory_errors_named, refuse_too_large, refuse_too_large_for_gpu
 from .background_hashes import hashed_beside
 from .context.session import Session
-from .costs.measuring import backends_of, measurer_started, start_measurer
+from .costs.measuring import backends_in_time, backends_of, measurer_started, start_measurer
 from .forms.choose_form import faster_form
 from .forms.exact_form import bitwise_form
 from .recall import look_up, recall, store_plan
@@ -137,6 +137,7 @@ def _found(
     """(task, program) of a graph: the program of its cached plan if that is valid, else of a search."""
     slot = look_up(session, graph, sizes, backends)
     if slot.data is None:
+        backends = backends_in_time(session, backends)
         start_measurer(session, backends)
     warnings = list(session.warnings)
     gpu = on_gpu(backends)

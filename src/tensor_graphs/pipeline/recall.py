@@ -37,7 +37,9 @@ from .stages.time_program import time_program
 from .stages.verify_program import verify_program
 
 LATE_BYTES = 1 << 29  # bytes of weights that are hashed without time left: half a second on two cores
-CHECK_S = 0.5  # seconds of building programs up to which a plan is parsed back, which takes as long, without time left
+CHECK_S = (
+    0.1  # seconds of building programs up to which a plan is parsed back, which takes twice as long, without time left
+)
 
 
 @dataclass(frozen=True)

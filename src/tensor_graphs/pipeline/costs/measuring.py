@@ -14,6 +14,7 @@ from ...backends.program.helpers.helper_functions import host_helpers
 from ...backends.registry import backend, is_planning_only, on_gpu, select, used_kernels, with_kernels
 from ...backends.tuning.measure_cpu import CpuMeasurer
 from ...backends.tuning.measure_gpu import GpuMeasurer
+from ...backends.user.templates import USER_PREFIX
 from ...costdb.keys.device import GPU_KIND, gpu_machine
 from ...costdb.store.store import Store
 from ...egraph.saturate.worker import default_pool
@@ -30,6 +31,9 @@ EARLY_S = 30.0  # budget up to which the processes that lower kernels for a GPU 
 # budget below which no process measures kernels of PyTorch: importing it takes as long (1.3 s on an idle machine), so
 # that the process would be ended before its first kernel
 IMPORTING_S = 1.5
+# budget below which PyTorch is not imported for its kernels alone: this process and the measuring one would spend half
+# of the budget on it
+WITHOUT_TORCH_S = 2 * IMPORTING_S
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
 
 
@@ -57,6 +61,19 @@ def chosen_backends(options: CommonOptions, name: str = "") -> list[Backend]:
     if out := sorted({t.kernel.name for t in added} - {t.kernel.name for t in added if t.backend in names}):
         warned(f"user kernels {', '.join(out)}: their backends are not among those of backend={options.backend_name!r}")
     return list(with_kernels(chosen, [*used_kernels(), *added]))
+
+
+def backends_in_time(session: Session, backends: Sequence[Backend]) -> Sequence[Backend]:
+    """The backends of a search for which there is time: with a small budget not PyTorch's kernels where backend "auto"
+    took them, C kernels can be compiled, and the caller has not imported PyTorch. The report says so."""
+    options, names = session.options, {b.name for b in backends}
+    small = options.budget < WITHOUT_TORCH_S and not options.deterministic and options.backend_name == "auto"
+    if not small or not {"torch", "c"} <= names or sys.modules.get("torch") is not None:
+        return backends
+    if any(t.name.startswith(USER_PREFIX) for b in backends if b.name == "torch" for t in b.templates):
+        return backends
+    session.omitted.append(Omission(OmittedWork.UNUSABLE, "torch, which was not imported yet"))
+    return chosen_backends(options, "c")
 
 
 def measurer_of(options: Options, backends: Sequence[Backend], store: Store) -> Measurer | None:
@@ -164,4 +181,12 @@ def take_measurer(session: Session, backends: Sequence[Backend]) -> tuple[Store,
     return store, measurer_of(session.options, backends, store)
 
 
-__all__ = ["backends_of", "chosen_backends", "measurer_of", "measurer_started", "start_measurer", "take_measurer"]
+__all__ = [
+    "backends_in_time",
+    "backends_of",
+    "chosen_backends",
+    "measurer_of",
+    "measurer_started",
+    "start_measurer",
+    "take_measurer",
+]

@@ -47,9 +47,9 @@ def why_program_runs(
     call times in µs of the program and of the bare function to the report. Samples, timed by `clock` (None: that of
     whole calls on the device), alternate between the calls, for `left` seconds bounded to LEAST_S..SHARE_S, for at
     least FEW rounds if these take less than FEW_S, else at least one; `ended` is polled after each. If these are fewer
-    than FEW, or their medians and minima disagree, more follow for at most MORE_S, if two rounds take less. Both must
-    have been called before (warm). `first`: µs of these calls; if both together took longer than the sampling may
-    take, they are the samples.
+    than FEW, or their medians and minima disagree, more follow if two rounds take less than MORE_S: for `left` seconds,
+    bounded to FEW_S..MORE_S. Both must have been called before (warm). `first`: µs of these calls; if both together
+    took longer than the sampling may take, they are the samples.
     """
     given, clock = caller.inputs, clock or call_clock_of(caller.device)
     begun, until = Instant(), time.perf_counter() + min(SHARE_S, max(left, LEAST_S))
@@ -71,9 +71,10 @@ def why_program_runs(
         if not (long or over()):
             samples = _sampled(calls, samples, caller, LEAST_S, clock, over)
         seconds = sum(median(taken) for taken in samples.values()) / 1e6
+        further = min(MORE_S, max(FEW_S, left - 1e-6 * begun.us()))
         if _is_unclear(samples) and ROUNDS * seconds < MORE_S and not ended():
-            last = time.perf_counter() + MORE_S
-            more = _sampled(calls, samples, caller, MORE_S, clock, lambda: ended() or time.perf_counter() >= last)
+            last = time.perf_counter() + further
+            more = _sampled(calls, samples, caller, further, clock, lambda: ended() or time.perf_counter() >= last)
             samples = {name: (taken if not long else []) + more[name] for name, taken in samples.items()}
         report.caller_us, report.program_us = (median(samples[name]) for name in ("caller", "program"))
         if (why := _reason(samples)) is not None or caller.device == "cpu" or long:

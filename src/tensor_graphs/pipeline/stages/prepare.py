@@ -101,11 +101,17 @@ def prepare(
         else:
             masked = canonical_masks(work)
             wide = float32_values(masked, in_place=in_place) if rounds else []
-            work, wide = simplified(widen(masked, in_place=in_place, rounds=rounds), wide)
+            work, wide = _simplified_again(widen(masked, in_place=in_place, rounds=rounds), narrow, wide)
         if _recognizes(session) and not deciding(work):
-            work, wide = simplified(recognized(work, session.rules), wide)
+            work, wide = _simplified_again(recognized(work, session.rules), work, wide)
         session.float32_values |= {*wide}.intersection(work.nodes() if wide else ())
     return Prepared(original, work, used, narrow)
+
+
+def _simplified_again(graph: Graph, known: Graph, values: list[Tensor]) -> tuple[Graph, list[Tensor]]:
+    """A graph and values of it simplified (`simplified`), which takes as long as the first time: not where the graph is
+    still the simplified one, `known`."""
+    return (graph, values) if graph is known else simplified(graph, values)
 
 
 def _recognizes(session: Session) -> bool:

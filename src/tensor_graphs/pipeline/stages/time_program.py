@@ -51,7 +51,7 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     report.kernels_before = plan.kernels
     if not (session.options.measure and session.timed):
         return None
-    doubted = not session.progress.stopped and _is_doubted(task, report)
+    doubted = not session.progress.stopped and _is_doubted(session, task, report)
     if not session.whole or (session.over and not doubted):
         session.omitted.append(Omission(OmittedWork.TIMING))
         return None
@@ -79,12 +79,13 @@ def time_program(session: Session, task: Task, program: Program, report: Report)
     return None
 
 
-def _is_doubted(task: Task, report: Report) -> bool:
+def _is_doubted(session: Session, task: Task, report: Report) -> bool:
     """Whether the program is timed although the budget is over: always on a GPU, where the best plan of a search that
-    was cut may be slower than the baseline; on a CPU if some of its kernels were never measured, and its price is at
-    most LOOK_S."""
+    was cut may be slower than the baseline; on a CPU if some of its kernels were never measured, its price is at most
+    LOOK_S, and so is the time in which it was built, as the baseline has to be."""
     predicted = any(n for source, n in report.priced.items() if source != "measured")
-    return task.on_gpu or (predicted and report.cost_us < 1e6 * LOOK_S)
+    short = report.cost_us < 1e6 * LOOK_S and session.stage_clock.seconds.get("build", 0.0) <= LOOK_S
+    return task.on_gpu or (predicted and short)
 
 
 def _omission(session: Session, task: Task, graph: Graph, before: Program, program: Program) -> Omission | None:
