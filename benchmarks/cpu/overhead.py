@@ -5,9 +5,11 @@ by hand.
 from __future__ import annotations
 
 import ctypes
+import operator
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +22,13 @@ from tensor_graphs.backends.program.saved_program import load_program
 from tensor_graphs.backends.registry import backend
 from tensor_graphs.backends.tuning.unfused import direct_plan
 from tensor_graphs.egraph.ir.graph import Graph
+from tensor_graphs.pipeline.optimize import optimize
 
 from ..common import row
 
 KERNELS = 200
 SIZE = 16
+INPUTS = (1, 4)  # of the C kernel whose calls are timed: of more inputs the sum takes several kernels
 
 
 def chain() -> Graph:
@@ -71,45 +75,55 @@ def fastest(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
     return best
 
 
-def one_kernel_us(rounds: int = 400) -> dict[str, float]:
-    """Fastest µs per call of one C kernel, tanh of 8 x 64 floats, in four forms.
+def one_kernel_us(inputs: int = 1, rounds: int = 400) -> dict[str, float]:
+    """Fastest µs per call of one C kernel, tanh of 8 x 64 floats or the sum of several inputs, in four forms.
 
     Its program called with tensors and with arrays at new addresses, the kernel alone at fixed addresses, and eager
-    PyTorch's operator.
+    PyTorch's operators.
     """
     import torch
 
     from tensor_graphs.backends.c.backend import generated
 
-    y = t.tanh(t.input("x", (8, 64)))
-    program = Program(direct_plan(Graph.of(y), [SimpleNamespace(templates=[generated(y)])]))  # type: ignore[list-item]
-    tensors = [torch.randn(8, 64) for _ in range(20)]
-    arrays, out = [x.numpy() for x in tensors], torch.empty(8, 64)
-    program(tensors[0])
-    (kernel,) = (f for f in program._space.values() if isinstance(f, ctypes._CFuncPtr))
-    at = [ctypes.c_void_p(x.data_ptr()) for x in (tensors[0], out)]
+    given = [t.input(f"x{i}", (8, 64)) for i in range(inputs)]
+    if inputs == 1:
+        y = t.tanh(given[0])
+        program = Program(direct_plan(Graph.of(y), [SimpleNamespace(templates=[generated(y)])]))  # type: ignore[list-item]
+    else:
+        program = optimize(reduce(operator.add, given), backend="c", measure=False, budget=20.0)
+    tensors = [[torch.randn(8, 64) for _ in given] for _ in range(20)]
+    arrays, out = [[x.numpy() for x in xs] for xs in tensors], torch.empty(8, 64)
+    program(*tensors[0])
+    kernel = next(f for f in reversed(program._space.values()) if isinstance(f, ctypes._CFuncPtr))
+    at = [ctypes.c_void_p(x.data_ptr()) for x in (*tensors[0], out)]
+    eager: Callable[[list[Any]], Any] = (lambda xs: torch.tanh(xs[0])) if inputs == 1 else partial(reduce, torch.add)
     forms: dict[str, Callable[[], Any]] = {
-        "tensors": lambda: [program(x) for x in tensors], "arrays": lambda: [program(x) for x in arrays],
-        "kernel": lambda: [kernel(*at) for _ in tensors], "eager": lambda: [torch.tanh(x) for x in tensors],
+        "tensors": lambda: [program(*xs) for xs in tensors], "arrays": lambda: [program(*xs) for xs in arrays],
+        "kernel": lambda: [kernel(*at) for _ in tensors], "eager": lambda: [eager(xs) for xs in tensors],
     }  # fmt: skip
     return {name: us / len(tensors) for name, us in fastest(forms, rounds).items()}
+
+
+def call_row(inputs: int, one: dict[str, float]) -> Any:
+    """Row of the figures for calls of one C kernel with so many inputs (`one_kernel_us`)."""
+    beyond = {form: one[form] - one["kernel"] for form in ("tensors", "arrays")}
+    return row(f"a call beyond its kernel, one C kernel, {inputs} input{'s' * (inputs > 1)} at new addresses", "≤ 3 µs with tensors",
+               f"{beyond['tensors']:.1f} µs with tensors, {beyond['arrays']:.1f} with arrays (calls {one['tensors']:.1f} and "
+               f"{one['arrays']:.1f} µs, the kernel {one['kernel']:.1f}; eager PyTorch's operator {one['eager']:.1f})",
+               beyond["tensors"] <= 3.0)  # fmt: skip
 
 
 def main() -> dict[str, Any]:
     """Result for the figures: overhead per kernel and per call, of the fastest calls (disturbances only add time)."""
     found = overhead_us()
     each = found["overhead_per_kernel"]
-    one = one_kernel_us()
-    beyond = {form: one[form] - one["kernel"] for form in ("tensors", "arrays")}
+    calls = {inputs: one_kernel_us(inputs) for inputs in INPUTS}
     return {
         "rows": [
             row(f"calling a saved program, overhead beyond the kernels, NumPy, {KERNELS} small kernels", "≤ 1 µs a kernel",
                 f"{1000 * each:.0f} ns a kernel (program {found['program']:.1f} µs, the same calls by hand {found['hand']:.1f} µs)",
                 each <= 1.0),
-            row("a call beyond its kernel, one C kernel, inputs at new addresses", "≤ 3 µs with tensors",
-                f"{beyond['tensors']:.1f} µs with tensors, {beyond['arrays']:.1f} with arrays (calls {one['tensors']:.1f} and "
-                f"{one['arrays']:.1f} µs, the kernel {one['kernel']:.1f}; eager PyTorch's operator {one['eager']:.1f})",
-                beyond["tensors"] <= 3.0),
+            *(call_row(inputs, one) for inputs, one in calls.items()),
         ],
-        "details": {**found, "one_kernel_us": one},
+        "details": {**found, "one_kernel_us": {str(inputs): one for inputs, one in calls.items()}},
     }  # fmt: skip

@@ -98,6 +98,30 @@ class Residual(nn.Module):
         return torch.relu(x + self.layers(x))
 
 
+class Excite(nn.Module):
+    """Inverted bottleneck with a 5x5 depthwise convolution, and channels weighted by their means."""
+
+    def __init__(self, width: int, factor: int, act: type[nn.Module] = nn.Hardswish) -> None:
+        super().__init__()
+        inner, few = factor * width, max(8, factor * width // 8)
+        self.enter = nn.Sequential(nn.Conv2d(width, inner, 1, bias=False), nn.BatchNorm2d(inner), act())
+        depthwise = nn.Conv2d(inner, inner, 5, padding=2, groups=inner, bias=False)
+        self.spread = nn.Sequential(depthwise, nn.BatchNorm2d(inner), act())
+        squeeze = [
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(inner, few, 1),
+            nn.ReLU(),
+            nn.Conv2d(few, inner, 1),
+            nn.Hardsigmoid(),
+        ]
+        self.weigh = nn.Sequential(*squeeze)
+        self.leave = nn.Sequential(nn.Conv2d(inner, width, 1, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.spread(self.enter(x))
+        return x + self.leave(y * self.weigh(y))
+
+
 class ConvNext(nn.Module):
     """Depthwise convolution of 7x7, layer norm over channels, and feed-forward."""
 
@@ -162,6 +186,7 @@ def models() -> dict[str, Callable[[], Made]]:
         "log_softmax_16x32000": lambda: (nn.LogSoftmax(-1), (r(16, 32000),)),
         "attention_12x128x64": lambda: (Of(_attention), (r(1, 12, 128, 64), r(1, 12, 128, 64), r(1, 12, 128, 64))),
         "attention_6x320x32": lambda: (Of(_attention), (r(1, 6, 320, 32), r(1, 6, 320, 32), r(1, 6, 320, 32))),
+        "attention_8x1x250x64": lambda: (Of(_attention), (r(1, 8, 1, 64), r(1, 8, 250, 64), r(1, 8, 250, 64))),
         "chain_1m": lambda: (Of(_chain), (r(1024, 1024), r(1024, 1024))),
         "chain_20k": lambda: (Of(_chain), (r(40, 512), r(40, 512))),
         "gelu_128x3072": lambda: (nn.GELU(), (r(128, 3072),)),
@@ -171,6 +196,8 @@ def models() -> dict[str, Callable[[], Made]]:
         "bottleneck_512_14_b2": lambda: (Residual(512, 128), (r(2, 512, 14, 14),)),
         "separable_24_56": lambda: (Separable(24, 6), (r(1, 24, 56, 56),)),
         "separable_64_14": lambda: (Separable(64, 4, nn.SiLU), (r(1, 64, 14, 14),)),
+        "excite_32_20": lambda: (Excite(32, 4), (r(1, 32, 20, 20),)),
+        "excite_56_10": lambda: (Excite(56, 3, nn.SiLU), (r(1, 56, 10, 10),)),
         "convnext_96_28": lambda: (ConvNext(96), (r(1, 96, 28, 28),)),
         "stem_224": lambda: (
             nn.Sequential(nn.Conv2d(3, 32, 7, 2, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),
