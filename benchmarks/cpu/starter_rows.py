@@ -199,7 +199,7 @@ def export(to: Path) -> None:
     walls = [sorted(map(level, by[WALL])) for by in rounds.values()]
     spread("second calmest over calmest round, wall clock", [us[1] / us[0] for us in walls if len(us) > 1])
     spread("CPU time over wall clock where rounds of the latter agree within 5 %",
-           [min(map(level, by[BUSY])) / us[0] for by, us in zip(rounds.values(), walls) if by[BUSY] and us[1] < 1.05 * us[0]])  # fmt: skip
+           [min(map(level, by[BUSY])) / us[0] for by, us in zip(rounds.values(), walls) if by[BUSY] and us[1:] and us[1] < 1.05 * us[0]])  # fmt: skip
     kept: dict[str, list[float]] = {}
     for digest, by in rounds.items():
         best, *others = sorted([us for clock in by.values() for us in clock], key=level)
