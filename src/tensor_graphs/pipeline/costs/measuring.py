@@ -28,12 +28,9 @@ from ..context.reserves import closing_s
 from ..context.session import Session, kept_warnings, store_of
 
 EARLY_S = 30.0  # budget up to which the processes that lower kernels for a GPU start before the model is loaded
-# budget below which no process measures kernels of PyTorch: importing it takes as long (1.3 s on an idle machine), so
-# that the process would be ended before its first kernel
+# budget below which no process measures kernels of PyTorch, nor imports it for its kernels alone: that takes as long
+# (1.3 s on an idle machine), so that the process would be ended before its first kernel
 IMPORTING_S = 1.5
-# budget below which PyTorch is not imported for its kernels alone: this process and the measuring one would spend half
-# of the budget on it
-WITHOUT_TORCH_S = 2 * IMPORTING_S
 SMALL_S = 10.0  # budget up to which nothing is measured that only later searches use, as a GPU's limits (0.7 s)
 
 
@@ -67,7 +64,7 @@ def backends_in_time(session: Session, backends: Sequence[Backend]) -> Sequence[
     """The backends of a search for which there is time: with a small budget not PyTorch's kernels where backend "auto"
     took them, C kernels can be compiled, and the caller has not imported PyTorch. The report says so."""
     options, names = session.options, {b.name for b in backends}
-    small = options.budget < WITHOUT_TORCH_S and not options.deterministic and options.backend_name == "auto"
+    small = options.budget < IMPORTING_S and not options.deterministic and options.backend_name == "auto"
     if not small or not {"torch", "c"} <= names or sys.modules.get("torch") is not None:
         return backends
     if any(t.name.startswith(USER_PREFIX) for b in backends if b.name == "torch" for t in b.templates):
