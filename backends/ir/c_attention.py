@@ -71,8 +71,7 @@ static inline __attribute__((always_inline)) few_floats few_fma(float x, few_flo
 #elif defined(__FMA__) && defined(__AVX__)
     return (few_floats)_mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)y, (__m256)z);
 #else
-    for (int i = 0; i < FEW_LANES; i++) z[i] = __builtin_fmaf(x, y[i], z[i]);
-    return z;
+    return x * y + z;
 #endif
 }
 /* `rows` rows from r and `parts` vectors from column c of few_row_values: their sums stay in registers. */
