@@ -96,6 +96,10 @@ def c_library(source: str, threads: bool = True, parts: tuple[str, ...] = ()) ->
     the source declares; each is compiled by itself and kept for other libraries."""
     command = [*c_compiler(), *c_flags()]
     machine = c_machine(tuple(command))
+    words = machine.split()
+    gcc = 0 if "__clang__" in words or "__GNUC__" not in words else int(words[words.index("__GNUC__") + 1])
+    if gcc > 11 and "__AVX2__" in words and "__AVX512F__" not in words:
+        command += ["-mmove-max=256", "-mstore-max=256"]  # else GCC copies vectors in pieces and waits for their stores
     command += ["-fopenmp-simd"] if "__clang__" in machine or not threads else c_threads()
     # "named": the name is part of the checksum in the file (emitted programs of other versions have their own files)
     name = c_name("named", source, command, machine, *parts)

@@ -306,7 +306,8 @@ def packed_ranking(kernel: Kernel, shape: Shape, splits: bool) -> PackedGemmRank
         return None
     main = max((e.axis for e in shape.dots if e.axis in shape.outer), key=lambda a: a.size)
     span = span_of(kernel, shape, main)
-    if not span or any(e.axis == main and e not in shape.dots and e.axes - {*shape.batch} for e in kernel.reductions):
+    own = {*shape.batch, *shape.rows}  # axes of a sum along K that does not depend on columns
+    if not span or any(e.axis == main and e not in shape.dots and e.axes - own for e in kernel.reductions):
         return None
     grouped = all(s is not None and s.grouped(main) for s in sides_of(kernel, shape, main))
     return PackedGemmRanking(

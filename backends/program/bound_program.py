@@ -98,12 +98,20 @@ class BoundProgram(ProgramCalls):
         self._pool = weights
         return self
 
-    def launching_as(self, other: BoundProgram) -> Self:
-        """Use the launch mode that was the fastest for calls of `other`, a bound program like this one, from the next
-        binding on, without timing the modes. Returns itself."""
-        if mode := getattr(other._run, "launch_mode", ""):
-            self.manifest = replace(self.manifest, launch_mode=mode)
+    @property
+    def launch_mode(self) -> str:
+        """How calls launch the kernels on a GPU ("flat", "graph" or "copying", see gpu_calls.py); "" until the first
+        calls have timed it."""
+        return getattr(self._run, "launch_mode", "") or self.manifest.launch_mode
+
+    def launching(self, mode: str) -> Self:
+        """Use a launch mode from the next binding on, without timing the modes, unless it is "". Returns itself."""
+        self.manifest = replace(self.manifest, launch_mode=mode) if mode else self.manifest
         return self
+
+    def launching_as(self, other: BoundProgram) -> Self:
+        """Use the launch mode of `other`, a program like this one, from the next binding on (`launching`)."""
+        return self.launching(other.launch_mode)
 
     def steady(self, inputs: Iterable[int]) -> Self:
         """Declare inputs, by position, whose tensors stay at their addresses between calls, from the next binding on:
@@ -174,13 +182,15 @@ class BoundProgram(ProgramCalls):
         """Bind the program to states that other programs read and write, and to weights that they hold. Returns itself.
 
         `states`: memory by name, as other programs got or made it; states that are missing are allocated and added.
-        Values of existing states are kept; from here on, `reset` and `bind` do not change shared states. `weights`: a
+        Values of existing states are kept, and so is the launch mode; from here on, `reset` and `bind` do not change
+        shared states. `weights`: a
         pool of the programs' prepared weights. Raises ShapeError for a state of another shape or dtype.
         """
         with self._lock:
             self._collect()
             known = weights.adopt(self._pool) if weights is not None and self._pool is not None else []
             self._shared, self._pool = states, weights
+            self.launching(self.launch_mode)
             self._run, self.states, self._space = None, {}, {}
             trim()
             self._bind()

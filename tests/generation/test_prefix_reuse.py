@@ -13,6 +13,7 @@ import pytest
 from tensor_graphs.errors import TooLargeError
 from tensor_graphs.generation import Generator
 from tensor_graphs.generation.cached_model import HeldRow, caches_of
+from tensor_graphs.generation.decoding import PlainDecoding
 from tensor_graphs.models.huggingface.step import Caches, Folder, ring_slack
 
 from ..models.decoder_cases import prompt, unfused_programs, write
@@ -73,8 +74,13 @@ def test_rows_have_beginnings_of_their_own(kept: Generator, fresh: Generator) ->
     assert kept.generate(ids, 9).tokens == fresh.generate(ids, 9).tokens
 
 
-def test_random_conversations_give_what_whole_prompts_give(kept: Generator, fresh: Generator) -> None:
-    """Prompts that share beginnings of all lengths with the contents of the caches, ends and abandoned streams."""
+@pytest.mark.parametrize("steps", [1, 3])
+def test_random_conversations_give_what_whole_prompts_give(
+    kept: Generator, fresh: Generator, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that share beginnings of all lengths with the contents of the caches, ends and abandoned streams; in
+    rounds of several steps, of which the next begins before the tokens of the present one are known, as on a GPU."""
+    monkeypatch.setattr(PlainDecoding, "steps", lambda self, device: steps if self.model is kept._model else 1)
     random, computed = np.random.default_rng(0), [0, 0]
     ids = [prompt(20, row) for row in range(2)]
     for turn in range(25):
@@ -83,8 +89,9 @@ def test_random_conversations_give_what_whole_prompts_give(kept: Generator, fres
             stream = kept.stream(ids, limit)
             next(stream)
         else:
-            found = kept.generate(ids, limit).tokens
-            assert found == fresh.generate(ids, limit).tokens, turn
+            stop = [fresh.generate(ids, 3).tokens[0][-1]] if turn % 5 == 2 else None
+            found = kept.generate(ids, limit, stop=stop).tokens
+            assert found == fresh.generate(ids, limit, stop=stop).tokens, turn
             computed[0] += kept._model.computed
             computed[1] += fresh._model.computed
             ids = [[*i, *f] for i, f in zip(ids, found)]

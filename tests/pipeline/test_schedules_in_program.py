@@ -276,3 +276,4 @@ def test_programs_with_other_schedules_have_the_launch_mode_of_the_first() -> No
     assert program.launching_as(other) is program and program.manifest.launch_mode == ""
     other._run = SimpleNamespace(launch_mode="graph")  # type: ignore[assignment]
     assert program.launching_as(other).manifest.launch_mode == "graph"
+    assert other.manifest.launch_mode == "" and other.share({}).manifest.launch_mode == "graph"

@@ -61,7 +61,8 @@ class SplitRow:
         numbers = [_numbers(v, read, lines, at, fresh) for v in dots.vectors]
         size = 64 * len(dots.vectors)
         for g, group in enumerate(dots.groups):
-            found = self._product(group, numbers, block, size, lines, fresh)
+            small = all(dots.vectors[v].mask < 64 for v in group.vectors)
+            found = self._product(group, numbers, small, block, size, lines, fresh)
             scale, offset = (_quarters(values, value) for values in (group.scales, group.offsets))
             if offset != "lanes(0.0f)":
                 at_total = f"{self.totals}[{block} * {len(dots.groups)} + {g}]"
@@ -70,35 +71,40 @@ class SplitRow:
         return lines
 
     def _product(
-        self, group: DotGroup, numbers: Sequence[str], block: Axis, size: int, lines: list[str], fresh: Callable[[str], str]
+        self, group: DotGroup, numbers: Sequence[str], small: bool, block: Axis, size: int, lines: list[str],
+        fresh: Callable[[str], str],
     ) -> str:  # fmt: skip
         """Variable with the sums of products of a group, as floats; its computation is appended to `lines`.
 
-        `numbers`: variable of each vector; `size`: bytes of a block.
+        `numbers`: variable of each vector; `small`: whether all of them are below 64; `size`: bytes of a block.
         """
         total = fresh("d")
         lines.append(f"ints {total} = {{0}};")
         for plane in range(2):
             if plane:
                 lines.append(f"{total} = {total} << 8;")
-            lines += self._plane(total, group, numbers, block, size, plane)
+            lines += self._plane(total, group, numbers, small, block, size, plane)
         found = fresh("l")
         if self.planes == 2:
             lines.append(f"floats {found} = lanes_float({total});")
             return found
         last = fresh("d")
-        lines += [f"ints {last} = {{0}};", *self._plane(last, group, numbers, block, size, 2)]
+        lines += [f"ints {last} = {{0}};", *self._plane(last, group, numbers, small, block, size, 2)]
         lines.append(f"floats {found} = lanes_fma(lanes_float({total}), lanes(256.0f), lanes_float({last}));")
         return found
 
     def _plane(
-        self, total: str, group: DotGroup, numbers: Sequence[str], block: Axis, size: int, plane: int
+        self, total: str, group: DotGroup, numbers: Sequence[str], small: bool, block: Axis, size: int, plane: int
     ) -> list[str]:
-        start = plane * self.blocks * size
-        return [
-            f"{total} = dots_sum({total}, {numbers[v]}, {self.digits} + {block} * {size} + {start + 64 * v});"
-            for v in group.vectors
-        ]
+        """C statements that add a group's products of one plane to `total`; two vectors at a time if all numbers are
+        below 64 (`small`)."""
+        start, found = plane * self.blocks * size, list[str]()
+        parts = [f"{numbers[v]}, {self.digits} + {block} * {size} + {start + 64 * v}" for v in group.vectors]
+        while parts:
+            two = small and len(parts) > 1
+            own = [parts.pop(0) for _ in range(1 + two)]
+            found.append(f"{total} = {'dots_sum_small' if two else 'dots_sum'}({total}, {', '.join(own)});")
+        return found
 
 
 def _numbers(
@@ -111,8 +117,7 @@ def _numbers(
     key = v.operand, v.at, v.flip
     if key not in read:
         read[key] = fresh("b")
-        flip = f" ^ {v.flip}" if v.flip else ""
-        lines.append(f"const bytes {read[key]} = dots_read({v.operand} + {at(v.at)}){flip};")
+        lines.append(f"const bytes {read[key]} = dots_read({v.operand} + {at(v.at)}, {v.flip});")
     if v.low == 0 and v.mask == 255:
         return read[key]
     name = fresh("n")

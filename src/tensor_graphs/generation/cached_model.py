@@ -54,6 +54,13 @@ class HeldRow:
         self.tokens[start:] = tokens
         self.top = max(self.top if start else -1, start + max(width, len(tokens)) - 1)
 
+    def overwrite(self, end: int, last: int) -> None:
+        """Record that unknown tokens are written behind these, up to the position `end`; those beyond the position
+        `last` are written there."""
+        self.top = max(self.top, min(end, last))
+        if end >= last:
+            del self.tokens[last:]
+
     def common(self, prompt: Sequence[int]) -> int:
         """Number of tokens at the beginning of a prompt that the caches hold."""
         pairs = enumerate(zip(self.tokens, prompt))

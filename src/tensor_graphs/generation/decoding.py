@@ -4,7 +4,8 @@ batch) and step."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ..costdb.keys.device import GPU_KIND
 from .cached_model import CachedModel
-from .programs import host_array, host_arrays
+from .programs import host_array, later_arrays
 from .sampling import Kind
 from .settings import Sampling
 
@@ -39,7 +40,7 @@ class Decoding(Protocol):
 
     def logits(self, index: int) -> Array:
         """Copy of the logits from which the last round chose the token `index` of each row (sequence of the batch),
-        [batch, vocabulary] float32; on a GPU those of the round's last step, up to `POLL` - 1 later."""
+        [batch, vocabulary] float32; on a GPU those of the last step that has begun, up to 2 `POLL` - 1 later."""
 
     @property
     def acceptance(self) -> float:
@@ -54,12 +55,18 @@ class Decoding(Protocol):
 @dataclass
 class PlainDecoding:
     """Decoding without a draft model: one token per row (sequence of the batch) and step; on a GPU, several steps a
-    round."""
+    round. If it `overlaps`, the steps of the next round begin before the tokens of the present one are looked at, so
+    that the device does not wait for the host.
+
+    `under_way`: number of steps, and function that waits for their tokens, of rounds that have begun.
+    """
 
     model: CachedModel
     kind: Kind
+    overlaps: bool = False
     lengths: list[int] = field(default_factory=list)  # tokens of each row in the caches
     pending: list[int] = field(default_factory=list)  # the next token of each row, not in the caches yet
+    under_way: deque[tuple[int, Callable[[], list[Array]]]] = field(default_factory=deque)
 
     @property
     def acceptance(self) -> float:
@@ -78,23 +85,37 @@ class PlainDecoding:
     def begin(self, ids: Sequence[Sequence[int]], sampling: Sampling) -> None:
         """Fill the caches with prompts, and set the sampler (`Decoding.begin`)."""
         self.lengths, self.pending = self.model.prefill(ids), []
+        self.under_way.clear()
         set_sampler(self.model, sampling)
 
     def round(self, running: Sequence[int], most: int) -> list[list[int]]:
         """Compute and return further tokens of each row (sequence of the batch), equally many and at most `most`
         (`Decoding.round`)."""
-        programs = self.model.programs
-        sample = programs.sample(self.kind)
-        count = POLL if sample.tensors.startswith(GPU_KIND) else 1
-        ahead = []
-        for step in range(min(count, most) if self.pending else 1):
-            if step or self.pending:
-                programs.decode().flat_near()
-            ahead.append(sample.flat_near()[0])
-        found = [[int(v) for v in x] for x in host_arrays(ahead)]
+        if not self.under_way:
+            self._begin_steps(most)
+        steps = self.under_way[0][0]
+        if self.overlaps and self.pending and steps < most:
+            self._begin_steps(most - steps)
+        _, taken = self.under_way.popleft()
+        found = [[int(v) for v in x] for x in taken()]
         for tokens in found:
             self._note(tokens)
         return [list(column) for column in zip(*found)]
+
+    def _begin_steps(self, most: int) -> None:
+        """Give the device the next steps, at most `most`: one before any token is known, which follows from the
+        prompt."""
+        programs = self.model.programs
+        sample, ahead = programs.sample(self.kind), []
+        for step in range(min(self.steps(sample.tensors), most) if self.pending else 1):
+            if step or self.pending:
+                programs.decode().flat_near()
+            ahead.append(sample.flat_near()[0])
+        self.under_way.append((len(ahead), later_arrays(ahead)))
+
+    def steps(self, device: str) -> int:
+        """Number of steps of a round on a device."""
+        return POLL if device.startswith(GPU_KIND) else 1
 
     def logits(self, index: int) -> Array:
         """Copy of the logits of the last step (`Decoding.logits`)."""
@@ -122,10 +143,12 @@ class PlainDecoding:
 
     def _note(self, tokens: list[int]) -> None:
         """Record one step: the pending tokens were written to the caches, and `tokens` are pending."""
+        last, begun = self.model.caches.capacity - 1, sum(steps for steps, _ in self.under_way)
         for row, token in enumerate(self.pending):
-            at = min(self.lengths[row], self.model.caches.capacity - 1)
-            self.model.rows[row].write(at, [token])
+            self.model.rows[row].write(min(self.lengths[row], last), [token])
             self.lengths[row] += 1
+            if begun:
+                self.model.rows[row].overwrite(self.lengths[row] + begun - 1, last)
         self.pending = tokens
 
 

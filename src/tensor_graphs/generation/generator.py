@@ -338,7 +338,7 @@ class Generator(Unpicklable):
 
     def _ready(self, ids: list[list[int]], limit: int, sampling: Sampling) -> Decoding:
         """Make the programs that a generation needs; returns how it decodes."""
-        decoding: Decoding = PlainDecoding(self._model, sampling.kind)
+        decoding: Decoding = PlainDecoding(self._model, sampling.kind, overlaps=True)
         self._model.ready(ids)
         if self._draft is not None and limit > 1:
             decoding = SpeculativeDecoding(PlainDecoding(self._model, sampling.kind), self._draft, self._count)

@@ -44,6 +44,27 @@ def host_arrays(values: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [host_array(x) for x in values]
 
 
+def later_arrays(values: Sequence[Any]) -> Callable[[], list[np.ndarray[Any, Any]]]:
+    """Function that returns outputs of one type as arrays on the host. From a GPU they are copied behind the work that
+    it has been given so far, and the function waits for that work only, not for what it is given afterwards."""
+    if not getattr(values[0], "is_cuda", False):
+        found = [np.array(x) for x in host_arrays(values)]  # the next call may overwrite outputs
+        return lambda: found
+    torch = sys.modules["torch"]
+    with torch.cuda.device(values[0].device):
+        stacked = torch.stack(list(values))
+        copy = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+        copy.copy_(stacked, non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+
+    def taken() -> list[np.ndarray[Any, Any]]:
+        done.synchronize()
+        return list(copy.numpy())
+
+    return taken
+
+
 def step_graph(folder: Folder, caches: Caches, tokens: int, *, fresh: bool = False) -> Graph:
     """Graph of a decoder step over `tokens` tokens a row, whose logits and lengths are states (`build_step`). `fresh`:
     all rows begin at position 0.

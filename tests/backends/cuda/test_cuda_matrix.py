@@ -59,12 +59,12 @@ def _packed(rows: int, length: int, columns: int, form: str) -> Tensor:
     return t.matmul(x("a", rows, length), t.transpose(quantization.dequantized(form, codes, scale)))
 
 
-def _normed_packed(length: int, columns: int, form: str) -> Tensor:
-    """The norm of one row times a quantized matrix, with an activation."""
+def _normed_packed(length: int, columns: int, form: str, rows: int = 1) -> Tensor:
+    """The norm of each row times a quantized matrix, with an activation."""
     size = length if form == "fp8" else length // 2
     scale = t.input("s", (columns, length // quantization.group_of(form, length)))
     w = t.transpose(quantization.dequantized(form, t.input("w", (columns, size), "uint8"), scale))
-    return c.silu(t.matmul(c.rms_norm(x("a", 1, length), x("g", length), eps=1e-6), w))
+    return c.silu(t.matmul(c.rms_norm(x("a", rows, length), x("g", length), eps=1e-6), w))
 
 
 def _with_zeros(rows: int, length: int, columns: int) -> Tensor:
@@ -108,6 +108,8 @@ CASES: dict[str, tuple[Callable[[], Tensor], tuple[str, ...], list[dict[str, int
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 32, "packed": 1, "ahead": 1}, {"warps": 2, "n": 16, "packed": 1, "split": 2},
         {"warps": 2, "n": 16, "packed": 1, "split": 2, "ahead": 1, "early": 1}, {"warps": 2, "n": 32, "wide": 2, "packed": 1, "ahead": 2, "direct": 1},
         {"warps": 1, "wide": 2, "n": 32, "packed": 1, "ahead": 2, "joint": 1}]),
+    "int4 of norms": (lambda: _normed_packed(512, 32, "int4", rows=11), (), [
+        {"warps": 2, "n": 16, "packed": 1}, {"warps": 2, "n": 32, "packed": 1, "ahead": 1, "joint": 1}]),
     "fp8 of a norm": (lambda: _normed_packed(1152, 16, "fp8"), (), [
         {"warps": 2, "n": 16, "packed": 1}, {"warps": 4, "n": 16, "packed": 1, "ahead": 2}]),
     "mxfp4 of a row": (lambda: _packed(1, 1024, 32, "mxfp4"), (), [
