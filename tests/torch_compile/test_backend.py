@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -379,6 +380,28 @@ def test_a_forked_child_leaves_the_parent_its_program(tmp_path: Path, monkeypatc
     assert (tmp_path / "program").exists()
     ended.program()
     assert not tmp_path.exists()
+
+
+def test_a_program_that_nobody_loads_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a module that is freed, or weights that change, after the search has ended. They held all weights until the
+    process ended, and the last search its program until the next one."""
+    jobs: queue.SimpleQueue[search.Search] = queue.SimpleQueue()
+    monkeypatch.setattr(search.Search, "_subprocess", lambda self, folder: "")
+    monkeypatch.setattr(search, "_root", [tmp_path])
+    server = threading.Thread(target=search._serve, args=(jobs, tmp_path), daemon=True)
+    server.start()
+    unloaded = search.Search(Graph((), (), ()), {}, tg.torch_compile.CompileOptions(), "cpu", lambda: True)
+    jobs.put(unloaded)
+    assert unloaded.wait(60) and (tmp_path / "1").is_dir()
+    del unloaded
+    until = time.monotonic() + 60
+    while (tmp_path / "1").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    search._root.clear()  # ends the thread
+    jobs.put(search.Search(Graph((), (), ()), {}, tg.torch_compile.CompileOptions(), "cpu", lambda: True))
+    server.join(60)
+    assert not server.is_alive()
 
 
 def test_importing_the_backend_does_not_import_torch() -> None:

@@ -259,7 +259,7 @@ class TracedGraph:
         Returns the reasons why parts have no program (`Variant.bind`).
         """
         if any(search.stale for search in variant.searches):
-            self.variants = [v for v in self.variants if v is not variant]  # the next call of its weights searches anew
+            self._drop([variant])  # the next call of its weights searches anew
             return []
         reasons = variant.bind()
         self.variants = [one for v in self.variants for one in (v.by_bucket() if v is variant else [v])]
@@ -290,9 +290,13 @@ class TracedGraph:
     def _forget(self, frozen: Frozen) -> None:
         """Free the programs of weights that do not exist any more, and end their searches. Runs at any time, on any
         thread."""
-        for search in [s for v in self.variants if v.frozen is frozen for s in v.searches]:
+        self._drop([v for v in self.variants if v.frozen is frozen])
+
+    def _drop(self, variants: Sequence[Variant]) -> None:
+        """Forget variants, and end their searches."""
+        for search in [s for v in variants for s in v.searches]:
             search.abandoned = True
-        self.variants = [v for v in self.variants if v.frozen is not frozen]
+        self.variants = [v for v in self.variants if all(v is not one for one in variants)]
 
 
 def _is_versioned(x: Any) -> bool:
