@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import re
 import signal
 import sys
 import threading
@@ -79,6 +81,9 @@ app = typer.Typer(
 app.add_typer(db_app, name="db")
 app.add_typer(rules_app, name="rules")
 app.add_typer(kernels_app, name="kernels")
+
+#: A path of the home folder that the shell leaves as it is.
+_HOME = re.compile(r"^(--(?:output|report|rules|kernels|costdb|jobs|draft|compare)=|-o)~/")
 
 
 # ---------------------------------------------------------------- arguments
@@ -303,7 +308,7 @@ def run(arguments: list[str]) -> int:
     6 no plan, 130 interrupted, 143 terminated.
     """
     try:
-        return _run(arguments, "--json" in arguments)
+        return _run([_HOME.sub(rf"\1{os.path.expanduser('~')}/", a) for a in arguments], "--json" in arguments)
     except BrokenPipeError:  # the reader of the pipe has closed: not an error
         discard(sys.stdout)
         return 0

@@ -65,6 +65,8 @@ def _afterwards(work: Callable[[], object]) -> None:
 
 def described(error: BaseException) -> tuple[int, dict[str, str], str]:
     """Exit code, JSON object and text of an error."""
+    if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):  # so Typer passes on any EOFError
+        error = error.__cause__
     if isinstance(error, TensorGraphsError):
         return error.exit_code, error.to_json(), f"error: {error}"
     if hasattr(error, "format_message"):  # an error of Typer's parser, from whichever copy of Click it uses
