@@ -411,6 +411,17 @@ def test_importing_the_backend_does_not_import_torch() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
+def test_a_report_tells_that_its_search_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "the search has not ended" until the next call, which graphs of sizes that do not recur never get."""
+    monkeypatch.setattr(search.Search, "run_in_subprocess", lambda self, folder: self.run_here())
+    compiled, a = tg.compile(model(), **BEHIND), torch.randn(3, 8)
+    called(compiled, a)
+    assert tg.torch_compile.wait(300)
+    assert report().to_json()["why"] == "the search has ended: the next call of this graph decides", report()
+    called(compiled, a)
+    assert "next call" not in str(report())
+
+
 def test_waiting_tells_that_a_backward_search_is_still_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search.Search, "run_in_subprocess", lambda self, folder: self.run_here())
     module, a = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(3, 8)

@@ -66,7 +66,7 @@ from .egraphs import default_output, extract, saturate
 from .generate import generate
 from .kernels import KernelFiles, sizes
 from .kernels import app as kernels_app
-from .outcome import described, fail, finish
+from .outcome import Unprintable, described, fail, finish
 from .rules import app as rules_app
 
 if TYPE_CHECKING:
@@ -312,14 +312,14 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader of the pipe has closed: not an error
         discard(sys.stdout)
         return 0
-    except OSError as error:  # standard output cannot take the error's document: a full disk
+    except Unprintable as error:
         discard(sys.stdout)
-        tell(f"error: standard output cannot be written: {error.strerror or error}")
+        tell(f"error: standard output cannot be written: {error}")
         return UsageError.exit_code
 
 
 def _run(arguments: list[str], as_json: bool) -> int:
-    """Run a command line and return its exit code. Raises OSError if standard output cannot be written."""
+    """Run a command line and return its exit code. Raises Unprintable if standard output cannot be written."""
     try:
         shown = redirect_stdout(sys.stderr) if as_json else nullcontext()
         with shown, other_packages_named():  # stdout holds the JSON document only
@@ -329,7 +329,7 @@ def _run(arguments: list[str], as_json: bool) -> int:
         if not isinstance(answer, Answer):  # --help
             return answer if isinstance(answer, int) else 0
         return finish(as_json, answer)
-    except BrokenPipeError:
+    except (BrokenPipeError, Unprintable):
         raise
     except SystemExit as leaving:
         return int(leaving.code or 0) if isinstance(leaving.code, int | None) else 1

@@ -26,12 +26,18 @@ def _closing() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+class Unprintable(Exception):
+    """Standard output cannot be written, as on a full disk."""
+
+
 def _put(text: str) -> None:
-    """Print on stdout. That the reader of the pipe has gone is not an error; raises OSError for others."""
+    """Print on stdout. That the reader of the pipe has gone is not an error; raises Unprintable for others."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         discard(sys.stdout)
+    except OSError as error:
+        raise Unprintable(error.strerror or str(error)) from error
 
 
 def finish(as_json: bool, answer: Answer) -> int:

@@ -66,6 +66,7 @@ class Search:
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
         self._unchanged, self.stale = unchanged, False
         self._ended = threading.Event()
+        self.at_end: Callable[[], None] = lambda: None  # called when the search is over
         self._owner = os.getpid()
         self._program: Program | None = None
         self._folder: Path | None = None
@@ -110,6 +111,7 @@ class Search:
         except Exception as error:  # any failure of a search leaves the graph eager
             self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
+            self.at_end()
             self._ended.set()
 
     def run_in_subprocess(self, folder: Path) -> None:
@@ -123,6 +125,7 @@ class Search:
         finally:
             if self._error:
                 shutil.rmtree(folder, ignore_errors=True)
+            self.at_end()
             self._ended.set()
 
     def _subprocess(self, folder: Path) -> str:
