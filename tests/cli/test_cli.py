@@ -91,6 +91,8 @@ def test_rules_of_ones_own(model: str, capsys: pytest.CaptureFixture[str]) -> No
         Path("own.txt").write_text(text)
         found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt", code=code)
         assert message in found["error"]["message"]
+        assert message == "wrong" or found["error"]["where"] == "own.txt"
+    assert "no folder" in document(capsys, "generate", model, "--prompt-tokens", "1", code=3)["error"]["message"]
 
 
 def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:

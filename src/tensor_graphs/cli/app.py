@@ -57,7 +57,6 @@ from .console import (
     printable,
     tell,
     terminated,
-    text_of,
     working,
     writable,
 )
@@ -68,6 +67,7 @@ from .kernels import KernelFiles, sizes
 from .kernels import app as kernels_app
 from .outcome import Unprintable, described, fail, finish
 from .rules import app as rules_app
+from .rules import rules_of
 
 if TYPE_CHECKING:
     from ..backends.tuning.fleet import FleetOutcome
@@ -91,10 +91,10 @@ def _own_rules(file: Path | None) -> list[Rule]:
     """The rewrite rules of a file in this project's rule syntax."""
     if file is None:
         return []
-    from ..rules.files.rule_file import OwnRule, read
+    from ..rules.files.rule_file import OwnRule
 
     found = []
-    for line in read(text_of(file)):
+    for line in rules_of(file):
         if not isinstance(line, OwnRule) or line.rule is None:
             why = line.problem if isinstance(line, OwnRule) else "it is in Tensat's format"
             raise UsageError(
