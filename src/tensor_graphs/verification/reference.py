@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -208,12 +208,16 @@ def compute_reference(
             return inputs, evaluate_graph(graph, inputs, float64=True), evaluate_graph(graph, inputs)
         torch.cuda.empty_cache()
     refuse_reference(graph)
-    small = not bitwise and graph_flops(list(graph.roots)) <= ONE_THREAD_FLOPS  # bits may depend on threads
-    with np.errstate(all="ignore"), one_blas_thread() if small else nullcontext():
+    with np.errstate(all="ignore"), nullcontext() if bitwise else interpreter_threads(graph):  # bits depend on threads
         wide = evaluate(graph, inputs, float64=True, poll=poll)
         exact = [_kept(r, root.dtype) for r, root in zip(wide, graph.roots)]
         del wide
         return inputs, exact, evaluate(graph, inputs, whole=bitwise, poll=poll)
+
+
+def interpreter_threads(graph: Graph) -> AbstractContextManager[None]:
+    """Context manager in which the interpreter runs a graph: the products of a small one are computed by one thread."""
+    return one_blas_thread() if graph_flops(list(graph.roots)) <= ONE_THREAD_FLOPS else nullcontext()
 
 
 def _kept(exact: Array, dtype: str) -> Array:
