@@ -33,7 +33,7 @@ KeyOrDigest: TypeAlias = KernelKey | str
 def default_root() -> Path:
     """Folder of the default store: the setting `costdb`, otherwise a folder in the cache folder."""
     configured = settings.current().costdb
-    return Path(configured) if configured else cache_folder.home() / "costdb"
+    return Path(configured).expanduser() if configured else cache_folder.home() / "costdb"
 
 
 class Store:

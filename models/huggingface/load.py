@@ -159,6 +159,8 @@ def opened(path: Path | str, *, trust: bool = False) -> tuple[Config, Mapping[st
     config_file = folder / "config.json"
     if not folder.exists():
         raise BadModelError("there is no file or folder of this name", where=str(folder))
+    if not folder.is_dir():
+        raise BadModelError("it is no folder with config.json, and no .gguf file", where=str(folder))
     if not config_file.is_file():
         saved = (folder / "manifest.json").is_file()
         hint = "it is a saved program: tg.load_program runs it" if saved else ""

@@ -35,7 +35,8 @@ class SymbolicSizes:
     def bind(self, name: str, shape: Sequence[Any], hints: Mapping[int, str]) -> None:
         """Create a dimension for each size symbol in `shape`, the shape of the input `name`, unless it already has one.
 
-        `hints`: axis -> name of its size; other sizes are named after the input and the axis.
+        `hints`: axis -> name of its size; other sizes are named after the input and the axis, and after their symbols
+        where an axis has several (a product).
         """
         for axis, size in enumerate(shape):
             expression = getattr(getattr(size, "node", None), "expr", None)
@@ -46,7 +47,7 @@ class SymbolicSizes:
                 limits = self.ranges.get(symbol)
                 low, high = (int(limits.lower), limits.upper) if limits is not None else (1, None)
                 top = int(high) if high is not None and high.is_finite and high < 1 << 31 else 1 << 31
-                title = hints.get(axis, f"{name}_{axis}")
+                title = self._unused(hints.get(axis, f"{name}_{axis}"), str(symbol))
                 self.symbols[str(symbol)] = self._free(title, max(low, 1), top)
                 if axis not in hints and expression == symbol:  # torch.export has verified all sizes of named ranges
                     self.examples[title] = self.symbols[str(symbol)], getattr(size.node, "hint", None) or 0
@@ -66,11 +67,21 @@ class SymbolicSizes:
                     left, right = (dimension(a, self.symbols) for a in expression.args)
                     yield f"{left} {relation[0]} {right}", relation[1], left, right
 
+    def _unused(self, title: str, symbol: str) -> str:
+        """A name that no dimension of another symbol has: dimensions of one name are equal."""
+        used = {n for d in self.symbols.values() for n in dims_.symbols(d)}
+        taken = not used.isdisjoint((title, self._named(title)))
+        return f"{title}_{symbol}" if taken else title
+
+    def _named(self, title: str) -> str:
+        """Name of the dimension of a free size: its own, or that of what a known divisor leaves of it."""
+        part = self.parts.get(title, 1)
+        return title if part == 1 else f"{title}_by_{part}"
+
     def _free(self, title: str, low: int, high: int) -> Dim:
         """The dimension of a free size; a multiple of its divisor if it has one."""
         part = self.parts.get(title, 1)
-        name = title if part == 1 else f"{title}_by_{part}"
-        return part * dims_.dim(name, min=-(-low // part), max=high // part)
+        return part * dims_.dim(self._named(title), min=-(-low // part), max=high // part)
 
     def dim(self, size: Any) -> Dim:
         """The dimension of a size of a traced shape. Raises UnsupportedError for a size that depends on data, and for

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import marshal
 import os
+import resource
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +32,7 @@ from .processes.forks import Lock
 FOLDER = "bytecode"
 PACKAGE = "torch"  # the package that is looked at
 HEADER = 16  # bytes before the code in a bytecode file (PEP 552)
+ROOM = 256 << 20  # least free bytes where Python itself may write bytecode
 
 
 def is_missing() -> bool:
@@ -50,10 +53,17 @@ def _package() -> ModuleSpec | None:
 
 def bytecode_environment() -> dict[str, str]:
     """Environment variables with which a Python process keeps bytecode in the cache folder; none where PyTorch has its
-    own."""
-    if not is_missing():
+    own, or where the disk is nearly full or files are limited in size: Python keeps the begin of a file that does not
+    fit, and then fails to import its module for good (EOFError; before 3.12.8 and 3.13.1)."""
+    if not is_missing() or not _has_room(private(FOLDER)):
         return {}
     return {"PYTHONPYCACHEPREFIX": str(private(FOLDER)), "PYTHONDONTWRITEBYTECODE": ""}
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether bytecode of many modules fits into a folder."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return shutil.disk_usage(folder).free >= ROOM and (limit == resource.RLIM_INFINITY or limit >= ROOM)
 
 
 @contextmanager
@@ -139,8 +149,11 @@ class _Loader(SourceFileLoader):
         with suppress(OSError):  # no room: compiled again next time
             self.bytecode.parent.mkdir(parents=True, exist_ok=True)
             part = self.bytecode.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
-            part.write_bytes(header + marshal.dumps(code))
-            os.replace(part, self.bytecode)
+            try:
+                part.write_bytes(header + marshal.dumps(code))
+                os.replace(part, self.bytecode)
+            finally:
+                part.unlink(missing_ok=True)
         return code
 
     def _header(self) -> bytes:

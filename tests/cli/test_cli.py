@@ -18,15 +18,17 @@ import numpy as np
 import pytest
 
 import tensor_graphs as tg
-from tensor_graphs import errors, settings
+from tensor_graphs import cache_folder, errors, settings
 from tensor_graphs.cli import app as cli
 from tensor_graphs.cli import main as command_line
 from tensor_graphs.cli.console import Console
+from tensor_graphs.costdb.store.store import default_root
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.models.files.native import load_graph, save_graph
 from tensor_graphs.pipeline import optimize as pipeline
 from tensor_graphs.rules import ALL
+from tensor_graphs.writing.files import named_path
 
 QUICK = ["--backend", "numpy", "--no-measure"]
 MAIN = "import sys; from tensor_graphs.cli.app import main; main(sys.argv[1:])"
@@ -89,6 +91,8 @@ def test_rules_of_ones_own(model: str, capsys: pytest.CaptureFixture[str]) -> No
         Path("own.txt").write_text(text)
         found = document(capsys, "optimize", model, *QUICK, "-o", "out", "--rules", "own.txt", code=code)
         assert message in found["error"]["message"]
+        assert message == "wrong" or found["error"]["where"] == "own.txt"
+    assert "no folder" in document(capsys, "generate", model, "--prompt-tokens", "1", code=3)["error"]["message"]
 
 
 def test_optimize_writes_a_program_that_runs_in_a_fresh_process(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,6 +406,21 @@ def test_odd_numbers_and_paths_are_usage_errors(
     assert json.loads(capsys.readouterr().out)["schema"] == 1
 
 
+def test_the_home_folder_is_put_in_where_the_shell_does_not(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a folder "~" was made in the current one."""
+    monkeypatch.setenv("HOME", str(user := tmp_path / "user"))
+    user.mkdir()
+    commands = [("optimize", model, "--rules=~/no"), ("explain", "~/no.onnx"), ("db", "stats", "--costdb=~/no")]
+    for arguments in commands:
+        assert cli.run([*arguments, "--json"])
+        assert str(user) in json.loads(capsys.readouterr().out)["error"]["where"]
+    with settings.override(home="~/cache", costdb="~/costs"):
+        assert (cache_folder.home(), default_root()) == (user / "cache", user / "costs")
+    assert named_path("~/out") == user / "out" and named_path("~out") == Path("~out")
+
+
 def test_bad_models(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cut.safetensors").write_bytes(Path(model).read_bytes()[:100])
     Path("junk.onnx").write_bytes(b"\x00" * 64)
@@ -426,7 +445,7 @@ def test_unavailable_backend(model: str, capsys: pytest.CaptureFixture[str], mon
 @pytest.mark.parametrize(
     ("error", "code"),
     [(errors.VerificationError("off"), 5), (errors.NoPlanError("none"), 6), (errors.WorkerError("dead"), 1),
-     (ZeroDivisionError("oh"), 1), (KeyboardInterrupt(), 130), (MemoryError(), 3),
+     (ZeroDivisionError("oh"), 1), (EOFError("marshal data too short"), 1), (KeyboardInterrupt(), 130), (MemoryError(), 3),
      (errors.UnsupportedError("ops", missing={"Foo": 2}), 3)],
 )  # fmt: skip
 def test_errors_become_exit_codes(

@@ -86,7 +86,8 @@ def test_main_objects_have_rich_forms(explorer: Explorer) -> None:
     for thing in (explorer.graph, explorer.view, explorer.plan(), tg.extract(explorer), explorer):
         assert len(repr(thing)) < 5000
         parsed(thing._repr_html_())
-    assert repr(explorer).startswith("e-graph of") and "<HTML" in repr(explorer.page(0))
+    assert re.match("e-graph of .* best .*; rewriting (saturated|stopped at)", repr(explorer))
+    assert "<HTML" in repr(explorer.page(0))
 
 
 def test_extract_is_a_function_and_a_subpackage(explorer: Explorer) -> None:

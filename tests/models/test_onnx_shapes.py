@@ -191,6 +191,8 @@ def test_a_size_written_into_the_file_is_named(tmp_path: Path) -> None:
         bound(graph, {})
     assert "n=2" in refused.value.hint and refused.value.exit_code == 3
     assert bound(graph, {"n": 2, "m": 5})[0].outputs[0].shape == (2, 5, 2)
+    with pytest.raises(ShapeError, match=r"^dimension n=0 is outside 1\.\.32768$"):
+        bound(graph, {"n": 0, "m": 5})
 
 
 def test_an_expression_that_fits_at_one_size_stays_a_shape_error() -> None:

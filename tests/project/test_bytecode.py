@@ -137,6 +137,12 @@ def test_python_own_bytecode_is_preferred(
     assert bytecode_environment() == {} and not compiled(home)
 
 
+def test_python_writes_none_where_it_may_not_fit(home: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 3.12.8, Python kept the begin of such a file, and its module could not be imported any more."""
+    monkeypatch.setattr(bytecode, "ROOM", 1 << 62)
+    assert bytecode_environment() == {}
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bytecode, "PACKAGE", "no_such_package")
     assert bytecode_environment() == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -381,11 +382,44 @@ def test_a_forked_child_leaves_the_parent_its_program(tmp_path: Path, monkeypatc
     assert not tmp_path.exists()
 
 
+def test_a_program_that_nobody_loads_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a module that is freed, or weights that change, after the search has ended. They held all weights until the
+    process ended, and the last search its program until the next one."""
+    jobs: queue.SimpleQueue[search.Search] = queue.SimpleQueue()
+    monkeypatch.setattr(search.Search, "_subprocess", lambda self, folder: "")
+    monkeypatch.setattr(search, "_root", [tmp_path])
+    server = threading.Thread(target=search._serve, args=(jobs, tmp_path), daemon=True)
+    server.start()
+    unloaded = search.Search(Graph((), (), ()), {}, tg.torch_compile.CompileOptions(), "cpu", lambda: True)
+    jobs.put(unloaded)
+    assert unloaded.wait(60) and (tmp_path / "1").is_dir()
+    del unloaded
+    until = time.monotonic() + 60
+    while (tmp_path / "1").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    search._root.clear()  # ends the thread
+    jobs.put(search.Search(Graph((), (), ()), {}, tg.torch_compile.CompileOptions(), "cpu", lambda: True))
+    server.join(60)
+    assert not server.is_alive()
+
+
 def test_importing_the_backend_does_not_import_torch() -> None:
     done = python(
         "import sys, tensor_graphs as tg; tg.torch_compile.backend, tg.compile; print('torch' in sys.modules)"
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_report_tells_that_its_search_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "the search has not ended" until the next call, which graphs of sizes that do not recur never get."""
+    monkeypatch.setattr(search.Search, "run_in_subprocess", lambda self, folder: self.run_here())
+    compiled, a = tg.compile(model(), **BEHIND), torch.randn(3, 8)
+    called(compiled, a)
+    assert tg.torch_compile.wait(300)
+    assert report().to_json()["why"] == "the search has ended: the next call of this graph decides", report()
+    called(compiled, a)
+    assert "next call" not in str(report())
 
 
 def test_waiting_tells_that_a_backward_search_is_still_to_begin(monkeypatch: pytest.MonkeyPatch) -> None:

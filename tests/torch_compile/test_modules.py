@@ -102,6 +102,11 @@ def randomized(m: Any, a: Any) -> Any:
     return torch.sigmoid(y + torch.bernoulli(torch.ones_like(y))) * 2  # no builder for random numbers
 
 
+def flattened(m: Any, a: Any) -> Any:
+    y = torch.tanh(a).reshape(-1, 4) * 2
+    return torch.sigmoid(y + torch.bernoulli(torch.ones_like(y))).reshape(a.shape) * a.exp()
+
+
 def cached(m: Any, a: Any, at: Any) -> Any:
     m.cache.index_copy_(0, at, a)
     return F.softmax(m.cache @ a.T, 0)
@@ -277,6 +282,19 @@ def test_equal_random_operators_draw_different_numbers() -> None:
             found.append(call(a.requires_grad_()))
         alike(*found)
     assert ran() == before + 1
+
+
+def test_a_product_of_two_sizes_has_both() -> None:
+    """The first input of the second part has an axis of batch times length, which were taken for one size."""
+    module = Call(flattened)
+    compiled = tg.compile(module, dynamic=True, **QUICK)
+    with torch.no_grad():
+        for n, t in ((3, 5), (2, 7), (4, 6)):
+            a = x(n, t, 4)
+            found, expected = ((torch.manual_seed(0), m(a))[1] for m in (compiled, module))
+            alike([found], [expected])
+    report = tg.torch_compile.last_report()
+    assert report.runs == "program" and len(report.traced[0].parts) == 2 and not report.warnings, report
 
 
 def test_tensors_without_defined_values_are_no_results_of_programs() -> None:

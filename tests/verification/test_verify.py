@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import tensor_graphs as tg
 from tensor_graphs import settings as tool_settings
 from tensor_graphs.backends.registry import backend
+from tensor_graphs.backends.runtime import threads
 from tensor_graphs.backends.verification import compare, rounding_noise
 from tensor_graphs.backends.verification import inputs as drawing
 from tensor_graphs.backends.verification.index_bounds import index_bounds
@@ -746,3 +747,21 @@ def test_rare_places_of_a_mask_are_run_with_more_noise(monkeypatch: pytest.Monke
     noise = judge._disturbed
     list(noise.refined_wider())
     assert noise.changed[0][0, 0] and not noise.moved[0].any(), "other outputs and plans are judged by rounding's noise"
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_small_references_are_computed_by_one_thread(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On busy machines each product of two threads waits for a turn of the second one."""
+    found = threads._openblas()
+    if found is None:
+        pytest.skip("NumPy uses another BLAS than OpenBLAS")
+    put, get = found
+    monkeypatch.setattr(reference, "ONE_THREAD_FLOPS", 1e9 if small else 0)
+    graph = Graph.of(tg.input("x", (4, 8)) @ tg.input("w", (8, 4)))
+    before, seen = get(), set[int]()
+    put(2)
+    try:
+        reference.compute_reference(graph, np.random.default_rng(0), "", False, lambda: seen.add(get()))
+        assert seen == {1 if small else 2} and get() == 2
+    finally:
+        put(before)

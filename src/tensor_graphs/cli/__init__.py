@@ -12,10 +12,10 @@ Imports: backends, backends.admission, backends.program, backends.tuning, backen
 
 from __future__ import annotations
 
-import json
 import sys
 
 from ..errors import Interrupted
+from .json_document import dumped
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
         from .app import main as run
     except KeyboardInterrupt:
         if "--json" in (sys.argv[1:] if argv is None else argv):
-            print(json.dumps({"schema": 1, "ok": False, "error": Interrupted("interrupted").to_json()}))
+            print(dumped({"ok": False, "error": Interrupted("interrupted").to_json()}))
         sys.stderr.write("interrupted\n")
         sys.exit(Interrupted.exit_code)
     run(argv)

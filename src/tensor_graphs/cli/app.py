@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import re
 import signal
 import sys
 import threading
@@ -55,7 +57,6 @@ from .console import (
     printable,
     tell,
     terminated,
-    text_of,
     working,
     writable,
 )
@@ -64,8 +65,9 @@ from .egraphs import default_output, extract, saturate
 from .generate import generate
 from .kernels import KernelFiles, sizes
 from .kernels import app as kernels_app
-from .outcome import described, fail, finish
+from .outcome import Unprintable, described, fail, finish
 from .rules import app as rules_app
+from .rules import rules_of
 
 if TYPE_CHECKING:
     from ..backends.tuning.fleet import FleetOutcome
@@ -80,16 +82,19 @@ app.add_typer(db_app, name="db")
 app.add_typer(rules_app, name="rules")
 app.add_typer(kernels_app, name="kernels")
 
+#: A path of the home folder that the shell leaves as it is.
+_HOME = re.compile(r"^(--(?:output|report|rules|kernels|costdb|jobs|draft|compare)=|-o)~/")
+
 
 # ---------------------------------------------------------------- arguments
 def _own_rules(file: Path | None) -> list[Rule]:
     """The rewrite rules of a file in this project's rule syntax."""
     if file is None:
         return []
-    from ..rules.files.rule_file import OwnRule, read
+    from ..rules.files.rule_file import OwnRule
 
     found = []
-    for line in read(text_of(file)):
+    for line in rules_of(file):
         if not isinstance(line, OwnRule) or line.rule is None:
             why = line.problem if isinstance(line, OwnRule) else "it is in Tensat's format"
             raise UsageError(
@@ -303,18 +308,18 @@ def run(arguments: list[str]) -> int:
     6 no plan, 130 interrupted, 143 terminated.
     """
     try:
-        return _run(arguments, "--json" in arguments)
+        return _run([_HOME.sub(rf"\1{os.path.expanduser('~')}/", a) for a in arguments], "--json" in arguments)
     except BrokenPipeError:  # the reader of the pipe has closed: not an error
         discard(sys.stdout)
         return 0
-    except OSError as error:  # standard output cannot take the error's document: a full disk
+    except Unprintable as error:
         discard(sys.stdout)
-        tell(f"error: standard output cannot be written: {error.strerror or error}")
+        tell(f"error: standard output cannot be written: {error}")
         return UsageError.exit_code
 
 
 def _run(arguments: list[str], as_json: bool) -> int:
-    """Run a command line and return its exit code. Raises OSError if standard output cannot be written."""
+    """Run a command line and return its exit code. Raises Unprintable if standard output cannot be written."""
     try:
         shown = redirect_stdout(sys.stderr) if as_json else nullcontext()
         with shown, other_packages_named():  # stdout holds the JSON document only
@@ -324,7 +329,7 @@ def _run(arguments: list[str], as_json: bool) -> int:
         if not isinstance(answer, Answer):  # --help
             return answer if isinstance(answer, int) else 0
         return finish(as_json, answer)
-    except BrokenPipeError:
+    except (BrokenPipeError, Unprintable):
         raise
     except SystemExit as leaving:
         return int(leaving.code or 0) if isinstance(leaving.code, int | None) else 1

@@ -146,10 +146,9 @@ def db_export_starter(
 def _store(costdb: Path | None, *, new: bool = False) -> Any:
     """The named store, or the default one. Raises CostStoreError if the named folder does not exist, unless a `new`
     store may be made."""
-    from .. import settings
     from ..costdb.store.store import Store, default_root
 
-    store = Store(costdb or settings.current().costdb or default_root())
+    store = Store(costdb or default_root())
     if costdb is not None and not new and not store.root.exists():
         raise CostStoreError("there is no cost store", where=str(costdb), hint="name an existing folder")
     return store

@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import settings
 from ..backends.program.saved_program import load_program
 from ..errors import BadModelError, DeviceUnavailableError
 from ..plain import decode, read_bytes
@@ -234,7 +233,7 @@ def doctor() -> dict[str, Any]:
         found["backends"] = error.message
     found |= facts()
     found["C compiler"] = c_compiler() or "none: no kernels in C (install gcc, or set CC)"
-    root = settings.current().costdb or default_root()
+    root = default_root()
     found["cost store"] = str(root)
     stats = Store(root).stats()
     found["cost rows"] = f"{sum(stats.rows.values())} in {stats.shards} shards, {stats.keys} kernel calls"

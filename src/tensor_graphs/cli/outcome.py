@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import math
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -15,8 +13,7 @@ import typer
 
 from ..errors import Interrupted, TensorGraphsError, TooLargeError, UsageError
 from .console import Answer, Terminated, discard, printable, tell, terminated
-
-SCHEMA = 1
+from .json_document import dumped
 
 
 def _closing() -> None:
@@ -26,12 +23,18 @@ def _closing() -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
+class Unprintable(Exception):
+    """Standard output cannot be written, as on a full disk."""
+
+
 def _put(text: str) -> None:
-    """Print on stdout. That the reader of the pipe has gone is not an error; raises OSError for others."""
+    """Print on stdout. That the reader of the pipe has gone is not an error; raises Unprintable for others."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         discard(sys.stdout)
+    except OSError as error:
+        raise Unprintable(error.strerror or str(error)) from error
 
 
 def finish(as_json: bool, answer: Answer) -> int:
@@ -39,7 +42,7 @@ def finish(as_json: bool, answer: Answer) -> int:
     _closing()
     text = answer.text if answer.exact else printable(answer.text)
     if answer.error is None:
-        _put(_dump({"ok": True, **answer.document}) if as_json else text)
+        _put(dumped({"ok": True, **answer.document}) if as_json else text)
         if answer.afterwards is not None:
             _afterwards(answer.afterwards)
         return 0
@@ -65,6 +68,8 @@ def _afterwards(work: Callable[[], object]) -> None:
 
 def described(error: BaseException) -> tuple[int, dict[str, str], str]:
     """Exit code, JSON object and text of an error."""
+    if isinstance(error, typer.Abort) and isinstance(error.__cause__, EOFError):  # so Typer passes on any EOFError
+        error = error.__cause__
     if isinstance(error, TensorGraphsError):
         return error.exit_code, error.to_json(), f"error: {error}"
     if hasattr(error, "format_message"):  # an error of Typer's parser, from whichever copy of Click it uses
@@ -103,25 +108,6 @@ def _place(error: BaseException) -> str:
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
-def _plain(value: Any) -> Any:
-    """Convert to plain JSON data: NaN and infinities become null, array scalars numbers, other objects text."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    if hasattr(value, "to_json"):
-        return _plain(value.to_json())
-    if hasattr(value, "item") and not isinstance(value, str):
-        value = value.item()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def _dump(document: Mapping[str, Any]) -> str:
-    return json.dumps(_plain({"schema": SCHEMA, **document}), allow_nan=False)
-
-
 def fail(
     as_json: bool, code: int, error: dict[str, str], text: str, document: Mapping[str, Any] | None = None
 ) -> int:  # fmt: skip
@@ -129,6 +115,6 @@ def fail(
     `code`."""
     _closing()
     if as_json:
-        _put(_dump({"ok": False, "error": error, **(document or {})}))
+        _put(dumped({"ok": False, "error": error, **(document or {})}))
     tell(text)
     return code

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import Interrupted, TensorGraphsError, UsageError, VerificationError
+from ..errors import Interrupted, RuleError, TensorGraphsError, UsageError, VerificationError
 from ..writing.files import write_text
 from .console import Answer, Json, Out, Verbose, text_of, working, writable
 
@@ -27,6 +27,16 @@ RuleFile = Annotated[
 Pairs = Annotated[bool, typer.Option("--pairs", help="two consecutive lines of Tensat's format are one rule")]
 
 
+def rules_of(file: Path, *, pairs: bool = False) -> list[rule_file.Line]:
+    """The rules of a file. Raises RuleError, which names file and line, and the errors of `text_of`."""
+    from ..rules.files import rule_file
+
+    try:
+        return rule_file.read(text_of(file), pairs=pairs)
+    except RuleError as error:
+        raise RuleError(f"{error.message}: {error.where}", where=str(file), hint=error.hint) from None
+
+
 @app.command("check")
 def check_rules(
     file: RuleFile,
@@ -37,10 +47,10 @@ def check_rules(
     as_json: Json = False, verbose: Verbose = False,
 ) -> Answer:  # fmt: skip
     """Check every rule of a file: proved, tested, refuted (with a counterexample) or unknown."""
-    from ..rules.files import check_file, rule_file
+    from ..rules.files import check_file
 
     begin = time.perf_counter()
-    rules = rule_file.read(text_of(file), pairs=pairs)
+    rules = rules_of(file, pairs=pairs)
     with working(verbose, as_json) as progress:
         found = list(check_file.check_all(rules, seed=seed, say=partial(progress.say, "check"),
                                           stop=lambda: progress.stopped, processes=min(8, os.cpu_count() or 1)))  # fmt: skip
@@ -89,12 +99,12 @@ def derive_rules(
 
     from ..egraph.saturate.worker import Pool
     from ..rules.derive import prove
-    from ..rules.files import derive_file, rule_file
+    from ..rules.files import derive_file
 
     if jobs < 0:
         raise UsageError(f"--jobs {jobs} is negative")
     limits = replace(prove.LIMITS, seconds=time_limit, iterations=rounds, nodes=nodes)
-    lines = rule_file.read(text_of(file), pairs=pairs)
+    lines = rules_of(file, pairs=pairs)
     found = []
     with closing(Pool(jobs or min(8, os.cpu_count() or 1))) as pool, working(verbose, as_json) as progress:
         for one in derive_file.derive_all(lines, pool, limits, stop=lambda: progress.stopped):
@@ -132,13 +142,13 @@ def synthesize_rules(
     """
     from ..egraph.saturate.worker import Pool
     from ..rules import ALL
-    from ..rules.files import derive_file, rule_file
+    from ..rules.files import derive_file
     from ..rules.synthesize.synthesize import synthesize
 
     if output is not None:
         writable(output)
     names = tuple(op.strip() for op in ops.split(",") if op.strip())
-    lines = rule_file.read(text_of(compare), pairs=pairs) if compare is not None else []
+    lines = rules_of(compare, pairs=pairs) if compare is not None else []
     with working(verbose, as_json) as progress:
         found = synthesize(
             names, size, variables=variables, seed=seed, broadcast=broadcast, base=ALL, time_limit=time_limit,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import TensorGraphsError
 from ..report.shell import asset, page, theme
+from ..wording import rewriting_end
 from .columns import encode
 from .tables import (
     Columns,
@@ -75,7 +76,7 @@ def _meta(explorer: Explorer, notes: list[str]) -> dict[str, Any]:
     extraction, report = explorer.choice.extraction, explorer.view.report
     bound = "proven optimal" if extraction.optimal else f"proven bound {extraction.lower_bound:.1f} µs"
     facts = [
-        f"{len(explorer.view):,} e-nodes", f"{explorer.view.n_classes:,} e-classes", f"stopped: {report.stopped}",
+        f"{len(explorer.view):,} e-nodes", f"{explorer.view.n_classes:,} e-classes", f"rewriting {rewriting_end(report.stopped)}",
         f"{len(explorer.choice.hypergraph.candidates):,} kernels", f"best {explorer.choice.cost:.1f} µs", bound,
     ]  # fmt: skip
     return {"title": _text(explorer.graph.name), "facts": facts, "notes": notes, "sizes": list(report.sizes)}

@@ -15,7 +15,7 @@ from ..egraph.view.view import EGraphView
 from ..extract.model.kernel import Candidate
 from ..extract.model.pricing import Priced
 from ..extract.search.search import Choice
-from ..wording import counted
+from ..wording import counted, rewriting_end
 from .names import value_name
 
 PER_PAGE = 24
@@ -70,7 +70,8 @@ class StaticPages:
         return (
             f"e-graph of {self.graph.name}: {counted(len(self.view), 'e-node')} in "
             f"{counted(self.view.n_classes, 'class', 'classes')}, "
-            f"{counted(len(self.choice.hypergraph.candidates), 'candidate kernel')}, best {self.choice.cost:.1f} µs"
+            f"{counted(len(self.choice.hypergraph.candidates), 'candidate kernel')}, best {self.choice.cost:.1f} µs; "
+            f"rewriting {rewriting_end(self.view.report.stopped)}"
         )
 
     @cached_property
@@ -127,7 +128,7 @@ class StaticPages:
         extraction, report = self.choice.extraction, self.view.report
         bound = "proven optimal" if extraction.optimal else f"proven bound {extraction.lower_bound:.1f} µs"
         chips = (
-            f"{len(self.view)} e-nodes", f"{self.view.n_classes} classes", f"stopped: {report.stopped}",
+            f"{len(self.view)} e-nodes", f"{self.view.n_classes} classes", f"rewriting {rewriting_end(report.stopped)}",
             f"{len(self.choice.hypergraph.candidates)} candidate kernels", f"best {self.choice.cost:.1f} µs", bound,
         )  # fmt: skip
         return f"<h4>E-graph of {escape(self.graph.name)}</h4><p>{''.join(f'<span class=chip>{escape(c)}</span>' for c in chips)}</p>"

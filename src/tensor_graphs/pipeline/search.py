@@ -151,7 +151,7 @@ def _match(
     first solves start; ends the tuning. A deep model's short form is searched here."""
     short: ShortForm | None = None
     if tuning is not None:
-        with session.stage("candidates"):
+        with session.stage("candidates", "of the graph as it is written"):
             tuning.matched()
         if tuning.whole is None and wanted_short_form(session, task, rewritten.blocks) is not None:
             tuning.quiet()

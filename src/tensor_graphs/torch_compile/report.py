@@ -14,6 +14,7 @@ KEPT = 256  # graphs of which a process keeps reports
 
 #: What runs a graph: not decided yet, the graph itself, or programs.
 SEARCHING, EAGER, PROGRAM = "searching", "eager", "program"
+SEARCHED = "searched"  # state of a part between the end of its search and the next call of its graph
 
 
 @dataclass
@@ -23,7 +24,7 @@ class PartReport:
     nodes: int  # operators
     inputs_bytes: int  # bytes of its operands at the traced sizes, weights excluded
     outputs_bytes: int
-    state: str = SEARCHING  # "searching", "program of N kernels" or the reason why there is none
+    state: str = SEARCHING  # "searching", "searched", "program of N kernels" or the reason why there is none
 
 
 @dataclass
@@ -86,7 +87,7 @@ class GraphReport:
     warnings: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        lines = [f"{self.name}({', '.join(self.inputs)}): {self.runs}: {self.why}"]
+        lines = [f"{self.name}({', '.join(self.inputs)}): {self.runs}: {self._why()}"]
         if self.calls:
             lines.append(f"  calls {self.calls}")
         for one in self.traced:
@@ -100,7 +101,14 @@ class GraphReport:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values."""
-        return asdict(self)
+        return {**asdict(self), "why": self._why()}
+
+    def _why(self) -> str:
+        """The reason for what runs: `why`, unless the searches have ended and no call has come since."""
+        parts = [part for traced in self.traced for part in traced.parts]
+        if self.runs == SEARCHING and parts and all(part.state == SEARCHED for part in parts):
+            return "the search has ended: the next call of this graph decides"
+        return self.why
 
 
 _reports: deque[GraphReport] = deque(maxlen=KEPT)
@@ -122,5 +130,5 @@ def register(report: GraphReport) -> None:
 
 
 __all__ = [
-    "EAGER", "PROGRAM", "SEARCHING", "GraphReport", "IslandReport", "PartReport", "TracedReport", "last_report", "register", "reports",
+    "EAGER", "PROGRAM", "SEARCHED", "SEARCHING", "GraphReport", "IslandReport", "PartReport", "TracedReport", "last_report", "register", "reports",
 ]  # fmt: skip

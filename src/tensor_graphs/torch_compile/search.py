@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields
@@ -65,6 +66,7 @@ class Search:
         self.graph, self.sizes, self.options, self.device = graph, dict(sizes), options, device
         self._unchanged, self.stale = unchanged, False
         self._ended = threading.Event()
+        self.at_end: Callable[[], None] = lambda: None  # called when the search is over
         self._owner = os.getpid()
         self._program: Program | None = None
         self._folder: Path | None = None
@@ -94,8 +96,7 @@ class Search:
             with _plain_mode():
                 self._program = load_program(self._folder, device=None if self.device == "cpu" else self.device).bind()
             self.remembered = _remembered(self._folder)
-            if self._owner == os.getpid():  # after a fork, parent and children load the same program
-                shutil.rmtree(self._folder.parent, ignore_errors=True)
+            _remove(self._folder.parent, self._owner)
         return self._program
 
     def run_here(self) -> None:
@@ -110,6 +111,7 @@ class Search:
         except Exception as error:  # any failure of a search leaves the graph eager
             self._error = f"{type(error).__name__}: {getattr(error, 'message', error)}"
         finally:
+            self.at_end()
             self._ended.set()
 
     def run_in_subprocess(self, folder: Path) -> None:
@@ -117,11 +119,13 @@ class Search:
         try:
             self._error = self._subprocess(folder)
             self._folder = folder / "program"
+            weakref.finalize(self, _remove, folder, self._owner)  # of a program that nobody has loaded
         except Exception as error:  # a full disk, no process: the caller goes on without a program
             self._error = f"{type(error).__name__}: {error}"
         finally:
             if self._error:
                 shutil.rmtree(folder, ignore_errors=True)
+            self.at_end()
             self._ended.set()
 
     def _subprocess(self, folder: Path) -> str:
@@ -158,6 +162,13 @@ class Search:
             log.seek(-min(4096, os.fstat(log.fileno()).st_size), os.SEEK_END)
             last = log.read().decode("utf-8", "replace").strip().splitlines()
         return f"the search process ended with code {process.returncode}: {' '.join(last[-3:])[-TAIL:]}"
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Remove the job folder of a search of the process `owner`: after a fork, parent and children load the same
+    program."""
+    if owner == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remembered(folder: Path) -> bool:
@@ -233,6 +244,7 @@ def _serve(jobs: queue.SimpleQueue[Search], root: Path) -> None:
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700, parents=True)
         search.run_in_subprocess(folder)
+        del search  # else its program and weights live until the next search
 
 
 def _end(root: Path) -> None:

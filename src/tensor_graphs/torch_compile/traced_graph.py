@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..backends.gpu import is_gpu
@@ -18,7 +19,7 @@ from .frozen_weights import Frozen
 from .memory_layout import TracedLayouts
 from .options import CompileOptions
 from .partition import Part, Split, device_of, saved_results, split
-from .report import PROGRAM, SEARCHING, GraphReport, PartReport
+from .report import PROGRAM, SEARCHED, SEARCHING, GraphReport, PartReport
 from .runner import NoProgram, direct_call, make_runner
 from .search import Search, submit
 from .typical import typical_of
@@ -57,13 +58,19 @@ class Variant:
         for i, (part, report) in enumerate(zip(split_.parts, reports)):
             report.state = SEARCHING
             try:
-                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}", args))
+                self._searches.append(self._begin(part, sizes, options, f"{name}_{i}", args, report))
             except Exception as error:  # a part that cannot be imported stays eager
                 report.state = f"not imported: {type(error).__name__}: {getattr(error, 'message', error)}"
                 self._searches.append(None)
 
     def _begin(
-        self, part: Part, sizes: Mapping[str, int], options: CompileOptions, name: str, args: Sequence[Any]
+        self,
+        part: Part,
+        sizes: Mapping[str, int],
+        options: CompileOptions,
+        name: str,
+        args: Sequence[Any],
+        report: PartReport,
     ) -> tuple[Search, list[int], Mapping[str, str]]:
         """Start the search for a part's program.
 
@@ -105,6 +112,7 @@ class Variant:
             str(device),
             self.frozen.unchanged,
         )
+        search.at_end = partial(setattr, report, "state", SEARCHED)
         submit(search)
         inputs = {str(x.attr("name")) for x in graph.inputs}
         return search, [i for i, node in enumerate(placeholders) if node.name in inputs], symbols
@@ -259,7 +267,7 @@ class TracedGraph:
         Returns the reasons why parts have no program (`Variant.bind`).
         """
         if any(search.stale for search in variant.searches):
-            self.variants = [v for v in self.variants if v is not variant]  # the next call of its weights searches anew
+            self._drop([variant])  # the next call of its weights searches anew
             return []
         reasons = variant.bind()
         self.variants = [one for v in self.variants for one in (v.by_bucket() if v is variant else [v])]
@@ -290,9 +298,13 @@ class TracedGraph:
     def _forget(self, frozen: Frozen) -> None:
         """Free the programs of weights that do not exist any more, and end their searches. Runs at any time, on any
         thread."""
-        for search in [s for v in self.variants if v.frozen is frozen for s in v.searches]:
+        self._drop([v for v in self.variants if v.frozen is frozen])
+
+    def _drop(self, variants: Sequence[Variant]) -> None:
+        """Forget variants, and end their searches."""
+        for search in [s for v in variants for s in v.searches]:
             search.abandoned = True
-        self.variants = [v for v in self.variants if v.frozen is not frozen]
+        self.variants = [v for v in self.variants if all(v is not one for one in variants)]
 
 
 def _is_versioned(x: Any) -> bool:

@@ -21,12 +21,15 @@ from .hidden_files import KEPT, PART, clean, hidden_path, is_same, leftovers, lo
 
 
 def named_path(path: str | os.PathLike[str]) -> Path:
-    """A path that the file system can name.
+    """A path that the file system can name. A first component "~" is the user's home folder, which the shell has not
+    put in where the path stands in quotes, after `--name=` or in a setting.
 
     Raises UsageError for values that are not paths, NUL characters, lone surrogates, and names that are too long.
     """
     if not isinstance(path, str | os.PathLike) or isinstance(found := os.fspath(path), bytes):
         raise UsageError(f"{with_article(type(path).__name__)} is no path", hint="give a str or a pathlib.Path")
+    if found.partition("/")[0] == "~":
+        found = os.path.expanduser(found)
     try:
         os.lstat(found)
     except ValueError as error:

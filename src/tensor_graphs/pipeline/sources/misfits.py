@@ -22,10 +22,11 @@ def misfit(graph: Graph, sizes: Mapping[str, int], error: ShapeError) -> TensorG
     """Error for a graph that cannot be bound to `sizes`, from the `error` that `Graph.bind` raised.
 
     BadModelError that names the node, if the graph is of a file with named nodes, else ShapeError. Its hint has a size
-    of one dimension at which all operations fit, if one is found among the numbers in the operation's shapes.
+    of one dimension at which all operations fit, if one is found among the numbers in the operation's shapes. A size
+    outside of its dimension's range fits nowhere: then it is `error` itself.
     """
     node = _first_misfit(graph, sizes)
-    if node is None:
+    if node is None or any(not atom.min <= sizes[name] <= atom.max for name, atom in graph.free_dims.items()):
         return error
     given = ", ".join(f"{n}={s}" for n, s in sizes.items())
     found = next(

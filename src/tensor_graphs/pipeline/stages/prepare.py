@@ -133,7 +133,7 @@ def for_every_size(session: Session, graph: Graph, prepared: Prepared, backends:
     why = f"programs on {', '.join(fixed)} have no free sizes" if fixed else why_fixed(graph)
     if not why:
         try:
-            with session.stage("simplify"):
+            with session.stage("simplify", "in free sizes"):
                 return Symbolic.of(graph, prepared.sizes, exact=session.options.exact, backends=backends)
         except ShapeError as error:
             why = error.message

@@ -28,7 +28,7 @@ from ...extract.model.work import graph_flops
 from ...models.functions.plain_runs import OwnFunction, on_arrays
 from ...models.functions.trace import is_passed_through
 from ...verification.memory_checks import memory_shortage
-from ...verification.reference import call_seconds, sample_inputs, with_atomic_ops
+from ...verification.reference import call_seconds, interpreter_threads, sample_inputs, with_atomic_ops
 from ..sources.arguments import leaves_of_structure
 from ..sources.source import bound, is_module
 from .trace_agreement import Array, Rounding, refuse, refuse_type, title_of
@@ -160,14 +160,14 @@ def _compare_on(
     exact: list[Array] | None = None
     began = perf_counter()
     atomic = with_atomic_ops(graph)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), interpreter_threads(graph):
         sharp = found = evaluate(atomic, values)
     took += perf_counter() - began
     if in_float64 and not memory_shortage(_widened_bytes(graph)) and time.suffices(WIDE, WIDER * took):
         wide = {n: v.astype(np.float64) if _narrow(v) else v for n, v in values.items()}
         with suppress(CallFails, TraceError):  # the function rejects float64: compare in its own dtypes only
             exact = _outputs(_called(function, examples, wide), graph, function)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), interpreter_threads(graph):
             sharp = evaluate(atomic, values, float64=True)
     rounding = Rounding(atomic, values, found, sharp)
     for i, (name, root) in enumerate(zip(graph.names, graph.outputs)):

@@ -30,7 +30,13 @@ from ...egraph.types.dims import concrete
 from ...errors import TensorGraphsError, TraceError, UsageError
 from ...extract.model.work import graph_flops
 from ...models.functions.plain_runs import OwnFunction, on_arrays
-from ...verification.reference import call_seconds, expected_seconds, has_unsigned, with_atomic_ops
+from ...verification.reference import (
+    call_seconds,
+    expected_seconds,
+    has_unsigned,
+    interpreter_threads,
+    with_atomic_ops,
+)
 from ..sources.arguments import torch_leaves
 from .trace_agreement import Array, Rounding, near, refuse, refuse_type, title_of
 from .trace_check_large import CallFails, compare_large, is_large, lacking_memory
@@ -207,7 +213,7 @@ def _graph_runs(graph: Graph, values: Mapping[str, Array], device: str) -> tuple
                 graph, values, float64=True, device=device
             )
         torch.cuda.empty_cache()
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), interpreter_threads(graph):
         return evaluate(graph, values), evaluate(graph, values, float64=True)
 
 
