@@ -49,7 +49,7 @@ WAIT_S = 60.0  # for what must happen
 
 
 def graph(name: str) -> Any:
-    return SimpleNamespace(name=name)
+    return SimpleNamespace(name=name, candidates=[], calls=([], []))
 
 
 def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end() -> None:

@@ -133,7 +133,7 @@ def start_tuning(
     library kernels of the whole graph, since matching the rewritten short form needs the host's cores.
     """
     options, pressed, clock = session.options, session.interrupted(), Clock()
-    backends = task.backends
+    backends, pricer = task.backends, CostPricer(store)
     session.background_clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
@@ -141,15 +141,16 @@ def start_tuning(
         with clock.running("match"):
             enough = generation_limit(session, backends)
             view = as_written(blocks) if task.symbolic is None else view_of(task.work)
-            return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
+            graph = match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
+        with clock.running("price"):  # while kernels of the hypergraph before are measured
+            pricer.prepare(graph.candidates[i] for i in graph.calls[0])
+        return graph
 
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         stop, say = (lambda: enough() or session.progress.stopped), (lambda message: begun())
         measurer.keeps = True
         try:
-            measure_ahead(
-                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=say
-            )
+            measure_ahead(graph, pricer, measurer, seconds=options.budget, stop=stop, clock=clock, progress=say)
         finally:
             measurer.keeps = False
 
