@@ -38,7 +38,8 @@ from ..common import WORK
 
 STEPS = ("cold", "fill", "starter", "shipped", "time")
 JUDGED = ("mixer_block", "gated_mlp_4_tokens", "encoder_layer", "conv_block", "pointwise", "softmax")
-"""Modules whose programs are compared, written in benchmarks/torch_compile/modules.py; the variants only fill."""
+"""Modules whose programs are compared, written in benchmarks/torch_compile/modules.py (`--only` also takes those of
+benchmarks/models/small_budget_modules.py); the variants only fill."""
 FILLING = ("norm_linear_fp16_b4", "norm_qkv_bias_b64", "gated_mlp_896_b32", "bert_mlp_fp16_t1000", "lstm_cell_fp16_b32",
            "gqa_einsum_decode_fp16_b4", "multihead_fp16_b4", "sdpa_causal_fp16_t1000", "convnext_block_fp16_b8", "inverted_residual_b16",
            "lm_head_log_softmax_fp16_b16", "cross_entropy_32000", "gru_cell_b16", "modulated_norm_fp16")  # fmt: skip
@@ -66,7 +67,12 @@ def made(name: str, device: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         table = {**cases(device == "cuda", "cpu"), "softmax": (Softmax(), (torch.randn(rows, 4096),))}
         module, inputs = table[name]
         return module.to(half), tuple(x.to(half) for x in inputs), {}
-    from ..models import further  # noqa: F401  (registers its variants)
+    from ..models import further, small_budget_modules  # noqa: F401  (registers its variants)
+
+    if name in small_budget_modules.NAMES:
+        half = torch.float16 if device == "cuda" else torch.float32
+        module, inputs = small_budget_modules.build(name, large=device == "cuda")
+        return module.to(half), tuple(x.to(half) if x.is_floating_point() else x for x in inputs), {}
     from ..models.workload_variants import TINY, VARIANTS
 
     work = (VARIANTS if device == "cuda" else TINY)[name]

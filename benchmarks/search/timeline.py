@@ -17,11 +17,15 @@ from typing import Any
 
 
 def made(name: str) -> tuple[Any, tuple[Any, ...], float | None]:
-    """(module, example inputs, tolerance) by the name of a workload, variant or whole model."""
+    """(module, example inputs, tolerance) by the name of a workload, variant, whole model, or module of
+    models/gpu_call_models.py."""
+    from benchmarks.models import gpu_call_models
     from benchmarks.models.whole_models import MODELS
     from benchmarks.models.workload_variants import VARIANTS
     from benchmarks.models.workloads import WORKLOADS
 
+    if name in gpu_call_models.MODULES:
+        return (*gpu_call_models.build(name), None)
     work = {**WORKLOADS, **VARIANTS, **MODELS}[name]
     inputs, weights = work.arguments("cpu")
     return work.module(weights), tuple(inputs), getattr(work, "tolerance", None)

@@ -100,8 +100,10 @@ class Predictor:
         self._predicted: dict[tuple[str, Work], tuple[RelatedKernels, Price]] = {}  # last predictions, and their groups
 
     def prepare(self) -> None:
-        """Sort the snapshot's kernels into groups of relatives, which the first prediction would do."""
+        """Sort the snapshot's kernels into groups of relatives and predict their times by the learnt models, which the
+        first prediction would do: a second or more for shipped rows."""
         self._places()
+        self._snapshot.learnt_of(())
 
     def price(self, queries: Sequence[Query]) -> list[Price]:
         """One price per query, in order: the measured time, else a prediction from similar kernels, else the roofline

@@ -14,8 +14,9 @@ A *first look* is the first measurement of a kernel, in a few schedules (tuning 
 this order:
 
 1. In the first round: unmeasured kernels of the cheapest plan without compiled kernels, if there are any, and library
-   kernels that replace several of them; then kernels of the plan that is cheapest at predicted prices. On a CPU, where
-   no compiler works ahead of the measurements, the latter come first.
+   kernels that replace several of them; then kernels of the plan that is cheapest at predicted prices. The latter come
+   first on a CPU, where no compiler works ahead of the measurements, and where that plan is predicted to be far
+   cheaper: all its kernels then, since a plan with a few of them unmeasured is not chosen.
 2. Unmeasured kernels of the pessimistic plan with large stakes. (A kernel whose predicted time is far too low may be in
    this plan and in no optimistic plan.)
 3. Tuning of the pessimistic plan's kernels, if fewer schedules were measured for tuning than its share; the shares of
@@ -29,7 +30,7 @@ The thresholds below were compared on simulated searches (`python -m benchmarks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain, islice
@@ -57,6 +58,9 @@ LARGE_STAKE = 0.03  # share of the plan's cost; smaller stakes wait
 ROUND_KERNELS = 16
 TUNED = 8  # kernels tuned per round: each takes as long as five first looks, and the plan may change meanwhile
 NARROW = 4.0  # ratio of the ends of a prediction interval, up to which the first round relies on the prediction
+# Cost of the plan that is cheapest at predicted prices, as a share of that of the plan without compiled kernels, up to
+# which its kernels are measured before those of the other; these few of the latter while compilers start.
+FAR_CHEAPER, MEANWHILE = 0.75, 4
 # of `library_rivals`: how many are added; largest ratio of a kernel's lower bound of time to the predicted time of the
 # kernels that it replaces (library kernels take 1.1 to 2.5 times that bound)
 MAX_RIVALS, RIVAL = 2, 1.25
@@ -136,10 +140,25 @@ class AcquisitionPolicy:
 
     def first_kernels(self, prices: Sequence[Priced]) -> list[int]:
         """Candidates of the first round: the cheapest plan without compiled kernels, while compilers start, and the one
-        that is likely the cheapest. Without compilers that work ahead the latter is first."""
-        sure, likely = self.without_compiler(prices), self.likely(prices)
+        that is likely the cheapest. Without compilers that work ahead the latter is first; so it is where it is far
+        cheaper (FAR_CHEAPER), as of a model of which most kernels compute several ops: measuring each op's library
+        kernel would take a small budget, for a plan that is not returned."""
+        sure = self.without_compiler(prices)
+        plan, known = self.likely_plan(prices)
+        likely = [i for i in self.unmeasured(plan, prices, LARGE_STAKE) if i in known]
         assert self.state.measurer is not None
-        return [*sure, *likely] if self.state.measurer.ahead else list(dict.fromkeys([*likely, *sure]))
+        if not self.state.measurer.ahead:
+            return list(dict.fromkeys([*likely, *sure]))
+        if not self.is_far_cheaper(plan, known, prices):
+            return [*sure, *likely]
+        return list(dict.fromkeys([*sure[:MEANWHILE], *self.unmeasured(plan, prices), *sure]))
+
+    def is_far_cheaper(self, plan: Sequence[int], known: Set[int], prices: Sequence[Priced]) -> bool:
+        """Whether a plan, with kernels outside of `known` at the upper ends of their intervals, is far cheaper than the
+        plan without compiled kernels (`PlanSolver.pessimistic`) at expected times."""
+        times, sure = self.hypergraph.weights, self.plans.pessimistic
+        cost = sum(times[i] * (prices[i].us if i in known else prices[i].high) for i in plan)
+        return bool(plan) and cost <= FAR_CHEAPER * sum(times[i] * prices[i].us for i in sure)
 
     def without_compiler(self, prices: Sequence[Priced]) -> list[int]:
         """Unmeasured candidates of the cheapest plan without compiled kernels, then library kernels that replace
@@ -171,16 +190,14 @@ class AcquisitionPolicy:
                 found.setdefault(call_token(c), (prices[i].low - replaced, i))
         return [i for _, i in sorted(found.values())]
 
-    def likely(self, prices: Sequence[Priced]) -> list[int]:
-        """Unmeasured candidates of the plan that is cheapest at predicted prices.
-
-        Only candidates whose prediction rests on measurements of the same kernel elsewhere, or of related kernels.
-        Unlike the optimistic plan, this one changes little from round to round.
-        """
+    def likely_plan(self, prices: Sequence[Priced]) -> tuple[list[int], set[int]]:
+        """(the plan that is cheapest at predicted prices, candidates whose predictions are relied on): those that rest
+        on measurements of the same kernel elsewhere or of related kernels, with a narrow interval. The plan is empty if
+        there are none. Unlike the optimistic plan, this one changes little from round to round."""
         known = {i for i, p in enumerate(prices) if p.origin in ("shipped", "predicted") and p.high <= NARROW * p.low}
         if not known:
-            return []
-        return [i for i in self.unmeasured(self.plans.solve_likely(prices), prices, LARGE_STAKE) if i in known]
+            return [], known
+        return self.plans.solve_likely(prices), known
 
     def unmeasured(self, plan: Iterable[int], prices: Sequence[Priced], min_share: float = 0.0) -> list[int]:
         """Unmeasured candidates of a plan, most expensive first; only those that take at least `min_share` of the

@@ -817,22 +817,27 @@ def test_a_kernel_that_is_in_no_best_plan_any_more_is_not_measured(now: list[flo
     assert chosen(choice) == ["exp0"] and prices.asked == [["exp0"]] and choice.stopped == "measured"
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["cpu", "gpu"])
-def test_what_is_likely_the_cheapest_is_measured_first_without_compilers_that_work_ahead(
-    ahead: bool, now: list[float]
+@pytest.mark.parametrize(
+    ("ahead", "us", "first"),
+    [(False, 8.0, "exp1"), (True, 8.0, "exp0"), (True, 5.0, "exp1")],
+    ids=["cpu", "gpu", "far"],
+)
+def test_what_is_likely_the_cheapest_is_measured_first_without_compilers_that_work_ahead_or_where_it_is_far_cheaper(
+    ahead: bool, us: float, first: str, now: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """exp1 is compiled; on a GPU compilers start while the library's kernel is measured."""
+    """exp1 is compiled; on a GPU compilers start while a few library kernels are measured (here none)."""
 
     class Related(OneByOne):
         def price(self, found: Sequence[Candidate]) -> list[Priced]:
-            rows = {"exp0": Priced(10.0, 3.0, 12.0, "predicted"), "exp1": Priced(5.0, 4.0, 6.0, "predicted")}
+            rows = {"exp0": Priced(10.0, 3.0, 12.0, "predicted"), "exp1": Priced(us, us - 1.0, us + 1.0, "predicted")}
             known = super().price(found)
             return [p if p.source == "measured" else rows.get(c.template.name, p) for c, p in zip(found, known)]
 
-    prices = Related({"exp0": 10.0, "exp1": 5.0}, now)
+    monkeypatch.setattr(policy, "MEANWHILE", 0)
+    prices = Related({"exp0": 10.0, "exp1": us}, now)
     prices.ahead = ahead
     search(compiled(variants(2), "exp1"), prices, prices)
-    assert prices.asked[0] == (["exp0", "exp1"] if ahead else ["exp1", "exp0"])
+    assert prices.asked[0][0] == first
 
 
 class Shipped(Prices):

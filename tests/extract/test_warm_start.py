@@ -236,19 +236,23 @@ def test_values_in_16_bits_are_searched_first_and_longest_if_kernels_are_measure
         return SimpleNamespace(cost=cost, stopped=stopped, pessimistic_cost=cost)
 
     monkeypatch.setattr(choosing, "choose", choose)
+    monkeypatch.setattr(choosing, "after_search_s", lambda session: 3.0)
+    session = SimpleNamespace(left=2.0)  # of which the later stages take more
     made: Any = [SimpleNamespace(number=n, stores_other_types=n == 2) for n in range(3)]
 
     def cheapest(measurer: Any, *found: tuple[float, str]) -> tuple[int, list[tuple[int, float, float]]]:
         asked.clear()
         ends.update(enumerate(found))
-        return choose_cheapest(None, made, None, measurer)[0].number, list(asked)  # type: ignore[arg-type]
+        return choose_cheapest(session, made, None, measurer)[0].number, list(asked)  # type: ignore[arg-type]
 
+    host, gpu = SimpleNamespace(ahead=False), SimpleNamespace(ahead=True)
     given = (5.0, "beaten"), (6.0, "beaten"), (4.0, "budget")
     searched = [(2, 0.8, np.inf), (0, 0.4, 4.0), (1, 0.8, 4.0)]
-    assert cheapest(object(), *given) == (2, [*searched, (2, 0.8, np.inf)]), "the best has the rest of the time"
-    assert cheapest(object(), *given[:2], (4.0, "measured")) == (2, searched), "if that is of use"
-    assert cheapest(object(), (3.0, "budget"), *given[1:])[0] == 0
+    assert cheapest(host, *given) == (2, [*searched, (2, 0.8, np.inf)]), "the best has the rest of the time"
+    assert cheapest(host, *given[:2], (4.0, "measured")) == (2, searched), "if that is of use"
+    assert cheapest(host, (3.0, "budget"), *given[1:])[0] == 0
     assert [n for n, *_ in cheapest(None, *given)[1]][:3] == [0, 1, 2]
+    assert cheapest(gpu, *given)[1] == searched[:1], "no time is left for another"
 
 
 def test_less_effort_is_searched_first_and_kept_where_it_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,18 +194,20 @@ def wanted(
     return evaluate(roots, {}, params=params, float64=True)
 
 
-def write(folder: Path, only: str = "") -> dict[str, list[str]]:
+def write(folder: Path, *only: str) -> dict[str, list[str]]:
     """A saved program for each form of each class in each emitter, `EMITTER.NUMBER.FORM/`, with `want.safetensors`
-    beside it; by "class (emitter)" the names of those folders. `only`: part of the names of these."""
+    beside it; by "class (emitter)" the names of those folders. `only`: parts of the names of these (default: all)."""
     found: dict[str, list[str]] = {}
     for number, name in enumerate(CLASSES):
         for emitter in EMITTERS:
-            if only not in f"{name} ({emitter})":
+            if only and not any(part in f"{name} ({emitter})" for part in only):
                 continue
             for form, (template, call) in enumerate(programs(name, emitter)):
                 target, given = folder / f"{emitter}.{number}.{form}", operands(call)
                 Program(kernel_plan(template, call), given).save(target)
                 outputs = {f"{i:02}": np.ascontiguousarray(w) for i, w in enumerate(wanted(template, call, given))}
                 save_file(outputs, target / "want.safetensors")
+                if any(n.op == "scatter_elements" and n.attr("mode") == "add" for n in topological(template.roots)):
+                    (target / "any_order").touch()
                 found.setdefault(f"{name} ({emitter})", []).append(target.name)
     return found

@@ -1,7 +1,7 @@
 """Every class of generated kernels, as emitted programs without this package, alone and under NVIDIA's
 compute-sanitizer:
 
-    python tests/gpu/sanitizer.py FOLDER [--tools memcheck racecheck] [--jobs 8] [--seconds 240]
+    python tests/gpu/sanitizer.py FOLDER [--tools memcheck racecheck] [--only CLASS ...] [--jobs 8] [--seconds 240]
 
 Writes FOLDER/sanitizer.md, a table of class -> errors, and what was reported beside it. Exits with 1 where there is an
 error. Memory is asked of the driver for each tensor (no cache of Torch's), with a margin around it, so that what lies
@@ -286,7 +286,7 @@ def main() -> int:
     parser.add_argument("--tools", nargs="*", default=["memcheck", "racecheck"], choices=TOOLS)
     parser.add_argument("--jobs", type=int, default=8, help="processes side by side")
     parser.add_argument("--seconds", type=float, default=240.0)
-    parser.add_argument("--only", default="", help="part of the names of classes, as in the table")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of the names of classes, as in the table")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -299,7 +299,7 @@ def checked(options: argparse.Namespace, folder: Path, until: float) -> int:
     sys.path.insert(0, str(HERE))
     import programs
 
-    classes = programs.write(folder, options.only)
+    classes = programs.write(folder, *options.only)
     print(f"{sum(map(len, classes.values()))} programs of {len(classes)} classes written")
     if not sanitizer():
         print("there is no compute-sanitizer here: programs are only run alone")

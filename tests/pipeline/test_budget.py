@@ -720,7 +720,9 @@ def test_kernels_are_generated_until_the_measuring_processes_have_started() -> N
     moment[0] = 4.5
     assert not enough(False) and not enough(True)
     ready[0] = True
-    assert enough(False) and enough(True)
+    assert enough(False) and not enough(True), "what is generated is bound"
+    moment[0] = 5.0
+    assert enough(True)
     ready[0], moment[0] = False, 9.0
     assert enough(False)
 
@@ -738,10 +740,12 @@ def test_the_least_time_of_generation_counts_from_the_start_of_the_processes_tha
     moment[0] = 3.5
     assert not enough(False)
     moment[0] = 3.75
-    assert enough(False) and enough(True)
+    assert enough(False) and not enough(True), "what is generated is bound"
+    assert session.ready_s == 1.0, "the time of measuring counts from when generation saw its processes"
+    moment[0] = 4.25
+    assert enough(True)
     pool.starting = True
     assert enough(False), "they may never start"
-    assert session.ready_s == 1.0, "the time of measuring counts from when generation saw its processes"
 
 
 def test_an_interrupt_while_processes_start_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:

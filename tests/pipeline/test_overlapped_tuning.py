@@ -49,7 +49,7 @@ WAIT_S = 60.0  # for what must happen
 
 
 def graph(name: str) -> Any:
-    return SimpleNamespace(name=name)
+    return SimpleNamespace(name=name, candidates=[], calls=([], []))
 
 
 def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end() -> None:
@@ -77,6 +77,28 @@ def test_each_is_searched_until_the_next_is_there_and_the_last_one_until_the_end
     assert order == ["small begins", "large is made", "small ends", "large begins", "large ends"]
     assert early.faults == [] and early.graph is None
     early.end()
+
+
+def test_keys_of_the_next_are_made_while_the_one_before_is_searched_and_the_main_thread_goes_on() -> None:
+    go, order = Event(), list[str]()
+
+    def search(found: Any, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
+        begun()
+        while not enough():
+            pass
+        order.append(f"{found.name} ends")
+
+    def prepare(found: Any, stop: Callable[[], bool]) -> None:
+        assert found.name == "small" or (go.wait(WAIT_S) and not stop())
+        order.append(f"{found.name} is prepared")
+
+    early = OverlappedTuning([lambda: graph("small"), lambda: graph("large")], search, prepare=prepare)
+    early.matched()
+    go.set()
+    while len(order) < 3:
+        pass
+    early.end()
+    assert order == ["small is prepared", "large is prepared", "small ends", "large ends"]
 
 
 def test_no_round_of_measuring_is_begun_while_the_main_thread_matches() -> None:

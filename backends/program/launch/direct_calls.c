@@ -95,8 +95,9 @@ static int current(Call *c, PyObject *calls, uint64_t *stream) {
 }
 
 // Have all launches use the stream, and tell the program's own code so (`Launches.on`), which otherwise leaves the launches as they
-// are for the stream that it set last. -1 on an error.
+// are for the stream that it set last: all of them have that one. -1 on an error.
 static int set_stream(Call *c, PyObject *calls, uint64_t stream) {
+    if (c->launch_count && ((Config *)c->launches[0].config)->stream == (void *)stream) return 0;
     PyObject *kernels = PyObject_GetAttr(calls, kernels_name), *number = PyLong_FromUnsignedLongLong(stream);
     int failed = !kernels || !number || PyObject_SetAttr(kernels, stream_name, number);
     Py_XDECREF(kernels), Py_XDECREF(number);
@@ -208,16 +209,16 @@ static PyObject *with_copies(PyObject *calls, PyObject *found, PyObject *numbers
 
 static PyObject *results_of(Call *c, PyObject *calls, PyObject **tensors) {
     Py_ssize_t count = PyTuple_GET_SIZE(c->results);
-    PyObject *found = PyTuple_New(count), *numbers = PyList_New(0);
-    if (!numbers) Py_CLEAR(found);
+    PyObject *found = PyTuple_New(count), *numbers = NULL;  // `numbers`: of the results to copy
     for (Py_ssize_t i = 0; found && i < count; i++) {
         int copied;
         PyObject *one = result(c, calls, tensors, PyTuple_GET_ITEM(c->results, i), &copied), *at = NULL;
         if (one) PyTuple_SET_ITEM(found, i, one);
-        if (!one || (copied && (!(at = PyLong_FromSsize_t(i)) || PyList_Append(numbers, at)))) Py_CLEAR(found);
+        if (!one || (copied && ((!numbers && !(numbers = PyList_New(0))) || !(at = PyLong_FromSsize_t(i)) || PyList_Append(numbers, at))))
+            Py_CLEAR(found);
         Py_XDECREF(at);
     }
-    if (found && PyList_GET_SIZE(numbers)) Py_SETREF(found, with_copies(calls, found, numbers));
+    if (found && numbers) Py_SETREF(found, with_copies(calls, found, numbers));
     Py_XDECREF(numbers);
     return found;
 }

@@ -43,12 +43,14 @@ class OverlappedTuning:
 
     Each is searched while the next is made, the last one until `end`. `search(hypergraph, stop, begun)`: `stop()` tells
     when to end, `begun()` is called when measuring starts; the next hypergraph is not made before that, because both
-    need the host. Errors are recorded in `faults` and end the work: the main search repeats it and raises them.
+    need the host. `prepare(hypergraph, stop)` does what its search needs first, while that of the one before goes on.
+    Errors are recorded in `faults` and end the work: the main search repeats it and raises them.
     """
 
     matching: Sequence[Callable[[], Hypergraph]]
     search: Callable[[Hypergraph, Callable[[], bool], Callable[[], None]], None]
     whole: Callable[[], Hypergraph] | None = None
+    prepare: Callable[[Hypergraph, Callable[[], bool]], None] = lambda graph, stop: None
     graph: Hypergraph | None = None  # the last hypergraph of the whole model
     short_graph: Hypergraph | None = None  # the last one of the short form
     faults: list[str] = field(default_factory=list)
@@ -93,6 +95,8 @@ class OverlappedTuning:
                 self.graph = graph or self.graph
             if n == len(self.matching):
                 self._matched.set()  # not only when its search measures: the host would wait for a solve
+            if graph is not None and not self._over:
+                self._tried(partial(self.prepare, graph, lambda: self._over or self._quiet))
             self._stop()
             if graph is None:
                 return
@@ -133,7 +137,7 @@ def start_tuning(
     library kernels of the whole graph, since matching the rewritten short form needs the host's cores.
     """
     options, pressed, clock = session.options, session.interrupted(), Clock()
-    backends = task.backends
+    backends, pricer = task.backends, CostPricer(store)
     session.background_clocks.append(("overlapped tuning", clock))
     libraries = [] if only_generated(backends) else [b for b in backends if not b.generates]
 
@@ -143,23 +147,25 @@ def start_tuning(
             view = as_written(blocks) if task.symbolic is None else view_of(task.work)
             return match_kernels(session, view, chosen, pressed, enough, symbolic=task.symbolic)
 
+    def prepare(graph: Hypergraph, stop: Callable[[], bool]) -> None:
+        with clock.running("price"):
+            pricer.prepare(graph.candidates[i] for i in graph.calls[0] if not stop())
+
     def measure(graph: Hypergraph, enough: Callable[[], bool], begun: Callable[[], None]) -> None:
         stop, say = (lambda: enough() or session.progress.stopped), (lambda message: begun())
         measurer.keeps = True
         try:
-            measure_ahead(
-                graph, CostPricer(store), measurer, seconds=options.budget, stop=stop, clock=clock, progress=say
-            )
+            measure_ahead(graph, pricer, measurer, seconds=options.budget, stop=stop, clock=clock, progress=say)
         finally:
             measurer.keeps = False
 
     steps = [libraries, backends] if 0 < len(libraries) < len(backends) else [backends]
     short = wanted_short_form(session, task, blocks) if len(steps) > 1 else None
     if short is None:
-        return OverlappedTuning([partial(match, step) for step in steps], measure)
+        return OverlappedTuning([partial(match, step) for step in steps], measure, prepare=prepare)
     if options.budget >= FULL_S:
-        return OverlappedTuning([partial(match, libraries)], measure)
-    return OverlappedTuning([partial(match, backends, short)], measure, partial(match, libraries))
+        return OverlappedTuning([partial(match, libraries)], measure, prepare=prepare)
+    return OverlappedTuning([partial(match, backends, short)], measure, partial(match, libraries), prepare)
 
 
 __all__ = ["OverlappedTuning", "start_tuning"]

@@ -41,7 +41,7 @@ def choose_cheapest(
     unmeasured kernels at their pessimistic times. Shares are equal, except that if kernels are measured, the
     hypergraph that stores values in 16 bits, which moves half of the bytes, comes first and may take most of the time.
     A later search ends once its plan is dearer at optimistic times than the best plan so far, whose search then has the
-    rest of the time.
+    rest of the time; on a GPU none begins when that is what the stages after it take.
     """
     best: tuple[Hypergraph, Choice] | None = None
     beaten = False
@@ -50,6 +50,8 @@ def choose_cheapest(
     for n, graph in enumerate(graphs):
         cost = math.inf if best is None else best[1].cost
         first = measurer is not None and graph.stores_other_types
+        if best is not None and measurer is not None and measurer.ahead and session.left <= after_search_s(session):
+            break
         try:
             choice = choose(
                 session, graph, pricer, measurer, share=0.8 / (1 if first else len(graphs) - n), beaten=cost

@@ -38,6 +38,7 @@ MATCHING_LEAST = 0.5  # minimum matching time as a fraction of the minimum measu
 # fraction of the budget that must remain when kernel generation, and generation for all layouts, ends
 GENERATING = 0.6, 0.4
 GENERATING_LEAST = 0.1  # minimum generation time as a fraction of the budget, if earlier stages took long
+BINDING_LEAST = 0.3  # share of that time that binding the generated kernels has in any case
 GENERATING_SMALL = 0.2  # the same for budgets up to SMALL_S: a plan without generated kernels takes up to twice as long
 # e-nodes from which only cheap terms are matched within a small budget: kernels of an e-node take 4 to 10 ms of CPU
 # time, and of the cheap terms half as much in all (networks of 75 to 195 operations; predicted plans 0 to 1 % dearer)
@@ -189,21 +190,25 @@ def generation_limit(session: Session, backends: Sequence[Backend]) -> Callable[
 
     Always false without library kernels, since there may then be no plan without generated ones. The least time of
     generation counts from the first call, and, as long as layouts have time, from when worker processes that lower
-    kernels have started.
+    kernels have started. Binding in layouts, which follows generation, has a share of the least time of its own:
+    kernels that are not bound are of no use.
     """
-    began, budget = math.inf, session.options.budget
+    began, binding, budget = math.inf, math.inf, session.options.budget
     timed = on_gpu(backends) and not (only_generated(backends) or session.options.deterministic)
     least = max(_least_matching(session), GENERATING_SMALL * budget if budget <= SMALL_S else 0.0)
 
     def enough(bound: bool) -> bool:
-        nonlocal began
+        nonlocal began, binding
         if not timed:
             return False
+        if bound:
+            binding = min(binding, session.now())
         if began > session.now() or (session.lowerings.pool.starting and session.left > GENERATING[True] * budget):
             began = session.now()
         spent, waiting = session.now() - began, session.waiting  # which notes when the processes are ready
         kept = GENERATING[bound or spent < GENERATING_LEAST * budget]
-        return session.left <= kept * budget and spent >= least and not waiting
+        bound_enough = not bound or session.now() - binding >= BINDING_LEAST * least
+        return session.left <= kept * budget and spent >= least and bound_enough and not waiting
 
     return enough
 
