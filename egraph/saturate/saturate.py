@@ -15,9 +15,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -261,32 +261,50 @@ def saturate_blocks(
         from .worker import default_pool
 
         pool = default_pool()
-    pressed, end = threading.Event(), time.perf_counter() + deadline
-    halted = lambda: pressed.is_set() or stop()
-
     views_of = {id(g): views for g, views in zip(graphs, seen)}
+    run = _BlocksRun(programs, bitwise, limits, pricing, views_of, time.perf_counter() + deadline, pool, stop)
+    if pool.size == 1 or len(graphs) <= 1:
+        return [run.saturated(g) for g in graphs]
+    return _in_threads(run.saturated, graphs, pool.size, run.pressed)
 
-    def one(graph: Graph) -> EGraphView:
+
+@dataclass
+class _BlocksRun:
+    """One call of `saturate_blocks`.
+
+    `programs`: compiled rules, by whether they change no bit, as for the graphs whose ids are in `bitwise`.
+    `views_of`: id of a graph -> list that takes the views of its rounds. `end`: of the whole call, in seconds of
+    `perf_counter`. `pressed`: set when Ctrl-C arrived in any thread.
+    """
+
+    programs: Mapping[bool, EgglogProgram]
+    bitwise: Container[int]
+    limits: Limits
+    pricing: Pricing
+    views_of: Mapping[int, list[EGraphView]]
+    end: float
+    pool: Sessions
+    stop: Stop
+    pressed: threading.Event = field(default_factory=threading.Event)
+
+    def saturated(self, graph: Graph) -> EGraphView:
+        """The saturated e-graph of one block, in a session of the pool; the block itself if it has empty values."""
         if any(0 in n.shape for n in graph.nodes()):
             return view_of(graph, SaturationReport(sizes=(len(graph.nodes()),), message="empty values: not rewritten"))
-        with pool.session() as session:
-            seconds = max(0.0, min(limits.seconds, end - time.perf_counter()))
+        with self.pool.session() as session:
+            seconds = max(0.0, min(self.limits.seconds, self.end - time.perf_counter()))
             view = _Saturation(
                 graph,
-                programs[id(graph) in bitwise],
-                replace(limits, seconds=seconds),
-                pricing,
-                halted,
-                views_of.get(id(graph)),
-                end,
+                self.programs[id(graph) in self.bitwise],
+                replace(self.limits, seconds=seconds),
+                self.pricing,
+                lambda: self.pressed.is_set() or self.stop(),
+                self.views_of.get(id(graph)),
+                self.end,
             ).run(session)
         if view.report.stopped == "interrupted":  # Ctrl-C arrived in this thread: stop the other blocks too
-            pressed.set()
+            self.pressed.set()
         return view
-
-    if pool.size == 1 or len(graphs) <= 1:
-        return [one(g) for g in graphs]
-    return _in_threads(one, graphs, pool.size, pressed)
 
 
 def _programs(

@@ -14,7 +14,7 @@ import pytest
 import tensor_graphs as tg
 from tensor_graphs.backends.program.program import Program
 from tensor_graphs.errors import WorkerError
-from tensor_graphs.torch_compile.runner import make_runner
+from tensor_graphs.torch_compile.runner import PartRunner
 
 from .quick_searches import IN_C, QUICK
 
@@ -429,9 +429,9 @@ def test_a_call_whose_results_are_not_finite_decides_nothing(monkeypatch: pytest
     """A program may overflow elsewhere than eager, and differs in no other call."""
     differs = lambda found, expected, *rest: "" if bool(expected[0].isfinite().all()) else "other infinities"
     monkeypatch.setattr("tensor_graphs.torch_compile.runner.differs", differs)
-    made: list[Any] = []
-    make = lambda *given: made.append(make_runner(*given)) or made[-1]
-    monkeypatch.setattr("tensor_graphs.torch_compile.traced_graph.make_runner", make)
+    made: list[PartRunner] = []
+    make = lambda *given: made.append(PartRunner(*given)) or made[-1]
+    monkeypatch.setattr("tensor_graphs.torch_compile.traced_graph.PartRunner", make)
     fast = torch.compile(lambda a: torch.tanh(a) * 2 + a, backend=tg.torch_compile.backend, options=QUICK)
     for given, runs in ((torch.full((3, 4), torch.inf), "searching"), (x(3, 4), "program")):
         with torch.no_grad():

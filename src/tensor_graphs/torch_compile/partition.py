@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -45,60 +45,78 @@ def split(
     views and sizes do not count. `frozen`: placeholders that the report does not count as operands. `seen`: number of
     results, the first ones, that the caller gets; the others are saved for the backward pass (None: all).
     """
-    import torch
-    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
-    from torch.fx.passes.operator_support import OperatorSupportBase
+    from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
 
     copied = _copy(module)
     _fill_seeds(copied)
     _widen_statistics(copied)
     _order_equal_keys(copied)
     draw_first(copied)
-    views = _views_of_results(copied.graph, seen)
-    refused = with_real_borders(copied, unsupported)  # changes the graph
-    reasons = {
-        **_misplaced(copied),
-        **refused,
-        **dict.fromkeys(views, "it shares memory with another result or an input"),
-        **dict.fromkeys(filter(returns_operand, copied.graph.nodes), "it returns its operand"),
-    }
-    reasons |= _undefined(copied.graph, reasons)
+    reasons = _reasons_for_eager(copied, seen)
     for before, node in pairwise([n for n in copied.graph.nodes if n in reasons and may_draw(n)]):
         node.update_kwarg(_BEFORE, before)  # parts are formed and sorted without changing the order of random numbers
-
-    class Support(OperatorSupportBase):  # type: ignore[misc]
-        def is_node_supported(self, submodules: Any, node: Any) -> bool:
-            return node.op == "call_function" and node not in reasons
-
-    partitioner = CapabilityBasedPartitioner(copied, Support(), allows_single_node_partition=True)
-    found = [list(p.nodes) for p in partitioner.propose_partitions()]
+    found = _supported_subgraphs(copied, reasons)
     whole = sum(map(_computes, copied.graph.nodes))  # a part that is all of the graph may be one composite operator
     kept = [nodes for nodes in found if sum(map(_computes, nodes)) >= max(1, min(least, whole))]
     split_between(kept)
     small = {n: f"a part of fewer than {least} operators" for nodes in found if nodes not in kept for n in nodes}
     report = TracedReport(kind, sum(map(_counts, copied.graph.nodes)))
     report.islands = _islands(copied.graph, {n for nodes in kept for n in nodes}, {**small, **reasons})
-    from torch.fx.passes.utils.fuser_utils import fuse_by_partitions
-
     fused = fuse_by_partitions(
         copied, [dict.fromkeys(nodes) for nodes in kept], prefix="part_", always_return_tuple=True
     )
     for node in fused.graph.nodes:
         node.kwargs = {name: value for name, value in node.kwargs.items() if name != _BEFORE}
     fused.recompile()
-    index = {n: i for i, n in enumerate(fused.graph.find_nodes(op="placeholder"))}
     parts = []
-    for node in fused.graph.find_nodes(op="call_module"):
-        inner = getattr(fused, node.target)
-        sources = tuple(_source(fused, a, index) for a in node.args)
-        parts.append(Part(node.target, inner, sources))
+    for part, row in _parts_of(fused, frozen):
+        parts.append(part)
+        report.parts.append(row)
+    return Split(fused, tuple(parts)), report
+
+
+def _reasons_for_eager(module: Any, seen: int | None) -> dict[Any, str]:
+    """Operators of a graph module that stay eager -> reason; the graph is changed where real and complex values meet
+    (`with_real_borders`) and where results share memory (`_views_of_results`). `seen`: as for `split`."""
+    views = _views_of_results(module.graph, seen)
+    refused = with_real_borders(module, unsupported)
+    reasons = {
+        **_misplaced(module),
+        **refused,
+        **dict.fromkeys(views, "it shares memory with another result or an input"),
+        **dict.fromkeys(filter(returns_operand, module.graph.nodes), "it returns its operand"),
+    }
+    return reasons | _undefined(module.graph, reasons)
+
+
+def _supported_subgraphs(module: Any, eager: Container[Any]) -> list[list[Any]]:
+    """The largest subgraphs of operators, without those in `eager`, that can each be one call: lists of nodes."""
+    from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+    from torch.fx.passes.operator_support import OperatorSupportBase
+
+    class Support(OperatorSupportBase):  # type: ignore[misc]
+        def is_node_supported(self, submodules: Any, node: Any) -> bool:
+            return node.op == "call_function" and node not in eager
+
+    partitioner = CapabilityBasedPartitioner(module, Support(), allows_single_node_partition=True)
+    return [list(p.nodes) for p in partitioner.propose_partitions()]
+
+
+def _parts_of(module: Any, frozen: Collection[int]) -> Iterator[tuple[Part, PartReport]]:
+    """Yield each part of a split module with its report. `frozen`: as for `split`."""
+    index = {n: i for i, n in enumerate(module.graph.find_nodes(op="placeholder"))}
+    for node in module.graph.find_nodes(op="call_module"):
+        inner = getattr(module, node.target)
         inputs = [a.meta.get("val") for a in node.args if a.op != "get_attr" and index.get(a) not in frozen]
         results = inner.graph.output_node().all_input_nodes
-        report.parts.append(PartReport(
-            sum(map(_counts, inner.graph.nodes)), sum(map(bytes_of, inputs)), sum(bytes_of(r.meta.get("val")) for r in results)
-        ))  # fmt: skip
-    assert isinstance(fused, torch.fx.GraphModule)
-    return Split(fused, tuple(parts)), report
+        yield (
+            Part(node.target, inner, tuple(_source(module, a, index) for a in node.args)),
+            PartReport(
+                sum(map(_counts, inner.graph.nodes)),
+                sum(map(bytes_of, inputs)),
+                sum(bytes_of(r.meta.get("val")) for r in results),
+            ),
+        )
 
 
 def saved_results(module: Any, part: str, seen: int | None, written: int = 0) -> set[int]:

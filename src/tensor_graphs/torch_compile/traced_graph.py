@@ -20,7 +20,7 @@ from .memory_layout import TracedLayouts
 from .options import CompileOptions
 from .partition import Part, Split, device_of, saved_results, split
 from .report import PROGRAM, SEARCHED, SEARCHING, GraphReport, PartReport
-from .runner import NoProgram, direct_call, make_runner
+from .runner import NoProgram, PartRunner, direct_call
 from .search import Search, submit
 from .typical import typical_of
 
@@ -47,7 +47,7 @@ class Variant:
         self.state, self.why = SEARCHING, ""
         self.tried = False  # whether its programs have run
         self.reasons: list[str] = []  # reasons why parts have no program
-        self._runners: list[Any] = []
+        self._runners: list[PartRunner] = []
         self.frozen, self.fixed = frozen, dict(fixed)
         self.within: dict[str, tuple[int, int]] = {}  # size symbol -> least and largest value
         self._starts: dict[str, set[int]] = {}  # size symbol -> least sizes of the programs' buckets
@@ -152,8 +152,8 @@ class Variant:
             report.state, bound = f"program of {counted(program.manifest.kernels, 'kernel')}{recalled}", True
             saved = saved_results(self._split.module, part.name, self._seen)
             refuse, backward = _refusing(report, reasons), self._kind == "backward"
-            self._runners.append(make_runner(part, program, positions, refuse, self._exact, saved, backward))
-            setattr(module, part.name, self._runners[-1])
+            self._runners.append(PartRunner(part, program, positions, refuse, self._exact, saved, backward))
+            setattr(module, part.name, self._runners[-1].as_module())
         self._searches.clear()
         if bound:
             direct = direct_call(module, self._runners[0]) if len(self._split.parts) == 1 else None

@@ -115,19 +115,22 @@ def verify_strips(
             found.append(root.error())
         inputs += 1
     until = time.monotonic() + allowed_s
-
-    def ended() -> bool:
-        return enough() or time.monotonic() > until
-
+    ended = lambda: enough() or time.monotonic() > until
     least = least_strips([p for p in places if p], allowed_s)
     roots = _compared(graph, run, places, rng, 0, tolerance, None, least, ended, poll)
     outputs = tuple(worst_of_inputs([*found, root.error()]) for found, root in zip(errors, roots))
+    return _verdict(roots, outputs, inputs, tolerance)
+
+
+def _verdict(
+    roots: Sequence[_Root], outputs: tuple[OutputError, ...], inputs: int, tolerance: Tolerance
+) -> Verification:
+    """The verdict with the errors `outputs`. `roots`: the outputs on the ordinary input; `inputs`: number of inputs."""
     compared = min((r.compared for r in roots if r.places), default=0.0)
     how = "all elements" if compared == 1 else f"{100 * compared:.3g} % of the elements of each output"
     more = f", up to {FEW} strips of each on {inputs - 1} more" if inputs > 1 else ""
-    note = (
-        f"one input, {how} compared, in strips of up to {max((p.count for p in places if p), default=0)} places{more}"
-    )
+    longest = max((r.places.count for r in roots if r.places), default=0)
+    note = f"one input, {how} compared, in strips of up to {longest} places{more}"
     left = tuple(root.name for root in roots if not root.places)
     return Verification(
         outputs, inputs, tolerance, note, compared=compared, uncompared=left, warning=_why_uncompared(left)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,9 @@ from .reference import (
 #: Seconds of a program's first call up to which its later calls, five at most, are made whatever time is left.
 LATER_S = 0.25
 
+#: Results of later calls on a first input, as `verify` takes them (`again`): None at the end if calls were left out.
+LaterCalls = Callable[[Mapping[str, Any], bool, Callable[[], bool]], Iterable[Sequence[Any] | None]]
+
 
 def planned_inputs(graph: Graph, flops: float) -> int:
     """Number of inputs that verification of a graph with `flops` wants: one if the model is large, else three, and
@@ -81,9 +85,7 @@ def verify(
     run: Callable[[Mapping[str, Any]], Sequence[Any]],
     *,
     tolerance: Tolerance = "eager",
-    again: Callable[[Mapping[str, Any], bool, Callable[[], bool]], Iterable[Sequence[Any] | None]] = (
-        lambda values, alone, ended: ()
-    ),
+    again: LaterCalls = lambda values, alone, ended: (),
     seed: int = 0,
     flops: float = 0.0,
     seeds: int | None = None,
@@ -126,49 +128,104 @@ def verify(
                 graph, run, cuts, tolerance=tolerance, seed=seed, enough=enough, poll=poll, seeds=seeds,
                 allowed_s=allowed_s,
             )  # fmt: skip
-    known = references if references is not None else {}
-    noise = disturbed if disturbed is not None else {}
-    weights = next((d.kept for d in noise.values()), None) or weights_on_device(graph, device)
-    atomic = with_atomic_ops(graph)
-    names = [*graph.names, *(f"update of {u}" for u in graph.updates)]
-    worst: dict[str, list[OutputError]] = {n: [] for n in names}
+    comparison = _Comparison(
+        graph, run, tolerance, seed, device, poll,
+        references={} if references is None else references, noise={} if disturbed is None else disturbed,
+    )  # fmt: skip
+    outputs, seeds, later_omitted = _compare_inputs(comparison, planned, tolerated, again, enough)
+    note = _note(seeds, planned, flops, size)
+    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
+
+
+@dataclass
+class _Comparison:
+    """References and judges of a program's whole outputs, one for each random input. Fields: parameters of `verify`;
+    inputs have indices (0, 1, ...), and `references` and `noise` are caches by index."""
+
+    graph: Graph
+    run: Callable[[Mapping[str, Any]], Sequence[Any]]
+    tolerance: Tolerance
+    seed: int
+    device: str
+    poll: Callable[[], object]
+    references: dict[int, Reference]
+    noise: dict[int, RoundingSensitivity]
+
+    def __post_init__(self) -> None:
+        known = next((d.kept for d in self.noise.values()), None)
+        self._weights = known or weights_on_device(self.graph, self.device)
+        self._atomic = with_atomic_ops(self.graph)
+        self.names = [*self.graph.names, *(f"update of {u}" for u in self.graph.updates)]
+
+    def make_reference(self, index: int) -> None:
+        """Draw the input `index` and compute its reference, unless `references` has it. Raises what `poll` raises."""
+        if index not in self.references:
+            draw, exact = np.random.default_rng((self.seed, index)), self.tolerance == "exact"
+            self.references[index] = compute_reference(
+                self.graph, draw, self.device, exact, self.poll, self._weights, index
+            )
+
+    def copied_inputs(self, index: int) -> dict[str, Any]:
+        """A copy of the input `index`: values by name."""
+        return {n: v.clone() if is_torch(v) else v.copy() for n, v in self.references[index][0].items()}
+
+    def call(self, index: int) -> tuple[Sequence[Any], float]:
+        """(results, seconds) of a call of the program on a copy of the input `index`.
+
+        Raises VerificationError if the program writes to it.
+        """
+        given, began = self.copied_inputs(index), time.perf_counter()
+        found = self.run(given)
+        seconds = time.perf_counter() - began
+        refuse_writes(have_other_bits(list(given.values()), list(self.references[index][0].values())))
+        return found, seconds
+
+    def judge(self, index: int) -> Judge:
+        """The judge of results on the input `index`."""
+        inputs, exact, own = self.references[index]
+        there = self.device if any(map(is_torch, inputs.values())) else ""
+        noise = self.noise.setdefault(index, RoundingSensitivity(self._atomic, inputs, there, self._weights))
+        noise.poll = self.poll
+        slack = ODD if index == 1 and self.tolerance in FACTORS else 1.0
+        return Judge(
+            self._atomic, inputs, exact, own, self.tolerance, slack, index > 0, there, self._weights, self.poll, noise
+        )
+
+
+def _compare_inputs(
+    comparison: _Comparison, planned: int, tolerated: float, again: LaterCalls, enough: Callable[[], bool]
+) -> tuple[tuple[OutputError, ...], int, bool]:
+    """Compare on up to `planned` inputs: (largest error of each output, number of inputs compared, whether later calls
+    were left out). Raises Halted if the first input is not compared to its end. Parameters as those of `verify`."""
+    worst: dict[str, list[OutputError]] = {n: [] for n in comparison.names}
     seeds, last, later_omitted = 0, False, False
     while seeds < planned and not last:
-        if seeds not in known:
-            draw = np.random.default_rng((seed, seeds))
-            try:
-                known[seeds] = compute_reference(graph, draw, device, tolerance == "exact", poll, weights, seeds)
-            except Halted:
-                if not seeds:
-                    raise
-                break
-        inputs, exact, own = known[seeds]
-        found, seconds = _called(run, inputs)
-        there = device if any(map(is_torch, inputs.values())) else ""
-        noise.setdefault(seeds, RoundingSensitivity(atomic, inputs, there, weights)).poll = poll
-        slack = ODD if seeds == 1 and tolerance in FACTORS else 1.0
-        judge = Judge(atomic, inputs, exact, own, tolerance, slack, seeds > 0, there, weights, poll, noise[seeds])
         try:
-            judged = judge.all_judged(names, found, tolerated)
+            comparison.make_reference(seeds)
+            found, seconds = comparison.call(seeds)
+            judge = comparison.judge(seeds)
+            judged = judge.all_judged(comparison.names, found, tolerated)
             last = seeds + 1 == planned or enough()
             if not seeds and all(one.passed for one in judged):
-                later = again(_copied(inputs), last, enough if seconds > LATER_S else _never)
-                errors, later_omitted = _later_errors(judge, names, found, later, tolerated)
+                later = again(comparison.copied_inputs(0), last, enough if seconds > LATER_S else _never)
+                errors, later_omitted = _later_errors(judge, comparison.names, found, later, tolerated)
                 judged += errors
-            for one in judged:
-                worst[one.name].append(one)
         except Halted:
             if not seeds:
                 raise
             break
+        for one in judged:
+            worst[one.name].append(one)
         seeds += 1
-    outputs = tuple(worst_of_inputs(worst[n]) for n in names)
-    note = ""
+    return tuple(worst_of_inputs(worst[n]) for n in comparison.names), seeds, later_omitted
+
+
+def _note(seeds: int, planned: int, flops: float, bytes_: int) -> str:
+    """Remark of the verdict on the number of inputs, `seeds` of `planned`; "" if all of several were compared.
+    `bytes_`: of the model's inputs and outputs."""
     if seeds < planned:
-        note = f"{seeds} of {planned} inputs, no time was left for more"
-    elif planned == 1:
-        note = f"one input, the model has {flops / 1e9:.0f} GFLOP, {size >> 20} MiB in and out"
-    return Verification(outputs, seeds, tolerance, note, left_out=planned - seeds, later_omitted=later_omitted)
+        return f"{seeds} of {planned} inputs, no time was left for more"
+    return f"one input, the model has {flops / 1e9:.0f} GFLOP, {bytes_ >> 20} MiB in and out" if planned == 1 else ""
 
 
 def _cuts(graph: Graph, allowed_s: float, poll: Callable[[], object]) -> Sequence[StripAxes | None] | None:
@@ -182,20 +239,6 @@ def _cuts(graph: Graph, allowed_s: float, poll: Callable[[], object]) -> Sequenc
         return None
     some = affordable_cuts(graph, allowed_s, poll) if allowed_s < math.inf else None
     return some or (strips_of(graph) if large else None)
-
-
-def _called(
-    run: Callable[[Mapping[str, Any]], Sequence[Any]], inputs: Mapping[str, Any]
-) -> tuple[Sequence[Any], float]:
-    """(results, seconds) of a call of a program on copies of the inputs.
-
-    Raises VerificationError if the program writes to them.
-    """
-    given, began = _copied(inputs), time.perf_counter()
-    found = run(given)
-    seconds = time.perf_counter() - began
-    refuse_writes(have_other_bits(list(given.values()), list(inputs.values())))
-    return found, seconds
 
 
 def _never() -> bool:
@@ -214,10 +257,6 @@ def _later_errors(
         if have_other_bits(results, found):
             errors += [in_later_call(one) for one in judge.all_judged(names, results, tolerated)]
     return errors, False
-
-
-def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: v.clone() if is_torch(v) else v.copy() for n, v in values.items()}
 
 
 __all__ = ["FACTORS", "KEPT_BYTES", "MISCOMPILE", "WRONG", "OutputError", "Tolerance", "Verification", "allowed_error", "expected_seconds",

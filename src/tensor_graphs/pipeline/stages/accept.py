@@ -4,6 +4,7 @@ kernels) whose program fails, set up for the options of `optimize`."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ...egraph.patterns.rule import Rule
@@ -37,49 +38,25 @@ def acceptance(
     `fired`: rules that matched. `ahead`: waits for the verification references computed in the background, and returns
     them by seed. `encoded`: ends the encoding of quantized weights in the background; called before programs are timed.
     """
-    options, symbolic, work = session.options, task.symbolic, task.work
-    made = [] if first is None else [first]
-
-    def chosen_of(graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
-        known = made.pop() if made and made[0].hypergraph is graph else None
-        choice = known or choose(session, graph, pricer, measurer, limits=limits, carried=carried)
-        if measurer is not None:
-            measurer.pause()  # frees memory for verification
-        encoded()
-        if measurer is not None and measurer.ahead:
-            with session.stage("build"):
-                measurer.compile(unmeasured_kernels(choice))
-        return choice
-
-    def stored(view: EGraphView) -> Hypergraph:
-        late = lambda bound: session.late(0.0)
-        return hypergraph(session, view, task.backends, enough=late, narrow=False, symbolic=symbolic)
-
-    def unrewritten() -> Hypergraph:
-        over = lambda bound: session.over and not only_generated(task.backends)  # library kernels cover the graph
-        return hypergraph(session, view_of(work), task.backends, enough=over, narrow=False, symbolic=symbolic)
-
-    def unusable(name: str, why: str) -> None:
-        session.omitted.append(Omission(OmittedWork.UNUSABLE, name))
-        session.warnings.append(f"kernels of {name} were left out: {why}")
-
+    parts = _SearchParts(session, task, pricer, measurer, first, encoded, carried)
+    options, symbolic = session.options, task.symbolic
     say = partial(session.progress.say, "verify")
     exclusions = Exclusions(
-        chosen_of,
+        parts.chosen_of,
         pricer.errors,
-        unrewritten,
+        parts.unrewritten,
         say,
         None if symbolic is None else symbolic.without_sized,
         optional=("c",),
-        unusable=unusable,
+        unusable=parts.unusable,
     )
     verifier = AttemptVerifier(
-        task.model.graph, work, options.tolerance, options.seed, symbolic is not None,
+        task.model.graph, task.work, options.tolerance, options.seed, symbolic is not None,
         over=lambda: session.over_in(session.expected.input_s), late=session.late, now=session.now,
         allowed_s=lambda: session.verifying_s, polled=session.polled, ahead=ahead, omitted=session.omitted,
     )  # fmt: skip
     loop = Acceptance(
-        verifier, exclusions, stored, session.stage, say, fired,
+        verifier, exclusions, parts.stored, session.stage, say, fired,
         patience=LATE * options.budget, weights=session.weights,
     )  # fmt: skip
     if measurer is not None:
@@ -92,6 +69,55 @@ def acceptance(
             program, options.tolerance, options.seed, lambda: session.over, poll, session.verifying_s, session.omitted
         )
     return loop
+
+
+@dataclass
+class _SearchParts:
+    """Functions of a search that the loop calls: hypergraphs, and choices of kernels. Fields: parameters of
+    `acceptance`."""
+
+    session: Session
+    task: Task
+    pricer: CostPricer
+    measurer: Measurer | None
+    first: Choice | None
+    encoded: Callable[[], None]
+    carried: Carried
+
+    def chosen_of(self, graph: Hypergraph, limits: Sequence[budgets.Budget]) -> Choice:
+        """The choice of kernels for a hypergraph under `limits`: `first` if it is of this graph (once), else that of a
+        new extraction. The measurer's memory is freed for verification; then the choice's unmeasured kernels are
+        compiled, if the measurer compiles ahead."""
+        choice, measurer = None, self.measurer
+        if self.first is not None and self.first.hypergraph is graph:
+            choice, self.first = self.first, None
+        choice = choice or choose(self.session, graph, self.pricer, measurer, limits=limits, carried=self.carried)
+        if measurer is not None:
+            measurer.pause()
+        self.encoded()
+        if measurer is not None and measurer.ahead:
+            with self.session.stage("build"):
+                measurer.compile(unmeasured_kernels(choice))
+        return choice
+
+    def stored(self, view: EGraphView) -> Hypergraph:
+        """The kernels matched on a view whose types are those of storage; fewer once the session is late."""
+        late = lambda bound: self.session.late(0.0)
+        return hypergraph(
+            self.session, view, self.task.backends, enough=late, narrow=False, symbolic=self.task.symbolic
+        )
+
+    def unrewritten(self) -> Hypergraph:
+        """The kernels matched on the graph without rewrites; fused ones are left out after the session's deadline if
+        library kernels cover the graph."""
+        task, session = self.task, self.session
+        over = lambda bound: session.over and not only_generated(task.backends)
+        return hypergraph(session, view_of(task.work), task.backends, enough=over, narrow=False, symbolic=task.symbolic)
+
+    def unusable(self, name: str, why: str) -> None:
+        """Report that the kernels of backend `name` were left out."""
+        self.session.omitted.append(Omission(OmittedWork.UNUSABLE, name))
+        self.session.warnings.append(f"kernels of {name} were left out: {why}")
 
 
 __all__ = ["acceptance"]
