@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import product
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -28,14 +27,22 @@ from ..library.torch_calls import (
     channels_last,
     extents,
     filled,
-    planar,
     residual_fits_last,
     usable,
 )
-from .call_facts import LARGEST, channels_last_x, ending, few_elements, image, pads_before, pair, window_of
+from .call_facts import ending, few_elements, image, pads_before, pair, window_of
+from .convolution_conditions import (
+    has_one_or_two_axes,
+    is_copied,
+    is_depthwise,
+    is_direct,
+    is_grouped,
+    is_pool,
+    is_winograd,
+)
 from .depthwise import DEPTHWISE, by_ring
 from .grouped import GROUPED
-from .tiled_products import DIRECT, FEW_CHANNELS, MAX_TAPS, MICRO_KERNEL, PANEL
+from .tiled_products import DIRECT, MICRO_KERNEL
 from .windows import WINDOWS
 from .winograd import BLOCK_BYTES, LEAST_TILES, MOST_TILES, WINOGRAD
 
@@ -59,7 +66,6 @@ VERSION = _version("tiled_conv", "tiled_winograd", "tiled_windows")
 """Version of kernels in keys of stored measurements: other text has other times."""
 
 BIAS, RESIDUAL, COPIED = 1, 2, 4  # flags of the C functions
-LEAST_IN_GROUP = 4  # output channels of a group from which a vector of 16 is worth computing
 
 #: activation pattern -> its number in C
 ACTIVATIONS = {"{}": 0, "relu({})": 1, "clip({}, lo=lo, hi=hi)": 2, "hard_swish({})": 3, "silu({})": 4}
@@ -121,74 +127,6 @@ def direct_sizes(call: Call) -> str:
     return ", ".join(map(str, numbers))
 
 
-# ---------------------------------------------------------------- conditions
-def _lines_or_images(call: Call) -> bool:
-    """Condition on calls: images have one or two spatial axes."""
-    return call.operands["x"].type.rank in (3, 4)
-
-
-def _channels_beside(call: Call) -> bool:
-    """Whether the channels of a pixel of x are neighbours in memory: x is channels-last, or some of the channels of a
-    channels-last image."""
-    x = call.operands["x"]
-    return x.strides[1] == 1 and min(x.strides) >= 0 and max(x.strides) < LARGEST
-
-
-def _copied(call: Call) -> bool:
-    """Whether x is copied with its padding: it has few channels."""
-    return int(call.attrs["groups"]) == 1 and extents(call.operands["x"])[1] < FEW_CHANNELS
-
-
-def _direct(call: Call) -> bool:
-    """Condition on calls: the direct convolution supports the operands' sizes and layouts."""
-    k, c, *window = extents(call.operands["w"])
-    groups = int(call.attrs["groups"])
-    if not all(isinstance(d, int) for d in (k, c, *window)) or prod(window) > MAX_TAPS:
-        return False
-    if _copied(call):
-        return pair(call, "dilations")[1] == 1 and min(call.operands["x"].strides) >= 0
-    wide = groups == 1 or (min(c, k // groups) >= PANEL and not _grouped(call))
-    return (channels_last_x(call) or _channels_beside(call)) and wide
-
-
-def _grouped(call: Call) -> bool:
-    """Condition on calls: several groups of 2 to 16 channels of results, which read more than one channel each."""
-    k, own, *window = extents(call.operands["w"])
-    groups = int(call.attrs["groups"])
-    if not all(isinstance(d, int) for d in (k, own, *window)) or prod(window) > MAX_TAPS or groups == 1:
-        return False
-    return own > 1 and LEAST_IN_GROUP <= k // groups <= PANEL and channels_last_x(call)
-
-
-def _winograd(call: Call) -> bool:
-    """Condition on calls: Winograd's convolution supports the filter, its attributes, sizes and layouts."""
-    k, c, *window = extents(call.operands["w"])
-    a = call.attrs
-    return (
-        window == [3, 3]
-        and a["groups"] == 1
-        and {*a["strides"], *a["dilations"]} == {1}
-        and k % PANEL == c % PANEL == 0
-        and channels_last_x(call)
-    )
-
-
-def _depthwise(call: Call) -> bool:
-    """Condition on calls of the depthwise convolution: one output channel for each input channel."""
-    k, c, *window = extents(call.operands["w"])
-    whole = all(isinstance(d, int) for d in (k, *window))
-    return whole and c == 1 and k == call.attrs["groups"] and prod(window) <= MAX_TAPS and channels_last_x(call)
-
-
-def _pool(call: Call) -> bool:
-    """Condition on calls of pooling: two window axes of few elements in all, channels-last images of known channels,
-    and each window begins inside of the image."""
-    a = call.attrs
-    fits = len(a["kernel"]) == 2 and prod(a["kernel"]) <= MAX_TAPS and isinstance(extents(call.operands["x"])[1], int)
-    inside = all(p < (k - 1) * d + 1 for p, k, d in zip(a["pads"], (*a["kernel"],) * 2, (*a["dilations"],) * 2))
-    return fits and inside and planar(call) and channels_last_x(call)
-
-
 # ---------------------------------------------------------------- code
 def _ends(call: Call, bias: bool, residual: bool, act: int, flags: int) -> str:
     """The last arguments of a C function: flags, activation, and the bits of its limits."""
@@ -222,7 +160,7 @@ def _line_of_zeros(call: Call) -> int:
 
 def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
     def code(call: Call) -> str:
-        ends = _ends(call, bias, residual, act, COPIED * _copied(call))
+        ends = _ends(call, bias, residual, act, COPIED * is_copied(call))
         return f"tiled_conv({_addresses(call, bias, residual)}, {direct_sizes(call)}, {ends})"
 
     identify(code, f"c.tiled_conv[{bias},{residual},{act}]")
@@ -232,7 +170,7 @@ def _direct_code(bias: bool, residual: bool, act: int) -> Callable[[Call], str]:
 def _direct_scratch(call: Call) -> int:
     """Bytes of the padded copy of x, or of a line of zeros."""
     n, c, _, _ = image(call.operands["x"])
-    if not _copied(call):
+    if not is_copied(call):
         return 4 * c
     (_, _, oh, ow), (kh, kw) = image(call.output), window_of(call)
     (step_h, step_w), (dil_h, _) = pair(call, "strides"), pair(call, "dilations")
@@ -321,10 +259,10 @@ class ConvolutionKind:
 
 KINDS: Mapping[str, ConvolutionKind] = {
     "tiled_conv": ConvolutionKind(
-        _direct, _direct_code, _direct_scratch, _pack_direct, "conv_packed", 4.0, before_residual=BEFORE_RESIDUAL
+        is_direct, _direct_code, _direct_scratch, _pack_direct, "conv_packed", 4.0, before_residual=BEFORE_RESIDUAL
     ),
     "winograd_conv": ConvolutionKind(
-        _winograd,
+        is_winograd,
         _winograd_code,
         _winograd_scratch,
         "winograd_packed({w})",
@@ -333,10 +271,10 @@ KINDS: Mapping[str, ConvolutionKind] = {
         before_residual=BEFORE_RESIDUAL,
     ),
     "depthwise_conv": ConvolutionKind(
-        _depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0, _version(*SOURCE)
+        is_depthwise, _depthwise_code, None, "depthwise_packed({w})", "depthwise_packed", 4.0, _version(*SOURCE)
     ),
     "grouped_conv": ConvolutionKind(
-        _grouped,
+        is_grouped,
         _grouped_code,
         _line_of_zeros,
         _pack_direct,
@@ -363,7 +301,7 @@ def convolution_rows() -> list[LibraryKernel]:
             "setup": ("address", "c_function", "c_library", "from_cache_line", kind.helper), "source": _source(kind.source), "rate": kind.rate,
             "version": kind.version, "reads_last": ("x",),
         }  # fmt: skip
-        fits = both(usable, SINGLE, _lines_or_images, filled, channel_bias, kind.applies, few_elements)
+        fits = both(usable, SINGLE, has_one_or_two_axes, filled, channel_bias, kind.applies, few_elements)
         for spelled, act in ACTIVATIONS.items():
             code = kind.code(bias, False, act)
             full = f"c.{name}{suffix}{ending(spelled)}"
@@ -387,7 +325,7 @@ def pool_rows() -> list[LibraryKernel]:
     return [
         LibraryKernel(
             f"c.{name}", "c", f"{name}(x, {attrs})", _pool_code(kind), family="reduction", layout=channels_last, rate=4.0,
-            applies=both(usable, SINGLE, filled, _pool, few_elements), source=lambda call: SOURCE,
+            applies=both(usable, SINGLE, filled, is_pool, few_elements), source=lambda call: SOURCE,
             setup=("address", "c_function", "c_library"), version=VERSION, reads_last=("x",),
         )
         for kind, name in ((1, "max_pool"), (2, "avg_pool"))

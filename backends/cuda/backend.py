@@ -8,10 +8,11 @@ from typing import Any
 
 from ...egraph.ir.tensor import Tensor, topological
 from ...extract.model.kernel import Call, Template
+from ..generate.call_code import CARRYING, COUNTING
 from ..generate.emitter import Launch, Lowered, split_axis
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Strategy, StrategyEmitter, ask_if_none, every_third
-from ..generate.template import CARRYING, COUNTING, GeneratedKernel, template_of
+from ..generate.template import GeneratedKernel, template_of
 from ..ir.kernel import PROBE, Kernel
 from ..ir.precision import IEEE, THREE, Precision
 from ..ir.tiling import Shape, shape_of
@@ -29,22 +30,10 @@ from .few_row_attention import FewRowAttentionSchedule, few_row_legal, few_row_s
 from .few_row_attention import applies as few_rows_apply
 from .scans.kernel import ScanSchedule, emit_scans
 from .scans.schedules import scan_schedules, scans_fit
-from .schedules import (
-    FEW,
-    SimtSchedule,
-    SkinnyGemmSchedule,
-    combining_layout,
-    covers_sums,
-    merge_packed,
-    simt_applies,
-    simt_legal,
-    simt_schedules,
-    skinny_applies,
-    skinny_legal,
-    skinny_schedules,
-)
+from .schedules import SimtSchedule, combining_layout, covers_sums, simt_applies, simt_legal, simt_schedules
 from .shared_adds.kernel import SharedAddSchedule, emit_shared_adds
 from .shared_adds.schedules import shared_add_schedules, shared_adds_fit
+from .skinny_schedules import FEW, SkinnyGemmSchedule, merge_packed, skinny_applies, skinny_legal, skinny_schedules
 from .tiled_fp32.kernel import TiledSchedule, emit_tiles
 from .tiled_fp32.schedules import applies as tiles_apply
 from .tiled_fp32.schedules import tile_schedules, tiles_fit

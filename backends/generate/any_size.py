@@ -20,9 +20,8 @@ from ...extract.model.kernel import Call, Layout, Template
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ..ir.source_text import literal
 from .emitter import Emitter
-from .form_search import MAX_OPERAND_ELEMENTS, FormSearch
+from .form_search import MAX_OPERAND_ELEMENTS, FormSearch, FreeSizeKernel
 from .free_terms import SizedCall, free_call, free_terms
-from .size_fit import Sizes
 from .size_text import PLACEHOLDER, SIZE, Bounds, NoForm, SizedForm, python
 from .template import GeneratedKernel
 from .term_text import pattern_text
@@ -30,22 +29,10 @@ from .term_text import pattern_text
 
 # ---------------------------------------------------------------- the template
 @dataclass(frozen=True, eq=False)
-class SizedKernel(KernelBase):
-    """A generated GPU kernel whose source serves every size.
+class SizedKernel(FreeSizeKernel, KernelBase):
+    """A generated GPU kernel whose source serves every size. It is measured at generic sizes (`origin`); schedule and
+    sizes are those of a call (sizes are attributes)."""
 
-    `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes during the
-    search), under which it is measured. `free`, `free_call`: terms and call in free sizes. `ranges`: least and largest
-    value of each free size; `generic`: the generic sizes. `others`: emitters whose kernels may serve sizes for which
-    the chosen schedule has none. Schedule and sizes are those of a call (sizes are attributes).
-    """
-
-    origin: GeneratedKernel
-    origin_call: Call
-    free: tuple[Tensor, ...]
-    free_call: Call
-    ranges: Bounds
-    generic: Sizes
-    others: tuple[Emitter, ...] = ()  # emitters of kernels for sizes that the chosen schedule leaves
     forms: dict[Any, tuple[SizedForm, ...] | str] = field(default_factory=dict)  # by schedule; text: why there are none
 
     applies = None

@@ -33,10 +33,11 @@ from ..ir.precision import IEEE, PRECISIONS, Precision, within
 from ..machine import Machine, target
 from .emitter import Lowered
 from .kernel_family import family_of
+from .lowered_terms import all_float32, is_right_strided
 from .lowering_jobs import Job, flattened_terms
 from .lowering_pool import Batch
 from .lowering_requests import LoweringRequest, equal_values, reads_of, request_of, with_slices_given
-from .template import GeneratedKernel, all_float32, is_right_strided, layout_key, template_of
+from .template import GeneratedKernel, layout_key, template_of
 from .weight_layouts import channels_innermost, channels_last, filters, is_unaligned
 
 if TYPE_CHECKING:

@@ -173,10 +173,11 @@ class Emitter(Protocol):
         ...
 
     def with_sizes(self, text: Any, name: str, sizes: Sequence[str], prefix: str) -> tuple[str, list[str]] | None:
-        """Add an integer parameter, called `prefix` + size, to the kernel function `name` for each of `sizes` that
-        occurs in `text`, a `size_text.Text`. Returns (kernel text, the sizes that occur).
+        """The text of the kernel function `name` for every size, with the sizes that became its parameters.
 
-        None if a size occurs where the compiler needs a constant.
+        `text`: emitted text with holes for numbers that depend on sizes (a `size_text.Text`). Each of `sizes` (names)
+        that a hole depends on becomes an integer parameter called `prefix` + name. None if a size occurs where the
+        compiler needs a constant.
         """
         ...
 

@@ -28,12 +28,13 @@ from ...errors import TensorGraphsError
 from ...extract.model.kernel import Call
 from ...extract.model.sizes import bound_call, bound_terms
 from ..ir.unfusable import Unfusable
+from .call_code import launches
 from .emitter import Emitter
 from .large_sizes import changes_at_large_sizes
 from .size_fit import LimitedFit, Sizes
 from .size_probes import FAR, HELD_OUT, SMALL, TOP, held_out, probes
 from .size_text import PLACEHOLDER, REDUCED, SIZE, Bounds, EmittedTexts, NoForm, SizedForm, Text, skeleton
-from .template import GeneratedKernel, launches, template_of
+from .template import GeneratedKernel, template_of
 
 LEAST_POINTS = 4  # points with equal text that a form needs
 NEXT_BEST = 4  # schedules of the same ranking tried if the chosen one has no form
@@ -44,8 +45,8 @@ PREFIX = "size_"  # of size parameters of kernels
 
 
 @dataclass(frozen=True, eq=False)
-class FormSearch:
-    """Search for the forms (sources, each with the range of sizes for which it is correct) of one kernel.
+class FreeSizeKernel:
+    """A generated GPU kernel with its terms in free sizes.
 
     `origin`, `origin_call`: the kernel and its call at generic sizes (primes that stand for free sizes). `free`,
     `free_call`: terms and call in free sizes. `ranges`: least and largest value of each free size. `generic`: the
@@ -58,7 +59,13 @@ class FormSearch:
     free_call: Call
     ranges: Bounds
     generic: Sizes
-    others: tuple[Emitter, ...]
+    others: tuple[Emitter, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class FormSearch(FreeSizeKernel):
+    """Search for the forms (sources, each with the range of sizes for which it is correct) of one kernel."""
+
     _known: dict[Any, EmittedTexts | str] = field(default_factory=dict)
 
     def forms(self, chosen: Mapping[str, int]) -> Iterator[SizedForm]:

@@ -8,10 +8,9 @@ share, does everything else.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from hashlib import blake2b
 from math import prod
 from typing import Any
 
@@ -22,36 +21,21 @@ from ...egraph.types.dims import concrete
 from ...extract.model.kernel import MAX_LAYOUT_COMBINATIONS, Call, Layout, Operand, output_names
 from ...extract.model.library_kernel import KernelBase, mentions_out
 from ...extract.model.work import graph_flops
-from ..ir.expr import walk
 from ..ir.kernel import Buffer, Kernel
 from ..ir.precision import IEEE, Precision
-from ..ir.source_text import literal
-from ..ir.tiling import Shape, repeated, shape_of
+from ..ir.tiling import Shape, repeated
 from ..ir.unfusable import Unfusable
 from ..lowering.concat_split import unsplit_flops
-from ..lowering.ieee_decisions import rounded_once
-from ..lowering.lower import kernel_of
-from ..lowering.scale_motion import base_two, beside_softmax, scaled_early
-from ..lowering.split_reduction import COUNTERS, partial_layout
-from .emitter import Emitter, Launch, Lowered, PackedLowered, can_split
+from ..lowering.split_reduction import partial_layout
+from .call_code import call_code, launches, stored_schedule
+from .emitter import Emitter, Lowered, PackedLowered
 from .kernel_family import family_of, fills_constant, updates_input
+from .lowered_terms import lowered_terms, multiplies_float32
 from .recursion_limit import raise_recursion_limit
 from .schedule import Move, Numbers, Schedule
 from .term_text import pattern_text
 from .weight_layouts import channels_last, laid_out, prepared, transposed_matrix
 
-COUNTING = f'''_counters = {{}}
-
-
-def counters(device):
-    """Counters of thread blocks that have stored their part of a tile, one per tile; zero between kernels."""
-    if device not in _counters:
-        _counters[device] = torch.zeros({COUNTERS}, dtype=torch.int32, device=device)
-    return _counters[device]'''
-CARRYING = '''def carried(x, out):
-    """Copy x to out, unless they share memory: the elements that a scattering kernel does not write."""
-    if x.data_ptr() != out.data_ptr():
-        out.copy_(x)'''
 READ, LOOKS = 2000, 8  # maximum lowered nodes over all layout combinations; minimum number of combinations
 CODE_IDENTITY = "generated.template_of.<locals>.<lambda>"  # part of the key of every stored measurement: do not change
 
@@ -182,7 +166,7 @@ class GeneratedKernel(KernelBase):
     def write(self, call: Call) -> str:
         """The Python statements of a call: first copies of those operands that a scatter replaces in part, then the
         launches."""
-        return _code(self, call)
+        return call_code(self, call)
 
     def writes_out(self, call: Call) -> bool:
         """Whether the statements of `call` store the result in a buffer that the program passes, instead of returning a
@@ -302,7 +286,7 @@ class GeneratedKernel(KernelBase):
         for name in self.prep:
             buffers[name] = laid_out(buffers[name], call)
         raise_recursion_limit(sum(len(t.args) > 0 for t in self.nodes))
-        return _read(tuple(self.roots), tuple(buffers.items()), self.emitter.contracts)
+        return lowered_terms(tuple(self.roots), tuple(buffers.items()), self.emitter.contracts)
 
     def _space(self, kernel: Kernel, shape: Shape, splits: bool) -> Sequence[Numbers]:
         if self.precision is IEEE:
@@ -320,85 +304,6 @@ def layout_key(call: Call) -> Hashable:
 def _scheduled_key(call: Call) -> Hashable:
     """Cache key of the layouts and the schedule of a call."""
     return layout_key(call), tuple(sorted(call.schedule.items()))
-
-
-def all_float32(dtypes: Iterable[str]) -> bool:
-    """Whether a kernel whose operands and results have these `dtypes` has floats, and all of them are float32: only in
-    such kernels may tensor cores round the operands of products (to TF32)."""
-    return {d for d in dtypes if d in ("float16", "bfloat16", "float32", "float64")} == {"float32"}
-
-
-def multiplies_float32(kernel: Kernel, shape: Shape) -> bool:
-    """Whether a kernel multiplies float32 matrices, whose elements tensor cores would round."""
-    return all_float32(b.dtype for b in kernel.buffers.values()) and bool(shape.dots) and bool(shape.rows)
-
-
-def is_right_strided(found: Lowered) -> bool:
-    """Whether the right operand of a matrix product of the lowered kernel is not contiguous along K."""
-    return any(
-        e.op == "load" and dot.axis in e.axes and e.value[1].coefficient(dot.axis) != 1
-        for dot, d in found.shape.dots.items()
-        for side in d.right
-        for e in walk([side])
-    )
-
-
-@memo(4096)
-def _read(
-    roots: tuple[Tensor, ...], buffers: tuple[tuple[str, Buffer], ...], contracts: bool
-) -> tuple[Kernel, Shape, bool] | None:  # fmt: skip
-    """Lower terms for given operand layouts to (kernel, shape, whether split reduction is legal).
-
-    None if there is no kernel. `contracts`: of the emitter (`Emitter.contracts`). Otherwise the result is the same for
-    every emitter and precision.
-    """
-    leaves = {t: str(t.attr("name")) for t in topological(roots) if t.op == "input"}
-    try:
-        kernel = scaled_early(base_two(beside_softmax(kernel_of(roots, leaves, dict(buffers)))))
-        kernel = rounded_once(kernel) if contracts else kernel
-        shape = shape_of(kernel, products="PIECES" not in kernel.builder.transformations)
-        return kernel, shape, can_split(kernel, shape)
-    except (Unfusable, RecursionError):  # RecursionError: deeper than `raise_recursion_limit` allows
-        return None
-
-
-def stored_schedule(found: Lowered, call: Call) -> Numbers:
-    """The schedule of `call` as parameter name -> integer; if the call has none, the best guess for its lowered kernel
-    `found`."""
-    return dict(call.schedule) or found.space[0]
-
-
-def launches(template: GeneratedKernel, call: Call) -> Sequence[Launch]:
-    """Emit the kernel of `template` for a call with its schedule, unless that has been done; returns its launches in
-    execution order."""
-    found = template.lower(call)
-    assert found is not None
-    schedule = stored_schedule(found, call)
-    constant = [sorted(call.constant)] if call.constant else []
-    key = repr((template.identity, call.operands, *call.outputs, sorted(schedule.items()), *constant))
-    name = f"{found.shape.kind}_{blake2b(key.encode(), digest_size=5).hexdigest()}"
-    if name not in found.made:  # source, code and scratch all call this
-        known = replace(found, constant=call.constant) if call.constant else found
-        found.made[name] = template.emitter.launches(known, schedule, name)
-    return found.made[name]
-
-
-def _code(template: GeneratedKernel, call: Call) -> str:
-    """The statements of a call: copies of the base operands of partially written outputs, or numbers in their place,
-    then the launches."""
-    names = dict(call.names)
-    found = template.lower(call)
-    assert found is not None
-    parts = template.scheduled(call, found).scratch_parts
-    if parts > 1:
-        first, _ = found.halves(parts)
-        for name, (start, size) in partial_layout(first.buffers)[0].items():
-            names[name] = f"{names['scratch']}[{start}:{start + size}].view(torch.float32)"
-        names["counters"] = f"counters({names['out']}.device)"
-    pairs = [(names[base], names[output]) for output, base in template.bases.items()]
-    kept = [f"carried({base}, {output})" for base, output in pairs if base != output and not template.emitter.carries]
-    kept += [f"{names[output]}.fill_({literal(value)})" for output, value in template.fills.items()]
-    return "\n".join([*kept, *(launch.call(names) for launch in launches(template, call))])
 
 
 @memo(4096)  # forms of a kernel, in several backends and precisions, have equal terms

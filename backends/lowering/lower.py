@@ -22,8 +22,9 @@ from ..ir.row_update import uses_overwritten
 from ..ir.simplify import as_index
 from ..ir.unfusable import Unfusable
 from .concat_split import SHORT, ResultPiece, pieces, should_unroll
+from .gather_rules import from_the_start
 from .interleaved_outputs import InterleavedOutputs, side_by_side
-from .op_rules import TermLowering, from_the_start
+from .op_rules import TermLowering
 from .rotate_half import halved_kernel, with_split_axes
 
 

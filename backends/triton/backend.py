@@ -8,10 +8,11 @@ from itertools import islice
 from typing import Any
 
 from ...egraph.ir.tensor import Tensor
+from ..generate.call_code import CARRYING, COUNTING, launches
 from ..generate.emitter import Launch, Lowered
 from ..generate.generator import GpuGenerator
 from ..generate.strategy import Request, Strategy, StrategyEmitter, alternating, ask_rest
-from ..generate.template import CARRYING, COUNTING, GeneratedKernel, launches, template_of
+from ..generate.template import GeneratedKernel, template_of
 from ..ir.precision import IEEE, PRECISIONS, TF32, THREE, THREE_BRAINS, TWO_BRAINS, Precision
 from ..ir.tiling import shape_of
 from ..lowering.ieee_decisions import ROUNDED, may_round_once

@@ -71,7 +71,7 @@ def slowdown() -> float:
 def measure_busy() -> None:
     """Make this process' measuring workers time kernels by CPU time."""
     from tensor_graphs.backends.tuning import worker_process
-    from tensor_graphs.backends.tuning.cpu_worker import BUSY
+    from tensor_graphs.backends.tuning.cpu_timing import BUSY
 
     ask = worker_process.CpuWorkerProcess.ask
     worker_process.CpuWorkerProcess.ask = lambda self, job, timeout=None: ask(self, {**job, "clock": BUSY}, timeout)  # type: ignore[method-assign]
@@ -119,7 +119,7 @@ def timed(name: str, folder: Path, busy: bool) -> float:
     import torch
 
     import tensor_graphs as tg
-    from tensor_graphs.backends.tuning.cpu_worker import BUSY, WALL, WATCHES
+    from tensor_graphs.backends.tuning.cpu_timing import BUSY, WALL, WATCHES
 
     _, inputs = made(name)
     call, us = tg.load_program(folder), list[float]()

@@ -33,7 +33,8 @@ import numpy as np
 
 from tensor_graphs.backends.registry import select
 from tensor_graphs.backends.runtime.threads import one_blas_thread
-from tensor_graphs.backends.tuning.cpu_worker import BUSY, PRELOAD, WALL, encode
+from tensor_graphs.backends.tuning.cpu_timing import BUSY, WALL
+from tensor_graphs.backends.tuning.cpu_worker import PRELOAD, encode
 from tensor_graphs.backends.tuning.jobs import read_job, read_jobs, write_jobs
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.worker_process import CpuWorkerProcess

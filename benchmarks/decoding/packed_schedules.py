@@ -23,7 +23,7 @@ from typing import Any
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND as CUDA
 from tensor_graphs.backends.cuda.ranking.model import FLAGS, Schedule
-from tensor_graphs.backends.cuda.schedules import packed_ranking
+from tensor_graphs.backends.cuda.skinny_schedules import packed_ranking
 from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.costdb.keys.rates import GPU
 from tensor_graphs.egraph.composites import composite_ops as c

@@ -35,7 +35,7 @@ from .context import Context
 from .input_sizes import named_sizes, unique
 from .masked import masked_value
 from .names import MICROSOFT, node_label, operator_key, short
-from .node import OPSETS, Node, Result
+from .node import Node, Result
 from .older import current
 from .ops import OPERATORS
 from .read_file import (
@@ -50,6 +50,7 @@ from .read_file import (
 from .shapes import shape_dtype, shape_value
 from .signature import check_attributes, check_operands
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
+from .support_table import support_table
 from .values import ELEMENT_TYPES, FOUR_BITS, FourBits, KnownSequence, Opaque, SymbolicInts, Value, element_name
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
@@ -362,33 +363,8 @@ class _Loader:
         return found
 
 
-def support_table() -> str:
-    """Return the Markdown table of supported operators and their limits."""
-    low, high = OPSETS
-    added = [name for name in OPERATORS if name.startswith(f"{MICROSOFT}.")]
-    lines = [
-        "# ONNX operators",
-        "",
-        f"{len(OPERATORS) - len(added)} operators of the default domain, opset {low} to {high}, and {len(added)} of `{MICROSOFT}`, which",
-        "ONNX Runtime and its exporters write. Subgraphs of `If`, `Loop` and `Scan` run where",
-        "the condition or the trip count is known at load time. Models with sequence inputs or outputs, strings",
-        "and optional types are not supported.",
-        "Integer operands that set shapes, axes or sizes (of Reshape, Slice, Pad, TopK, ...) must be known at load time:",
-        "constants, or arithmetic on sizes, which may be free dimensions. Training modes and random numbers are not built.",
-        "4-bit integers are supported as initializers that are dequantized (DequantizeLinear, GatherBlockQuantized).",
-        "A free size is 1 at least: a decoder's prompt is a graph of its own, without past (`dims={'past_sequence_length': 0}`).",
-        "",
-        "This page is generated: `python -m tensor_graphs.models.onnx.load > docs/onnx-support.md`.",
-        "",
-        "| operator | not supported |",
-        "|---|---|",
-    ]
-    lines += [f"| {name} | {OPERATORS[name].limits} |" for name in sorted(OPERATORS)]
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
     sys.stdout.write(support_table())
 
 
-__all__ = ["load_onnx", "support_table"]
+__all__ = ["load_onnx"]

@@ -9,8 +9,9 @@ from typing import Any
 from ...egraph.ops.ops import Type
 from ...egraph.patterns.pattern import PatternCall, Var
 from ...egraph.types.dims import concrete
+from .ranks import least_rank
 from .sample_parts import draw_attributes, not_yet, rank_of, result_dtype, with_axis
-from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, least_rank, upto
+from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, upto
 
 
 def matmul(s: Sampler, call: PatternCall, want: Want) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 from ...egraph.ops.ops import OPS, Type
 from ...egraph.patterns.pattern import PatternCall, Var
+from .ranks import least_rank
 from .sample_parts import draw_attributes, has_bool, propose_axes, rank_of, wanted_sizes
-from .sampler import INTS, NotYet, Reject, Sampler, Want, exactly, least_rank, upto
+from .sampler import INTS, NotYet, Reject, Sampler, Want, exactly, upto
 
 
 def _kid_dtype(s: Sampler, call: PatternCall, i: int, want: Want) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ...egraph.ops.ops import OPS
 from ...egraph.patterns.pattern import PatternCall, Term
-from .sampler import INTS, NotYet, Sampler, Sizes, Want, least_rank
+from .ranks import least_rank
+from .sampler import INTS, NotYet, Sampler, Sizes, Want
 
 Handler = Callable[[Sampler, PatternCall, Want], None]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...egraph.ops.ops import OPS, Type
 from ...egraph.patterns.pattern import PatternCall, Term, Var
+from .ranks import is_int, least_rank
 from .sample_parts import draw_attributes, not_yet, one_size, wanted_sizes, with_axis
-from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, is_int, least_rank, upto
+from .sampler import NotYet, Reject, Sampler, Sizes, Want, exactly, upto
 
 
 def reshape(s: Sampler, call: PatternCall, want: Want) -> None:

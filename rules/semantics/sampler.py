@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...egraph.ops.ops import OPS, Type
-from ...egraph.ops.type_laws import LAWS, infer
+from ...egraph.ops.type_laws import infer
 from ...egraph.patterns.pattern import Literal, PatternCall, Term, Var, subterms
 from ...egraph.patterns.pattern_attrs import Apply, Attr, AttrConstant, Fact, Name, attr_names, evaluate, holds
 from ...egraph.patterns.rule import Rule
-from ...egraph.types import dtypes
 from ...errors import ShapeError
 from .instance import FAILURES
+from .ranks import least_ranks, needs_float
 
 Sizes = frozenset[Any] | None  # allowed sizes of one axis; None allows any
 SIZES = (1, 2, 3, 4, 6)  # sizes that the axes of an instance are drawn from
@@ -82,7 +82,7 @@ class Sampler:
         }
         self.float = rng.choice(FLOATS)
         self.thin = rng.choice((0.0, 0.08, 0.08, 0.4))  # probability that an axis is smaller than its context allows
-        self.ranks = _least_ranks(self.guards)
+        self.ranks = least_ranks(self.guards)
         self.dtypes = {
             g.args[0].args[0].name: g.args[1].value
             for g in self.guards
@@ -333,52 +333,10 @@ class Sampler:
                 return str(self.dtypes[t.name])
             if isinstance(t, PatternCall) and isinstance(given := dict(t.attrs).get("dtype"), AttrConstant):
                 return str(given.value)
-        if any(_needs_float(t, self.floating) for t in terms):
+        if any(needs_float(t, self.floating) for t in terms):
             return self.float
         if self.dtype:
             return self.dtype
         if self.rng.random() < 0.7:
             return self.float
         return self.rng.choice(INTS) if self.rng.random() < 0.8 else "bool"
-
-
-def _least_ranks(guards: Sequence[Attr]) -> dict[str, int]:
-    """The lowest rank of each variable at which the axes named by number in guards exist."""
-    found: dict[str, int] = {}
-    stack = list(guards)
-    while stack:
-        attr = stack.pop()
-        if isinstance(attr, Apply):
-            stack += attr.args
-            if attr.function == "size":
-                variable, axis = attr.args
-                if isinstance(variable, Name) and isinstance(axis, AttrConstant):
-                    need = axis.value + 1 if axis.value >= 0 else -axis.value
-                    found[variable.name] = max(found.get(variable.name, 0), need)
-    return found
-
-
-def _needs_float(term: Term, floating: set[str]) -> bool:
-    """Whether a subterm must have a floating dtype."""
-    if isinstance(term, Var):
-        return term.name in floating
-    if isinstance(term, Literal):
-        return term.value != term.value or abs(term.value) == float("inf") or term.value != int(term.value)
-    entry = OPS[term.op]
-    if entry.law in ("compare", "arg_reduce", "along_index", "cast", "leaf"):
-        return False
-    args = term.args[1:] if entry.law == "where" else term.args[:1] if entry.kind == "index" else term.args
-    return entry.floats_only or any(_needs_float(a, floating) for a in args)
-
-
-def least_rank(term: Term) -> int:
-    """A lower bound on a subterm's rank that follows from its ops."""
-    if not isinstance(term, PatternCall):
-        return 0
-    law = LAWS[OPS[term.op].law]
-    return int(max([law.least_rank, *(map(least_rank, term.args) if law.keeps_rank else ())]))
-
-
-def is_int(dtype: str) -> bool:
-    """Whether a dtype is an integer dtype."""
-    return dtypes.category(dtype) == "int"

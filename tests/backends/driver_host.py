@@ -18,6 +18,7 @@ from tensor_graphs.backends.program.helpers import (
     cuda_driver,
     gpu_calls,
     gpu_launches,
+    library_addresses,
 )
 
 
@@ -70,7 +71,7 @@ def install(library: Any, replace: Callable[..., None]) -> Any:
 
     stream = SimpleNamespace(synchronize=lambda: None, wait_stream=wait)
     made = lambda device: SimpleNamespace(**vars(stream), device=device)
-    for module in (gpu_calls, gpu_launches, any_size_gpu_helpers, any_size_launches):
+    for module in (gpu_calls, gpu_launches, library_addresses, any_size_gpu_helpers, any_size_launches):
         replace(module, "torch", torch, raising=False)
     replace(torch.cuda, "CUDAGraph", Graph)
     replace(torch.cuda, "graph", graph)

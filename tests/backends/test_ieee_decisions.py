@@ -12,7 +12,8 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c.emitter import CEmitter
 from tensor_graphs.backends.cuda.backend import CudaEmitter
-from tensor_graphs.backends.generate.template import launches, template_of
+from tensor_graphs.backends.generate.call_code import launches
+from tensor_graphs.backends.generate.template import template_of
 from tensor_graphs.backends.lowering.ieee_decisions import ROUNDED
 from tensor_graphs.backends.triton.backend import TritonEmitter
 from tensor_graphs.egraph.ir.tensor import Tensor

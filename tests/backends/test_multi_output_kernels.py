@@ -16,8 +16,9 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c import backend as c_backend
 from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.generate.kernel_text import call_json, call_of_json
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir import index
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.tiling import divisors, shape_of

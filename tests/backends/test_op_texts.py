@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import tensor_graphs.egraph.builders.builders as t
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import launches
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import make
 from tensor_graphs.egraph.ops.ops import OPS, Type

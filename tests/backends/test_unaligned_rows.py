@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda import backend as cuda_cpp
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.generate.weight_layouts import even, is_unaligned, laid_out, prepared
 from tensor_graphs.backends.ir.index import Axis, index
 from tensor_graphs.backends.ir.kernel import Buffer

@@ -25,7 +25,8 @@ from tensor_graphs.egraph.ir.graph import Graph
 from tensor_graphs.egraph.ir.tensor import Tensor, make
 from tensor_graphs.egraph.types.dims import dim
 from tensor_graphs.errors import BadModelError, BadWeightsError, TensorGraphsError, TooLargeError, UsageError
-from tensor_graphs.models.files.native import KEY, graph_from_json, graph_to_json, load_graph, save_graph
+from tensor_graphs.models.files.graph_json import graph_from_json, graph_to_json
+from tensor_graphs.models.files.native import KEY, load_graph, save_graph
 from tensor_graphs.models.files.safetensors import write_arrays
 
 INF = float("inf")

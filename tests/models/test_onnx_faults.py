@@ -17,7 +17,8 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 import tensor_graphs as tg  # noqa: E402
 from tensor_graphs.egraph.evaluate.interpret import evaluate  # noqa: E402
 from tensor_graphs.errors import BadModelError, TensorGraphsError, TooLargeError, UnsupportedError, UsageError  # noqa: E402
-from tensor_graphs.models.onnx.load import load_onnx, support_table  # noqa: E402
+from tensor_graphs.models.onnx.load import load_onnx  # noqa: E402
+from tensor_graphs.models.onnx.support_table import support_table  # noqa: E402
 
 F = TensorProto.FLOAT
 

@@ -11,31 +11,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from pathlib import Path
 
-from ...ir.expr import Expr, walk
-from ...ir.index import Axis, Index
+from ...ir.expr import walk
+from ...ir.index import Index
 from ...ir.kernel import Kernel, OutputStore
 from ...ir.loop_fusion import exponential_of
 from ...ir.source_text import words
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable
 from ..emit.frame import CudaScope, Local, ThreadFrame, nest_of
-from ..emit.kernel import SimtEmitter
 from ..emit.nest import ThreadNest
-from ..emit.spelling import CTYPES, CudaLaunch, all_of, enclosed
+from ..emit.spelling import CTYPES, CudaLaunch, all_of
 from ..emit.thread_layout import DimensionThreads, ThreadLayout
 from .decode_attention import attention_of
 from .new_rows import compute_early, first_loads, place_lines, row_bytes, row_layout, row_lines
 from .parameters import ClusteredAttentionSchedule
-from .positions import BlockPositions, indented, trimmed
+from .positions import indented, trimmed
+from .scores import POWERS, ChunkScores
 
 _TEXT = [Path(__file__).with_name(f"{part}.cuh").read_text(encoding="utf-8") for part in ("intrinsics", "kernel")]
 CLUSTER_INTRINSICS, CLUSTER_LIBRARY = _TEXT[0], "".join(_TEXT)
-POWERS = {"exp": "Exp", "exp2": "Exp2"}
 
 
 def emit_clusters(
@@ -54,101 +52,75 @@ def emit_clusters(
     return ClusteredAttentionEmitter(kernel, shape, s, found, name, constant).launch()
 
 
-class ChunkFrame(ThreadFrame):
-    """Emitter state for the scores of one chunk of positions, which a block computes in each iteration of its loop over
-    the axis of positions. Bounds are checked along that axis only."""
-
-    def __init__(self, kernel: Kernel, layout: ThreadLayout, name: str, shape: Shape, positions: Axis) -> None:
-        super().__init__(kernel, layout, name, shape)
-        self.walked.add(positions.name)
-        self.top.bound.discard(positions)
-
-    def ragged(self, dim: str) -> bool:
-        """Whether the emitted code checks bounds along `dim`, a dimension of the thread layout ("m", "n" or a reduction
-        axis): it does along dimensions that a block loops over, and where the last block is partial."""
-        return dim in self.walked or super().ragged(dim)
-
-
-@dataclass(frozen=True)
-class ScoreLines:
-    """CUDA lines that compute the softmax weights of a chunk of positions.
-
-    `before`: lines before the loop over chunks, which load the operands of scores other than keys. `masks`: lines that
-    compute the parts of scores that do not depend on products of queries and keys. `weights`: lines that compute the
-    weights from these products.
-    """
-
-    before: list[str]
-    masks: list[str]
-    weights: list[str]
-
-
-class ClusteredAttentionEmitter(BlockPositions):
+class ClusteredAttentionEmitter(ChunkScores):
     """Emitter of one kernel of clustered attention."""
 
     def launch(self) -> CudaLaunch:
         """Emit the whole kernel; returns its launch: CUDA source, grid (one cluster of blocks for each set of keys and
         values) and shared memory."""
         s, found = self.s, self.found
-        batch = prod(a.size for a in self.shape.batch)
         begin = self._batch()
         loads, slice_ = self._loads("first"), self._slice()
         early = loads if self._known([found.keys, found.values, *self._ends()]) else []
         ahead, queries = self._queries([] if early else loads)
-        known = early and self._known([*self.places, *self._beside_scores()])
-        waiting = self.s.threads - 32 * len(found.rows)  # threads before the warps of new rows
+        known = bool(early) and self._known([*self.places, *self._beside_scores()])
+        waiting = s.threads - 32 * len(found.rows)  # threads before the warps of new rows
         apart = known and s.early and bool(found.rows) and waiting >= 32 * self.query_warps
         places, fresh = self._new_rows(self.constant if apart else frozenset())
-        before, loop = self._chunks(masks_first=bool(known) and self._known(self._unscored(found.maximum.args[0])))
+        before, loop = self._chunks(masks_first=known and self._known(self._unscored(found.maximum.args[0])))
         results = self._results()
+        wait = f"if (thread < {waiting}) await_previous();" if apart else "await_previous();"
+        waits = [*ahead, *([wait] if s.early else [])]
+        if known:
+            waits = [*slice_, *early, *places, *before, *waits]
+        elif early:
+            waits = [*slice_, *early, *waits, *places, *before]
+        else:
+            waits = [*waits, *places, *slice_, *before]
+        begun = ["begin_next();"] if s.early else []
+        return self._launch([*begun, *self._opening(), *begin, *waits, *queries, *fresh, *loop, *results])
+
+    def _opening(self) -> list[str]:
+        """Lines that define the kernel's objects in shared memory: those of the library's class, then the new rows."""
+        s, found = self.s, self.found
         whole = self.slice == s.chunk and found.positions.size == self.slice * s.parts and not s.seen
-        numbers = [CTYPES[found.keys.value[3]], self.rows, self.head, self.columns, s.warps, s.across, s.deep, s.parts]
+        dtype = CTYPES[found.keys.value[3]]
+        numbers = [dtype, self.rows, self.head, self.columns, s.warps, s.across, s.deep, s.parts]
         shared_bytes = s.shared_bytes(self.rows, self.head, self.columns)
         starts = accumulate((row_bytes([r]) for r in found.rows), initial=shared_bytes)
-        opened = [
+        return [
             f"using Attention = ClusteredAttention<{', '.join(map(str, numbers))}, {str(whole).lower()}>;",
             f'static_assert(Attention::SIZE == {shared_bytes}, "shared memory");',
             "ROOM(float, room);",
             "Attention attention(room);",
             "const int thread = threadIdx.x;",
             *(
-                f"{numbers[0]}* const new_{r.what} = reinterpret_cast<{numbers[0]}*>(room + {at // 4});"
+                f"{dtype}* const new_{r.what} = reinterpret_cast<{dtype}*>(room + {at // 4});"
                 for r, at in zip(found.rows, starts)
             ),
         ]
-        wait = f"if (thread < {waiting}) await_previous();" if apart else "await_previous();"
-        waits = [*ahead, *([wait] if s.early else [])]
-        if known:
-            waits = [*slice_, *early, *places, *before, *waits]
-        else:
-            waits = [*slice_, *early, *waits, *places, *before] if early else [*waits, *places, *slice_, *before]
-        lines = [
-            *(["begin_next();"] if s.early else []),
-            *opened,
-            *begin,
-            *waits,
-            *queries,
-            *fresh,
-            *loop,
-            *results,
-        ]
+
+    def _launch(self, lines: Sequence[str]) -> CudaLaunch:
+        """The launch of the kernel whose body are `lines`."""
+        s, rows = self.s, self.found.rows
         body = ["    " + line for line in lines]
         written = {x.buffer for x in self.kernel.stores}
         param = ThreadFrame(self.kernel, ThreadLayout({}), self.name, self.shape).param
         mentioned = words("\n".join(body))
         used = [n for n in self.kernel.buffers if param[n] in mentioned]
         # without __restrict__ also where the kernel writes into what it reads
-        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early or bool(found.rows)), self.name, self.shape)
+        plain = ThreadFrame(self.kernel, ThreadLayout({}, s.early or bool(rows)), self.name, self.shape)
         parameters = [plain.parameter(n, self.kernel.buffers[n], n in written) for n in used]
-        together_ = (
-            f" __cluster_dims__({s.parts}, 1, 1)"  # of one block too: stores to shared memory are those of clusters
-        )
+        # also of one block: stores to shared memory are those of clusters
+        cluster = f" __cluster_dims__({s.parts}, 1, 1)"
         text = "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({s.threads}, 1){together_}',
+            f'extern "C" __global__ void __launch_bounds__({s.threads}, 1){cluster}',
             f"{self.name}({', '.join(parameters)}) {{", *body, "}", "",
         ])  # fmt: skip
+        blocks = prod(a.size for a in self.shape.batch) * s.parts
+        shared_bytes = s.shared_bytes(self.rows, self.head, self.columns) + row_bytes(rows)
         return CudaLaunch(
-            self.name, text, batch * s.parts, s.threads, tuple(used), s.early, shared_bytes + row_bytes(found.rows),
+            self.name, text, blocks, s.threads, tuple(used), s.early, shared_bytes,
             beside={"CUDA_CLUSTERS": CLUSTER_LIBRARY},
         )  # fmt: skip
 
@@ -255,92 +227,6 @@ class ClusteredAttentionEmitter(BlockPositions):
         body = [*meet, loop, *indented(step), "}"] if more else [*([] if masks_first else masks), *meet, *step]
         after = ["attention.write_results();", "attention.send_results();"]
         return _with_own_row([*scores.before, *(masks if masks_first else [])]), _with_own_row([*body, *after])
-
-    def _scores(self) -> ScoreLines:
-        """The lines by which the last warps compute the weights of a chunk; the first warps compute queries."""
-        s, found, dim = self.s, self.found, self.found.positions.name
-        rows = self._row_threads(32)
-        skipped = s.threads // 32 - rows.threads
-        layout = ThreadLayout({dim: DimensionThreads(32, 1, -(-s.chunk // 32)), "m": rows}, s.early, least=s.threads)
-        frame = ChunkFrame(self.kernel, layout, self.name, self.shape, found.positions)
-        frame.counter = self.counter
-        emitter = SimtEmitter(frame)
-        head = CudaScope(1, set())
-        with frame.inside(head):
-            if rows.threads > 1:
-                frame.line(f"const int m_0 = thread / 32{f' - {skipped}' if skipped else ''};")
-            frame.line(f"float tops[{rows.repeat}];")
-            frame.line("fill(tops, -infinity());")
-        for e in self._beside_scores():
-            emitter.loads.need(e)
-        inner = CudaScope(1, frame.top.bound | {found.positions}, outside=frame.top)
-        with frame.inside(inner):
-            body = found.maximum.args[0]
-            for e in nest_of(body):
-                if e.op == "load":
-                    emitter.loads.need(e)
-            for e in self._unscored(body):
-                frame.scope.known[e] = emitter.loads.kept(e)
-            masks, inner.lines = inner.lines, []
-            self._weights(frame, rows)
-        self.counter = frame.counter
-        warps = f"if (thread >= {32 * skipped}) {{" if skipped else "{"
-        declared = [line for line in masks if re.fullmatch(r"\s*[\w<>, ]+ \w+(\[\d+\])?;", line)]
-        masks = [line for line in masks if line not in declared]
-        return ScoreLines(
-            before=trimmed([*head.lines, *frame.top.lines]),
-            masks=[
-                f"const int {dim}_0 = chunk + attention.lane;", *trimmed(declared), *([warps, *masks, "}"] if masks else [])
-            ],
-            weights=[warps, *inner.lines, "}"],
-        )  # fmt: skip
-
-    def _weights(self, frame: ChunkFrame, rows: DimensionThreads) -> None:
-        """Write the lines that read the products of queries and keys, compute scores and turn them into weights.
-
-        Raises Unfusable if the scores contain another reduction.
-        """
-        s, found, dim = self.s, self.found, self.found.positions.name
-        body = found.maximum.args[0]
-        names = ("m", dim) if self.rows > 1 else (dim,)
-        count = frame.count(names)
-        dots = Local(frame.fresh("dots"), names, "float32")
-        frame.line(f"float {dots.name}[{count}];")
-        nest = ThreadNest(frame, names)
-        row = nest.coordinate("m") if self.rows > 1 else "0"
-        nest.line(f"{nest.at(dots)} = attention.score({row}, {nest.coordinate(dim)} - chunk);")
-        nest.close()
-        frame.scope.known[found.scores] = dots
-        if any(x.op == "reduce" and frame.scope.find(x) is None for x in nest_of(body)):
-            raise Unfusable("a reduction beside the scores")
-        scores = Local(frame.fresh("scores"), names, "float32")
-        frame.line(f"float {scores.name}[{count}];")
-        nest = ThreadNest(frame, names)
-        text = nest.scalar(body, nest.deepest)
-        at = nest.coordinate(dim)
-        there = [f"{at} < end", *([f"{at} - chunk < {s.chunk}"] if s.chunk % 32 else [])]
-        nest.line(f"{nest.at(scores)} = {all_of(there)} ? {enclosed(text)} : -infinity();")
-        nest.close()
-        power = POWERS[exponential_of(self.kernel, found.maximum)]
-        first, each = "m_0" if rows.threads > 1 else "0", -(-s.chunk // 32)
-        frame.line(f"attention.weights<{power}, {rows.threads}, {each}>(tops, {scores.name}, {first});")
-
-    def _beside_scores(self) -> list[Expr]:
-        """The loads that scores need besides queries and keys, which are issued first."""
-        loads = first_loads(self.found.maximum.args[0], [self.found.scores])
-        return [e for e in loads if e.axes.isdisjoint({self.found.positions, self.found.head})]
-
-    def _unscored(self, body: Expr) -> list[Expr]:
-        """The largest float expressions in `body` that vary along the positions and do not depend on the scores
-        (masks):
-        they are computed while keys are loaded."""
-        found, positions = self.found, self.found.positions
-        scored = {x for x in walk([body]) if found.scores in walk([x])}
-        parts = dict.fromkeys(
-            a for x in walk([body]) if x in scored and x != found.scores for a in x.args
-            if a not in scored and a.kind == "float" and positions in a.axes and a.op != "load"
-        )  # fmt: skip
-        return list(parts)
 
     # ------------------------------------------------------------ results
     def _results(self) -> list[str]:

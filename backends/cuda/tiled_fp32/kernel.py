@@ -214,17 +214,43 @@ class TiledGemm(CudaPart):
         `last`: emitter of the code that the last block of each tile runs after its own part of split-K; None without
         split-K.
         """
-        frame = self.frame
-        t, s, rights = self.t, self.shape, len(self.rights)
+        frame, t, rights = self.frame, self.t, len(self.rights)
         counts = {d: -(-frame.extent[d] // frame.tile[d]) for d in "mn"}
-        blocks = prod(counts.values()) * prod(a.size for a in s.batch)
+        blocks = prod(counts.values()) * prod(a.size for a in self.shape.batch)
         shared_bytes = t.shared_bytes(self.left.along, self.right[0].along, rights)
         if shared_bytes > target().dynamic_shared or blocks >= 1 << 31:
             raise Unfusable("tiles that exceed shared memory, or a grid of 2**31 blocks or more")
+        self._write_tile(counts)
+        buffers, written = dict(self.kernel.buffers), {x.buffer for x in self.kernel.stores}
+        if last is not None:
+            buffers |= last.kernel.buffers
+            written |= {x.buffer for x in last.kernel.stores}
+            frame.top.lines += self._joined(last, blocks)
         numbers = (
             HOW[PRECISIONS[t.precision or 0]], t.m, t.n, t.deep, t.high, t.wide, t.stages, rights, str(self.left.along).lower(),
             str(self.right[0].along).lower(), self.left.words, min(r.words for r in self.right),
         )  # fmt: skip
+        early = ["    begin_next();", "    await_previous();"] if t.early else []
+        head = [f"    using Product = Tiles<{', '.join(map(str, numbers))}>;", "    ROOM(float, room);"]
+        body = [*early, *head, *frame.top.lines]
+        mentioned = words("\n".join(body))
+        used = [n for n in buffers if frame.param[n] in mentioned]
+        more = ["counters"] if last is not None else []
+        parameters = ", ".join(
+            [*(frame.parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]
+        )
+        text = "\n".join([
+            f'extern "C" __global__ void __launch_bounds__({t.threads}, 1)', f"{frame.name}({parameters}) {{", *body, "}", "",
+        ])  # fmt: skip
+        return CudaLaunch(
+            frame.name, text, blocks, t.threads, (*used, *more), t.early, shared_bytes,
+            beside={"CUDA_TILES": TILE_LIBRARY},
+        )  # fmt: skip
+
+    def _write_tile(self, counts: Mapping[str, int]) -> None:
+        """Emit one tile: its coordinates (of `counts` tiles a dimension), the products with their loop over K, and the
+        stores of the epilogue. Raises Unfusable for an output that does not vary along rows and columns."""
+        frame, t, rights = self.frame, self.t, len(self.rights)
         self._places(counts)
         for d, at in (("m", "row"), ("n", "column")):
             self.line(f"const int {d}_0 = tile_{d} * {frame.tile[d]} + Product::{at}();")
@@ -242,34 +268,6 @@ class TiledGemm(CudaPart):
             if frame.spans(store.value) != ("m", "n"):
                 raise Unfusable("an output that does not vary along both rows and columns")
             self.stores.write(store)
-        buffers = dict(self.kernel.buffers)
-        written = {x.buffer for x in self.kernel.stores}
-        if last is not None:
-            buffers |= last.kernel.buffers
-            written |= {x.buffer for x in last.kernel.stores}
-            frame.top.lines += self._joined(last, blocks)
-        early = ["    begin_next();", "    await_previous();"] if t.early else []
-        head = [f"    using Product = Tiles<{', '.join(map(str, numbers))}>;", "    ROOM(float, room);"]
-        body = [*early, *head, *frame.top.lines]
-        mentioned = words("\n".join(body))
-        used = [n for n in buffers if frame.param[n] in mentioned]
-        more = ["counters"] if last is not None else []
-        parameters = ", ".join(
-            [*(frame.parameter(n, buffers[n], n in written) for n in used), *(f"int* {n}" for n in more)]
-        )
-        text = "\n".join([
-            f'extern "C" __global__ void __launch_bounds__({t.threads}, 1)', f"{frame.name}({parameters}) {{", *body, "}", "",
-        ])  # fmt: skip
-        return CudaLaunch(
-            frame.name,
-            text,
-            blocks,
-            t.threads,
-            (*used, *more),
-            t.early,
-            shared_bytes,
-            beside={"CUDA_TILES": TILE_LIBRARY},
-        )
 
     def _joined(self, last: SimtEmitter, blocks: int) -> list[str]:
         """The lines that combine a tile's partial sums, in their own thread layout."""

@@ -5,37 +5,33 @@ The producer loads tiles of both operands with TMA (tensor maps: ir/tensor_maps.
 by mbarriers; the consumers multiply them with wgmma. In a cluster of two blocks each block loads half of the shared
 operand and multicasts it. Blocks are persistent: each iterates over tiles. The consumers either share the rows of a
 tile (cooperative) or alternate between tiles (ping-pong), so that the epilogue of one overlaps the mainloop of the
-other. The epilogue is emitted in the thread layout of the wgmma accumulators, 64 columns at a time: each thread holds
-two neighbouring elements of two rows in every 8 columns. 16-bit results leave through shared memory and TMA stores.
+other. The epilogue (epilogue.py) is emitted in the thread layout of the wgmma accumulators, 64 columns at a time: each
+thread holds two neighbouring elements of two rows in every 8 columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ....egraph.types.dtypes import HALVES, itemsize
+from ....egraph.types.dtypes import HALVES
 from ...ir.expr import Expr
-from ...ir.index import Axis, Index
-from ...ir.kernel import Kernel, OutputStore
+from ...ir.kernel import Kernel
 from ...ir.source_text import words
-from ...ir.tensor_maps import Box, as_one, box
+from ...ir.tensor_maps import Box
 from ...ir.tiling import Shape
 from ...ir.unfusable import Unfusable, if_fusable
 from ...machine import target
-from ..emit.frame import CudaPart, CudaScope, Local, nest_of
-from ..emit.loads import ThreadLoads
-from ..emit.nest import ThreadNest
+from ..emit.frame import CudaPart
 from ..emit.spelling import CTYPES, CudaLaunch
-from ..emit.stores import ThreadStores
-from ..emit.thread_layout import DimensionThreads
 from .device_library import COLUMNS, GROUP, GROUPS, PIECE, ROLE_LIBRARY, product_text
+from .epilogue import GemmEpilogue
 from .frame import GemmFrame
 from .parameters import DEPTH, GemmSchedule
+from .tensor_maps import TensorMaps
 
 REGISTERS = 24, 240  # per thread of the producer and of the consumers (setmaxnreg)
-EARLY = 176  # register budget per thread of accumulators and epilogue operands prefetched before the mainloop
 THREADS = 128 * (1 + GROUPS)
 
 
@@ -65,8 +61,8 @@ def readable(frame: GemmFrame, schedule: GemmSchedule) -> bool:
 
 
 class Gemm(CudaPart):
-    """Emitter of a warp-specialized GEMM. `frame`, `loads` and `stores` are the state and the parts that emit its
-    epilogue.
+    """Emitter of a warp-specialized GEMM: its producer, its consumers' mainloop, and the function around these and the
+    epilogue (epilogue.py).
 
     The constructor raises Unfusable for kernels and schedules that it cannot write (`emit_gemm`).
     """
@@ -76,11 +72,7 @@ class Gemm(CudaPart):
     def __init__(self, frame: GemmFrame, roles: GemmSchedule) -> None:
         super().__init__(frame)
         self.r, shape, kernel = roles, frame.shape, frame.kernel
-        self.loads = ThreadLoads(frame)
-        self.stores = ThreadStores(frame, self.loads)
-        self.boxes: dict[tuple[str, Box], str] = {}
-        # prefetched epilogue operands: (array over all pieces, layout within a piece)
-        self.ahead: dict[Expr, tuple[str, Local]] = {}
+        self.maps = TensorMaps(frame)
         self.dots = list(shape.dots)
         axes = {e.axis for e in self.dots}
         if shape.kind != "contraction" or len(axes) != 1 or {*kernel.reductions} != {*self.dots}:
@@ -119,25 +111,6 @@ class Gemm(CudaPart):
             raise Unfusable("a GEMM operand that is not a 16-bit load")
         return side[0]
 
-    def _box(self, at: Index, dtype: str, origins: Mapping[str, str]) -> tuple[Box, str] | None:
-        """The TMA box of the tile that an index covers from `origins`, and its contiguous dimension.
-
-        None if there is no such box.
-        """
-        frame = self.frame
-        ones = {d: Axis(f"{d}_all", prod(a.size for a in frame.groups[d])) for d in origins}
-        for d, one in ones.items():
-            moved = as_one(at, frame.groups[d], one)
-            if moved is None:
-                return None
-            at = moved
-        tiles = {one: (origins[d], frame.tile.get(d, DEPTH)) for d, one in ones.items()}
-        ends = {one for d, one in ones.items() if frame.ragged(d)}
-        found = box(at, tiles, itemsize(dtype), lambda a: a.name, ends)
-        if found is None or at.axes - {*ones.values(), *self.shape.batch}:
-            return None
-        return found, next(d for d, one in ones.items() if one == found.axes[1])
-
     def _side(self, side: Sequence[Expr], dim: str, shared: int) -> GemmOperand:
         """An operand of a product as a TMA box, with its tensor map.
 
@@ -145,14 +118,14 @@ class Gemm(CudaPart):
         """
         frame = self.frame
         e, inner = self._read(side), self.axis.name
-        found = self._box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
+        found = self.maps.box(e.value[1], e.value[3], {dim: f"at.{dim}", inner: "k"})
         if found is None:
             raise Unfusable("a GEMM operand that TMA cannot load")
         whole, fast = found
         along = fast == inner
         size = frame.tile[dim] // shared if shared > 1 else min(frame.tile[dim], frame.extent[dim])
         block = (size, DEPTH) if along else (DEPTH // shared, PIECE)
-        return GemmOperand(self._described(e.value[0], replace(whole, block=block)), whole, along)
+        return GemmOperand(self.maps.parameter(e.value[0], replace(whole, block=block)), whole, along)
 
     def _brought(self) -> int:
         """Bytes that TMA transfers per stage (the mbarrier's expected bytes).
@@ -167,18 +140,15 @@ class Gemm(CudaPart):
         )  # fmt: skip
         return 2 * DEPTH * sum(rows)
 
-    def _described(self, operand: str, found: Box) -> str:
-        """Name of the kernel parameter with an operand's tensor map; adds the parameter."""
-        key = operand, replace(found, origin=("", ""))
-        return self.boxes.setdefault(key, f"{operand}_box{len(self.boxes) or ''}")
-
     def launch(self) -> CudaLaunch:
         """Emit the whole CUDA function; returns its launch, with its tensor maps (TMA descriptors) and its grid."""
         frame, r = self.frame, self.r
         count = prod(frame.tiles) // (r.down * r.across) * prod(a.size for a in self.shape.batch)
         clusters = min(count, target().multiprocessors // r.blocks) if r.parts == 1 else count
-        self.early = self._early()
-        lines = self._results()
+        products = {e: self.rights.index(self.shape.dots[e].right) for e in self.dots}
+        epilogue = GemmEpilogue(frame, r, products, self.axis, self.maps)
+        self.early = epilogue.prefetch()
+        lines = epilogue.results()
         walk = [
             f"for (int tile = roles.first(); tile < {count}; tile += {clusters}) {{",
             f"    const Spot at = roles.spot<{frame.tiles[0]}, {frame.tiles[1]}, {r.group}, {frame.last['m']}, {frame.last['n']}>(tile);",
@@ -189,11 +159,11 @@ class Gemm(CudaPart):
         mentioned = words("\n".join(body), members=False)
         used = [n for n in self.kernel.buffers if frame.param[n] in mentioned]
         parameters = [frame.parameter(n, self.kernel.buffers[n], n in written) for n in used]
-        parameters += [f"DESCRIBED {name}" for name in self.boxes.values()]
+        parameters += [f"DESCRIBED {name}" for name in self.maps.names.values()]
         together = f" __cluster_dims__({r.blocks}, 1, 1)" if r.blocks > 1 else ""
         head = f'extern "C" __global__ void __launch_bounds__({THREADS}, 1){together}'
         function = [head, f"{frame.name}({', '.join(parameters)}) {{", *body, "}", ""]
-        boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.boxes)
+        boxes = tuple((operand, b.shape, b.block, b.strides[0] if b.strides else 0) for operand, b in self.maps.names)
         rights = len(self.rights)
         shared_bytes = 1024 + r.stages * r.stage(rights) + 16 * r.stages + 8 * GROUPS
         shared_bytes += r.store_buffers(rights) * GROUPS * r.height * 2 * PIECE
@@ -281,140 +251,6 @@ class Gemm(CudaPart):
             found.append(f"const int {a.name} = {text}{'' if a is self.shape.batch[0] else f' % {a.size}'};")
             step *= a.size
         return found
-
-    def _pieces(
-        self, lines: Sequence[str], before: Sequence[str] = (), after: Sequence[str] = (), last: bool = False
-    ) -> list[str]:
-        """Loops over a tile's pieces of 64 columns (with `last`: the narrower last piece) and its wgmma row blocks."""
-        r, pieces = self.r, self.r.wide // PIECE
-        side = " + roles.side()" if r.beside else ""
-        mine = ["        if (!roles.owns(c)) continue;"] if r.parts > 1 else []
-        head = ["    {", f"        constexpr int c = {pieces};"]
-        if not last:
-            head = ["    #pragma unroll", f"    for (int c = 0; c < {pieces}; ++c) {{"]
-        elif mine:
-            mine = ["        if (roles.owns(c)) {"]
-            after = [*after, "        }"]
-        return [
-            *head, *mine, *before,
-            "        #pragma unroll", f"        for (int i = 0; i < {r.height // GROUP}; ++i) {{",
-            f"            const int m_0 = at.m + roles.base() + i * {GROUP} + roles.row();",
-            f"            const int n_0 = at.n{side} + c * {PIECE} + roles.column();",
-            *lines, "        }", *after, "    }",
-        ]  # fmt: skip
-
-    def _early(self) -> list[str]:
-        """Prefetch of 16-bit epilogue operands before the mainloop, if there are registers for them."""
-        r, found = self.r, []
-        loads = dict.fromkeys(
-            e for s in self.kernel.stores for e in nest_of(s.value)
-            if e.op == "load" and not e.args and self.frame.spans(e) == ("m", "n") and itemsize(e.value[3]) == 2
-        )  # fmt: skip
-        each = r.height * r.wide // 256
-        if not loads or r.held(len(self.rights)) + each * len(loads) > EARLY:
-            return []
-        scope = CudaScope(3, set(self.frame.top.bound))
-        for e in loads:
-            with self.inside(scope):
-                local = self.loads.load(e)
-                if not local.lanes:
-                    return []
-                name = self.fresh("early")
-                self.line(f"fill_from({name}[i][c], {local.name});")
-                self.ahead[e] = name, local
-            found.append(f"    Pack<{CTYPES[local.dtype]}, 2> {name}[{r.height // GROUP}][{r.wide // PIECE}][16];")
-        return [*found, *self._pieces(scope.lines)]
-
-    def _results(self) -> list[str]:
-        """The epilogue: results in pieces of 64 columns; threads store a narrower last piece directly."""
-        found = [line for store in self.kernel.stores for line in self._written(store)]
-        if rest := self.r.wide % PIECE:
-            self.frame.along["n"] = DimensionThreads(4, 2, rest // 8)
-            found += [line for store in self.kernel.stores for line in self._written(store, last=True)]
-        return found
-
-    def _written(self, store: OutputStore, last: bool = False) -> list[str]:
-        """Code that computes and stores one result, in pieces of 64 columns (with `last`: the narrower last piece)."""
-        target = None if last else self._target(store)
-        lines = "" if last or target is not None else self._lines(store)
-        scope = CudaScope(3, set(self.frame.top.bound) | {self.axis})
-        with self.inside(scope):
-            for e in self.dots:
-                which, name = self.rights.index(self.shape.dots[e].right), self.fresh("acc")
-                at = f"{which * -(-self.r.wide // PIECE)} + c" if which else "c"
-                self.line(f"const float (&{name})[32] = sums[i][{at}];")
-                scope.known[e] = Local(name, ("m", "n"), "float32")
-            for e, (early, local) in self.ahead.items() if not last else ():
-                name = self.fresh("v")
-                self.line(f"const Pack<{CTYPES[local.dtype]}, 2> (&{name})[16] = {early}[i][c];")
-                scope.known[e] = replace(local, name=name)
-            if target is not None or lines:
-                self._keep(store)
-            else:
-                self.stores.write(store)
-        if target is not None:
-            name, origin = target
-            lines = f"roles.end_piece(piece, {name}, {origin[1]}, {origin[0]});"
-        if not lines:
-            return self._pieces(scope.lines, last=last)
-        return self._pieces(scope.lines, ["        const Address piece = roles.begin_piece();"], [f"        {lines}"])
-
-    def _origins(self) -> dict[str, str]:
-        """Texts of the first row and the first column of a consumer group's piece, by dimension."""
-        side = " + roles.side()" if self.r.beside else ""
-        return {"m": "at.m + roles.base()", "n": f"at.n{side} + c * {PIECE}"}
-
-    def _lines(self, store: OutputStore) -> str:
-        """The statement that stores a piece row by row where TMA cannot.
-
-        Empty if rows of the result are not contiguous.
-        """
-        frame = self.frame
-        buffer, begin = self.kernel.buffers[store.buffer], self._origins()
-        if store.guards or getattr(store, "parts", ()) or itemsize(buffer.dtype) != 2:
-            return ""
-        at, ones = store.at, {d: Axis(f"{d}_all", frame.extent[d]) for d in begin}
-        for d, one in ones.items():
-            moved = as_one(at, frame.groups[d], one)
-            if moved is None:
-                return ""
-            at = moved
-        steps = dict(at.terms)
-        if steps[ones["n"]] != 1 or not {*steps} <= {*ones.values(), *self.shape.batch}:
-            return ""
-        places = [
-            f"({next((begin[d] for d, one in ones.items() if a is one), a.name)}) * {step}LL"
-            for a, step in steps.items() if isinstance(a, Axis)
-        ]  # fmt: skip
-        ends = (f"{frame.extent[d]} - ({begin[d]})" for d in "mn")
-        where = " + ".join([frame.param[store.buffer], *places, *([str(at.const)] if at.const else [])])
-        return f"roles.write_piece(piece, {where}, {steps[ones['m']]}LL, {', '.join(ends)});"
-
-    def _target(self, store: OutputStore) -> tuple[str, tuple[str, ...]] | None:
-        """(tensor map, coordinates) of the TMA store of a result's piece; None if threads must store it."""
-        dtype = self.kernel.buffers[store.buffer].dtype
-        if store.guards or getattr(store, "parts", ()) or itemsize(dtype) != 2:
-            return None
-        found = self._box(store.at, dtype, self._origins())
-        if found is None or found[1] != "n":
-            return None
-        whole = found[0]
-        name = self._described(store.buffer, replace(whole, block=(GROUP, PIECE)))
-        return name, whole.origin
-
-    def _keep(self, store: OutputStore) -> None:
-        """Emit the store of a piece of a result, rounded, into shared memory."""
-        self.loads.need(store.value)
-        if self.frame.spans(store.value) != ("m", "n"):
-            raise Unfusable("an output that does not vary along both rows and columns")
-        ctype = CTYPES[self.kernel.buffers[store.buffer].dtype]
-        nest = ThreadNest(self.frame, ("m", "n"), "n", inner="n")
-        text = nest.scalar(store.value, nest.deepest, dtype=self.kernel.buffers[store.buffer].dtype)
-        name = self.fresh("y")
-        nest.before(f"Pack<{ctype}, 2> {name};")
-        nest.line(f"{name}.at[n_v] = {text};")
-        nest.after(f"roles.keep(piece + i * {GROUP * 2 * PIECE}, m_i, n_i, {name});")
-        nest.close()
 
 
 def _truth(value: bool) -> str:

@@ -1,8 +1,8 @@
 """Class that calls an emitted program on a GPU: it copies inputs that kernels cannot read, launches the kernels in the
 fastest of several launch modes, and returns the results.
 
-The source of the class is copied into emitted programs: it may use `torch` and the helpers of cuda_driver.py and
-gpu_launches.py only.
+The source of the class is copied into emitted programs: it may use `torch` and the helpers of cuda_driver.py,
+gpu_launches.py and library_addresses.py only.
 
 Streams of a program are held in these places, each for a purpose of its own:
 - `Calls.stream` (the driver's handle) and `Calls.stream_object` (Torch's object): stream of the last call. A call on
@@ -28,7 +28,7 @@ from weakref import finalize
 
 from ...ir.definitions import source_of
 from .cuda_driver import Driver
-from .library_launches import library_launches
+from .library_addresses import LibraryAddresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -62,9 +62,6 @@ class Calls:
     TOGETHER = 4  # results of a dtype from which they are copied in one launch
     WIDE = 256  # libraries choose kernels by the alignment of addresses, up to so many bytes
     TURNS, TIMING_S = 24, 0.1  # of timing launch modes: most turns, and seconds after which none begins but the first
-    PROVING_S = 1.0  # seconds in which the tensors are found that library kernels may have elsewhere
-    ROUNDING = 1e-3  # distance of results (`distance`) that sums in another order explain
-    NOISE, MOST_NOISE = 4.0, 0.2  # such a distance relative to that of two equal calls, and the largest one allowed
 
     def __init__(
         self, launch: Callable[..., Any], kernels: Any, inputs: Sequence[Any], results: Sequence[Any], device: Any, graph: bool,
@@ -349,7 +346,7 @@ class Calls:
         self.copied, self.complete = self.library - pinned, self.complete and not pinned
         self.found, self.wide, self.why_copied = [], set(), ""
         if direct and self.copied and self.known is None:
-            self.keep_states(self.find_addresses, given, stream)
+            self.keep_states(LibraryAddresses(self).find, given, stream)
         modes = ["flat", "graph", "copying"] if direct else ["copying"]
         if self.reuse:
             self.private |= {x.untyped_storage()._cdata for _, x in self.handed}
@@ -392,90 +389,6 @@ class Calls:
             if self.known is not None:
                 self.known.learn(kernels, self.complete)
         return direct
-
-    def find_addresses(self, given: Sequence[Any], stream: int) -> None:
-        """Find the addresses of copied tensors among the parameters of library kernels, by recording the launches once
-        more on other memory (library_launches.py): graphs then set them instead of copying. All are copied as before if
-        the recordings differ; those tensors are with which the results are not those of a call that copies. Where equal
-        calls differ, because kernels add in any order (gradients of weights), so may the results."""
-        copied = self.copied
-        try:
-            self.found, numbers = self.found_addresses(given)
-            proven = self.proven_among(given, stream, sorted(numbers))
-            why = "addresses are not among the parameters" if proven == numbers else "results differ"
-            self.why_copied = why if self.copied else ""
-            if proven or not numbers:
-                return
-        except (LookupError, torch.cuda.OutOfMemoryError) as error:
-            self.why_copied = str(error)
-        except RuntimeError as error:
-            self.why_copied = str(error)
-            warnings.warn(f"calls of this program copy what library kernels use: {error}", RuntimeWarning, stacklevel=6)
-        self.copied, self.wide, self.found = copied, set(), []
-        self.instantiate(ctypes.c_void_p(self.recorded.raw_cuda_graph()), self.kernels.driver)
-
-    def found_addresses(self, given: Sequence[Any]) -> tuple[list[Any], set[int]]:
-        """Record the launches on other memory; returns `library_launches` of both recordings."""
-        alone = vars(torch.cuda).setdefault("_programs_recording", Lock())
-        graphs = self.recorded, torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.inference_mode(False), torch.no_grad():
-            moved = {i: self.maker(i)() for i in sorted(self.copied, reverse=True) if self.places[i].nbytes}
-        tensors = [given[i] if i in self.pinned else moved.get(i, self.places.get(i)) for i in range(len(self.types))]
-        with alone:
-            self.captured_results(graphs[1], tensors, True)
-        spans = [{i: (x[i].data_ptr(), x[i].nbytes) for i in moved} for x in (self.places, moved)]
-        raw = [ctypes.c_void_p(graph.raw_cuda_graph()) for graph in graphs]
-        return library_launches(self.kernels.driver, raw, {one.node.value for one in self.kernels.table}, *spans)
-
-    def proven_among(self, given: Sequence[Any], stream: int, numbers: list[int]) -> set[int]:
-        """Set `copied` and `wide` for the tensors among `numbers` that calls may have elsewhere (`proven`), and return
-        these: all of them, or what halving the rest again and again finds within `PROVING_S` seconds."""
-        every, copied = self.places.keys(), self.copied
-        wanted = self.replay(given, stream, every)
-        limits = []
-        for x, y in zip(self.replay(given, stream, every), wanted):
-            least = self.ROUNDING if y.is_floating_point() else 0.0
-            limits.append(min(max(least, self.NOISE * self.distance(x, y)), self.MOST_NOISE))
-        found, groups, until = set[int](), [numbers], perf_counter() + self.PROVING_S
-        while groups and groups[-1] and perf_counter() < until:
-            group = groups.pop()
-            more = found | {*group}
-            self.copied, self.wide = copied - more, {i for i in more if i < self.count}
-            if self.proven(given, stream, more, wanted, limits):
-                found = more
-            elif len(group) > 1:
-                groups += [group[len(group) // 2 :], group[: len(group) // 2]]
-        self.copied, self.wide = copied - found, {i for i in found if i < self.count}
-        return found
-
-    def proven(self, given: Sequence[Any], stream: int, numbers: Any, wanted: Sequence[Any], limits: Any) -> bool:
-        """Whether a call gives the results `wanted` (those on recorded memory) within `limits` (distance of each) with
-        the tensors `numbers` elsewhere, and leaves their recorded memory as it is: all NaN, or zeros of other dtypes
-        than floats. So is the memory of results before."""
-
-        def blank(x: Any) -> Any:
-            return x.fill_(torch.nan if x.is_floating_point() else 0)
-
-        used = [blank(self.places[i]) for i in numbers]
-        fresh, self.fresh = self.fresh, [lambda make=make: blank(make()) for make in self.fresh]
-        try:
-            found = self.replay(given, stream, self.copied)
-        finally:
-            self.fresh = fresh
-        left = all(bool((x.isnan() if x.is_floating_point() else x == 0).all()) for x in used)
-        return left and all(self.distance(x, y) <= limit for x, y, limit in zip(found, wanted, limits))
-
-    @staticmethod
-    def distance(x: Any, y: Any) -> float:
-        """Distance of a result from another: relative to the other's norm, infinite if other elements are NaN or
-        infinite; of integers the share of unequal elements."""
-        if not y.is_floating_point():
-            return float((x != y).double().mean()) if y.numel() else 0.0
-        same = (x == y) | (x.isnan() & y.isnan()) | (x.isfinite() & y.isfinite())
-        if not bool(same.all()):
-            return float("inf")
-        x, y = (v.double().nan_to_num(0.0, 0.0, 0.0) for v in (x, y))
-        return float((x - y).norm() / y.norm().clamp_min(1e-300))
 
     def captured_results(self, recorded: Any, places: Sequence[Any], quick: bool) -> Any:
         """The results of `launch`, run while a CUDA graph is captured.

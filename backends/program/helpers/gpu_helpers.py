@@ -1,5 +1,5 @@
 """Helper functions of emitted GPU programs: memory, uploads, and (from gpu_calls.py, gpu_launches.py,
-library_launches.py, cuda_driver.py) calls.
+library_launches.py, library_addresses.py and cuda_driver.py) calls.
 
 Their source is copied into emitted programs: each may use `np`, `torch` and the other helpers only.
 """
@@ -12,6 +12,7 @@ from ...ir.definitions import sources_of
 from .cuda_driver import HELPERS as DRIVER
 from .gpu_calls import HELPERS as CALLS
 from .gpu_launches import HELPERS as LAUNCHES
+from .library_addresses import HELPERS as ADDRESSES
 from .library_launches import HELPERS as LIBRARY
 
 if TYPE_CHECKING:
@@ -64,5 +65,6 @@ HELPERS: dict[str, str] = {
     **DRIVER,
     **LAUNCHES,
     **LIBRARY,
+    **ADDRESSES,
     **sources_of(__name__),
 }

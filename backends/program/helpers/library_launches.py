@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Spans:
-    """Memory of some tensors: number -> (address, bytes)."""
+    """The memory of some of a call's tensors. `tensors`: index of a tensor -> (address of its first byte, bytes)."""
 
     def __init__(self, tensors: Mapping[int, Any]) -> None:
         self.tensors = tensors
@@ -30,7 +30,7 @@ class Spans:
         self.high = max((start + size for start, size in tensors.values()), default=-1)
 
     def at(self, address: int) -> list[int]:
-        """Numbers of the tensors in which an address is, or at whose end."""
+        """Indices of the tensors in which an address is, or at whose end."""
         if not self.low <= address <= self.high:  # most words of parameters are numbers
             return []
         return [i for i, (start, size) in self.tensors.items() if start <= address <= start + size]
@@ -38,7 +38,7 @@ class Spans:
 
 class LibraryLaunch(DirectLaunch):
     """One launch of a library kernel in a recorded CUDA graph. `slots`: the words of its parameters that are addresses
-    in tensors of a call, as those of a `DirectLaunch`. `unknown`: numbers of tensors near which there are other
+    in tensors of a call, as those of a `DirectLaunch`. `unknown`: indices of tensors near which there are other
     addresses."""
 
     def __init__(self, driver: Any, node: int) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -112,4 +113,16 @@ def tiling_of(shape: Shape, s: TileSchedule | AttentionSchedule, group: int, opt
     return Tiling(m, n, k, s.warps, s.stages, group, options)
 
 
-__all__ = ["AttentionSchedule", "ConvolutionSchedule", "TileSchedule"]
+#: Schedules with their ranks: estimates of the time, of which only the order counts.
+Ranked = Iterator[tuple[TileSchedule, float]]
+
+
+def block_sizes(size: int, options: Sequence[int], least: int = 1) -> list[int]:
+    """The `options` for a tile's size along an axis of `size` elements: at least `least`, and at most `size` rounded up
+    to a power of two; one value if there are none."""
+    limit = max(padded(size), least)
+    kept = [o for o in options if least <= o <= limit]
+    return kept or [limit if limit < options[0] else options[0]]
+
+
+__all__ = ["AttentionSchedule", "ConvolutionSchedule", "Ranked", "TileSchedule", "block_sizes"]

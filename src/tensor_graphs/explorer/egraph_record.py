@@ -20,8 +20,8 @@ from ..egraph.types.dims import concrete
 from ..egraph.view.saturation_report import SaturationReport
 from ..egraph.view.view import EGraphView
 from ..errors import ExtractionError, ShapeError
+from ..models.files.graph_json import attrs_from_json, attrs_to_json
 from ..models.files.limits import check_size
-from ..models.files.native import attrs_from_json, attrs_to_json
 from ..wording import with_article
 
 KEY = "tensor_graphs"  # top-level key of the record

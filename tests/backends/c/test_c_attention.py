@@ -14,7 +14,8 @@ import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.c import backend as c
 from tensor_graphs.backends.c.backend import generated
 from tensor_graphs.backends.c.emitter import CLaunch
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches
+from tensor_graphs.backends.generate.call_code import launches
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.egraph.composites import composite_ops as composite
 from tensor_graphs.egraph.ir.tensor import Tensor
 from tensor_graphs.extract.model.kernel import Call

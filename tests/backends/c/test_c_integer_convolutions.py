@@ -28,6 +28,7 @@ from tensor_graphs.models.onnx.quantize import dynamic_quantize
 
 from ..reference import expected
 from .byte_calls import compare, drawn, result_dtype
+from .onnx_nodes import OnnxNodes
 from .test_c_convolutions import last
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
@@ -193,20 +194,8 @@ def test_calls_that_kernels_refuse() -> None:
 def chain(path: Path, operators: bool) -> Path:
     """A quantized model: convolution with bias and ReLU, depthwise convolution, convolution added to the first one's
     result; as QLinearConv, or as floats between QuantizeLinear and DequantizeLinear."""
-    onnx = pytest.importorskip("onnx")
-    helper, rng = onnx.helper, np.random.default_rng(3)
-    known, nodes = {}, []
-
-    def constant(name: str, value: Any) -> str:
-        known[name] = onnx.numpy_helper.from_array(np.asarray(value), name)
-        return name
-
-    def add(op: str, names: list[str], out: str, **attrs: Any) -> str:
-        nodes.append(helper.make_node(op, names, [out], **attrs))
-        return out
-
-    def point(name: str, scale: float, zero: int) -> list[str]:
-        return [constant(f"{name}_scale", np.float32(scale)), constant(f"{name}_zero", np.uint8(zero))]
+    made, rng = OnnxNodes(), np.random.default_rng(3)
+    constant, add, point = made.constant, made.add, made.point
 
     def conv(name: str, x: str, given: list[str], found: list[str], groups: int, shape: tuple[int, ...]) -> str:
         w = constant(f"{name}_w", rng.integers(-63, 64, shape).astype(np.int8))  # ONNX Runtime saturates others (AVX2)
@@ -216,7 +205,9 @@ def chain(path: Path, operators: bool) -> Path:
         more = {"group": groups, "pads": [shape[2] // 2] * 4}
         if operators:
             return add("QLinearConv", [x, *given, w, *by, *found, b], f"{name}_q", **more)
-        product = constant(f"{name}_b_scale", (scales * onnx.numpy_helper.to_array(known[given[0]])).astype(np.float32))
+        product = constant(
+            f"{name}_b_scale", (scales * made.onnx.numpy_helper.to_array(made.known[given[0]])).astype(np.float32)
+        )
         y = add("Conv", [add("DequantizeLinear", [x, *given], f"{name}_x"),
                          add("DequantizeLinear", [w, *by], f"{name}_wf", axis=0),
                          add("DequantizeLinear", [b, product], f"{name}_bf", axis=0)], f"{name}_y", **more)  # fmt: skip
@@ -235,11 +226,7 @@ def chain(path: Path, operators: bool) -> Path:
     c = conv("three", b, p[2], p[3], 1, (24, 24, 1, 1))
     total = add("Add", [add("DequantizeLinear", [c, *p[3]], "c_f"), add("DequantizeLinear", [a, *p[1]], "a_f")], "sum")
     add("DequantizeLinear", [add("QuantizeLinear", [total, *p[4]], "d_q"), *p[4]], "y")
-    value = lambda name, channels: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, 10, 10])
-    graph = helper.make_graph(nodes, "chain", [value("x", 8)], [value("y", 24)], list(known.values()))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, path)
-    return path
+    return made.save(path, ([1, 8, 10, 10], [1, 24, 10, 10]), opset=17)
 
 
 @pytest.mark.parametrize("operators", [False, True], ids=["QDQ", "QLinearConv"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from tensor_graphs.extract.model.kernel import Call, Operand, contiguous
 from tensor_graphs.models.onnx.load import load_onnx
 
 from .byte_calls import compare, drawn, result_dtype
+from .onnx_nodes import OnnxNodes
 
 pytestmark = pytest.mark.skipif(bool(backend("c").unavailable()), reason="no C compiler")
 ROWS = {row.name: row for row in integer_product_rows()}
@@ -119,20 +119,8 @@ def test_largest_sums() -> None:
 def layers(path: Path, operators: bool) -> Path:
     """A quantized model of rows: a product with bias, GELU behind a reshape, a product; as QLinearMatMul, or as floats
     between QuantizeLinear and DequantizeLinear, whose bias has a scale of shape [1] and a scalar zero point."""
-    onnx = pytest.importorskip("onnx")
-    helper, rng = onnx.helper, np.random.default_rng(3)
-    known, nodes = {}, []
-
-    def constant(name: str, value: Any) -> str:
-        known[name] = onnx.numpy_helper.from_array(np.asarray(value), name)
-        return name
-
-    def add(op: str, names: list[str], out: str, **attrs: Any) -> str:
-        nodes.append(helper.make_node(op, names, [out], **attrs))
-        return out
-
-    def point(name: str, scale: float, zero: int) -> list[str]:
-        return [constant(f"{name}_scale", np.float32(scale)), constant(f"{name}_zero", np.uint8(zero))]
+    made, rng = OnnxNodes(), np.random.default_rng(3)
+    constant, add, point = made.constant, made.add, made.point
 
     def product(name: str, x: str, given: list[str], found: list[str], shape: tuple[int, int]) -> str:
         w = constant(f"{name}_w", rng.integers(-63, 64, shape).astype(np.int8))  # ONNX Runtime saturates others (AVX2)
@@ -155,12 +143,7 @@ def layers(path: Path, operators: bool) -> Path:
     again = add("DequantizeLinear", [add("QuantizeLinear", [turned, *p[1]], "r_q"), *p[1]], "r_f")
     g = add("QuantizeLinear", [add("Gelu", [again], "g_y"), *p[2]], "g_q")
     add("DequantizeLinear", [product("two", g, p[2], p[3], (64, 20)), *p[3]], "y")
-    value = lambda name, size: helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, size)
-    graph = helper.make_graph(
-        nodes, "layers", [value("x", [2, 9, 20])], [value("y", [2, 1, 9, 20])], list(known.values())
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
-    return path
+    return made.save(path, ([2, 9, 20], [2, 1, 9, 20]), opset=20)
 
 
 @pytest.mark.parametrize("operators", [False, True], ids=["QDQ", "QLinearMatMul"])

@@ -14,7 +14,7 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.generate.template import launches
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.ir import kernel as kir
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.lower import kernel_of

@@ -14,7 +14,8 @@ from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.clustered_attention.decode_attention import attention_of
 from tensor_graphs.backends.cuda.clustered_attention.parameters import ClusteredAttentionSchedule
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches
+from tensor_graphs.backends.generate.call_code import launches
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.machine import of_key, using_machine
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.ir.graph import Tensor

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.generate.emitter import split_axis
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.ir.unfusable import Unfusable
 from tensor_graphs.backends.lowering.split_reduction import split
 from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY, cuda_text

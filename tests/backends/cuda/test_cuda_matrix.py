@@ -16,7 +16,8 @@ import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.kernel import CudaLaunch
 from tensor_graphs.backends.cuda.emit.packed_sides import packed_side
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.generate.call_code import launches
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY
 from tensor_graphs.egraph.composites import composite_ops as c
 from tensor_graphs.egraph.composites import quantized_ops

@@ -13,7 +13,8 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import BACKEND, generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches
+from tensor_graphs.backends.generate.call_code import launches
+from tensor_graphs.backends.generate.template import GeneratedKernel
 from tensor_graphs.backends.ir.tiling import shape_of
 from tensor_graphs.backends.triton.backend import BACKEND as TRITON
 from tensor_graphs.egraph.evaluate.interpret import evaluate

@@ -13,7 +13,7 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.generate.template import launches
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.egraph.evaluate.interpret import evaluate
 from tensor_graphs.egraph.ir.tensor import Tensor, topological
 from tensor_graphs.extract.model.kernel import Call, Operand, contiguous

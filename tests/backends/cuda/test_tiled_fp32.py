@@ -14,7 +14,8 @@ from tensor_graphs.backends.cuda.backend import BACKEND
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
 from tensor_graphs.backends.cuda.tiled_fp32.kernel import TILE_INTRINSICS, TILE_LIBRARY, TiledSchedule
 from tensor_graphs.backends.cuda.tiled_fp32.schedules import tile_schedules
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.generate.call_code import launches
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.ir.precision import IEEE, THREE, Precision
 from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY

@@ -30,9 +30,10 @@ from tensor_graphs.backends.cuda.warp_specialized.device_library import (
 )
 from tensor_graphs.backends.cuda.warp_specialized.parameters import GemmSchedule
 from tensor_graphs.backends.cuda.warp_specialized.schedules import gemm_schedules
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.generate.kernel_text import kernel_text, module_of
 from tensor_graphs.backends.generate.size_text import Text
-from tensor_graphs.backends.generate.template import GeneratedKernel, launches, template_of
+from tensor_graphs.backends.generate.template import GeneratedKernel, template_of
 from tensor_graphs.backends.machine import target
 from tensor_graphs.backends.program.helpers.cuda_helpers import CUDA_LIBRARY, cuda_text
 from tensor_graphs.egraph.composites import composite_ops as c

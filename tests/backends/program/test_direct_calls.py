@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program.helpers import any_size_gpu_helpers, gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import any_size_gpu_helpers, gpu_calls, gpu_launches, library_addresses
 from tensor_graphs.backends.program.launch import direct_calls
 from tensor_graphs.backends.program.manifest import Manifest
 from tensor_graphs.backends.program.program import Program
@@ -95,7 +95,7 @@ def test_only_nodes_with_other_addresses_are_updated(driver: Any) -> None:
 
 
 def test_inputs_and_results_of_libraries_are_copied(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
+    monkeypatch.setattr(library_addresses, "library_launches", hidden)
     run = calls(driver, "graph", with_library=True)
     ((x, y), *more) = inputs(4)
     call = direct(run, x, y)
@@ -109,7 +109,7 @@ def test_inputs_and_results_of_libraries_are_copied(driver: Any, monkeypatch: py
 def test_steady_inputs_are_read_in_place_and_elsewhere_left_to_the_program(
     driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
+    monkeypatch.setattr(library_addresses, "library_launches", hidden)
     run = calls(driver, "graph", with_library=True)
     run.steady = frozenset({1})
     ((x, y), (a, b)) = inputs(2)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches
+from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches, library_addresses
 from tensor_graphs.backends.program.launch import binaries
 from tensor_graphs.backends.program.launch.emission import executed
 
@@ -87,7 +87,7 @@ def hidden(*given: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["flat", "graph"])
 def test_what_a_library_reads_has_its_place_in_a_graph(driver: Any, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
+    monkeypatch.setattr(library_addresses, "library_launches", hidden)
     run = calls(driver, mode, with_library=True)
     for x, y in inputs(4):
         found = run(x, y)
@@ -166,7 +166,7 @@ def copies(call: Any) -> int:
 
 def test_a_graph_reads_steady_inputs_in_place(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parameters of a model that is trained are read where they are, also by library kernels."""
-    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
+    monkeypatch.setattr(library_addresses, "library_launches", hidden)
     (x, y), (_, other), (_, last), *more = inputs(6)
     run = calls(driver, "graph", with_library=True)
     run(x, y)
@@ -336,7 +336,7 @@ def test_calls_work_where_memory_for_recording_runs_out(driver: Any, monkeypatch
 
 
 def test_memory_of_a_call_on_another_stream_outlives_the_program(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_calls, "library_launches", hidden)
+    monkeypatch.setattr(library_addresses, "library_launches", hidden)
     run = calls(driver, "graph", with_library=True, states={"n": torch.zeros(1)})
     run.memory = torch.zeros(4)
     fixed = [run.memory.data_ptr(), run.states["n"].data_ptr()]

@@ -15,7 +15,7 @@ import pytest
 import tensor_graphs.egraph.builders.builders as t
 from tensor_graphs.backends.cuda.backend import generated
 from tensor_graphs.backends.cuda.emit.spelling import CudaLaunch
-from tensor_graphs.backends.generate.template import launches
+from tensor_graphs.backends.generate.call_code import launches
 from tensor_graphs.backends.program.launch.emission import emit_for, executed
 from tensor_graphs.backends.program.launch.launching import HELD, OVERLAPPING, OVERLAPS, plan_for_launching
 from tensor_graphs.backends.program.weights import EvaluatedWeights

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches, library_launches
+from tensor_graphs.backends.program.helpers import gpu_calls, gpu_launches, library_addresses, library_launches
 from tensor_graphs.backends.program.helpers.cuda_driver import KernelNode
 from tensor_graphs.backends.program.launch import direct_calls
 
@@ -195,7 +195,7 @@ def test_results_of_equal_calls_may_differ(driver: Any, lost: int | None, monkey
 
 
 def test_without_time_to_find_such_a_tensor_all_are_copied(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_calls.Calls, "PROVING_S", -1.0)
+    monkeypatch.setattr(library_addresses.LibraryAddresses, "PROVING_S", -1.0)
     run, given = program(both(driver), driver, 2), vectors(3)
     for x, y in given:
         torch.testing.assert_close(run(x, y)[1], (x + y) + y)

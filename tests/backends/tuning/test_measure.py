@@ -24,17 +24,8 @@ from tensor_graphs.backends.tuning import (
     worker_process,
 )
 from tensor_graphs.backends.tuning.compiling_queue import CompilingQueue
-from tensor_graphs.backends.tuning.cpu_worker import (
-    BUSY,
-    PRELOAD,
-    _checked,
-    _reference,
-    answer,
-    busy,
-    decode,
-    encode,
-    timed,
-)
+from tensor_graphs.backends.tuning.cpu_timing import BUSY, busy, timed
+from tensor_graphs.backends.tuning.cpu_worker import PRELOAD, _checked, _reference, answer, decode, encode
 from tensor_graphs.backends.tuning.keys import key_of
 from tensor_graphs.backends.tuning.measure_cpu import CpuMeasurer
 from tensor_graphs.backends.tuning.measured_operands import drawn, operand_values, shown

@@ -28,7 +28,7 @@ from ...egraph.ir.graph import Graph
 from ...errors import TensorGraphsError
 from ...extract.model.kernel import Backend, Candidate, Vertex
 from ...extract.model.plan import Plan
-from ...models.files.native import graph_to_json
+from ...models.files.graph_json import graph_to_json
 from ...plain import decode
 from ...private import read_sealed, sealed
 from ...report.report import Report
@@ -225,9 +225,11 @@ def _names_digest(found: Iterable[shards.ShardFile]) -> str:
 
 
 def has_new_rows_of(plan: Plan, root: Path, store: str, stored: float) -> bool:
-    """Whether prices of a plan's kernels may have changed in a cost store since the time `stored` (seconds since the
-    epoch), when the digest of its shards' names was `store`: unless it has those shards still, and no newer one has a
-    row of these kernels. Reads the newer shards only, a tenth of the work of reading the store."""
+    """Whether a cost store may have other prices for a plan's kernels than when the plan was stored.
+
+    `root`: the store's folder. `stored`: time in seconds since the epoch; `store`: digest of the names of the shards at
+    that time. False if the store still has all of those shards, and no newer shard has a row of these kernels. Only
+    the newer shards are read, which takes a tenth of the time of reading the store."""
     found = shards.find(root)
     newer = [s for s in found if s.mtime_ns > stored * 1e9]
     if _names_digest(s for s in found if s not in newer) != store:

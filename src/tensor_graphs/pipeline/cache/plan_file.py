@@ -29,7 +29,7 @@ from ...extract.model.kernel import Call, Operand, Template
 from ...extract.model.plan import Plan, Step, Value
 from ...extract.model.pricing import Priced
 from ...extract.model.sizes import bound_call
-from ...models.files.native import dim_from_json, dim_to_json, graph_from_json, graph_to_json
+from ...models.files.graph_json import dim_from_json, dim_to_json, graph_from_json, graph_to_json
 from ...wording import with_article
 
 LARGEST_CONSTANT = 1 << 16  # maximum bytes of a constant that the plan has and the graph lacks
