@@ -30,7 +30,8 @@ CONVOLUTIONS = ("c.tiled_conv", "c.winograd_conv", "c.depthwise_conv")
 
 
 def stand_ins(graph: Graph) -> list[tuple[Template, Call]]:
-    """A kernel, with a call, for each C function that products or convolutions of the graph with weights may call."""
+    """Kernels, each with a call, whose sources together contain every C function that products and convolutions of the
+    graph with weights may call: compiling these few compiles the functions for all."""
     found: dict[str, Call] = {}
     weights = set[Tensor]()  # weights, and values computed from weights alone
     for n in graph.nodes():

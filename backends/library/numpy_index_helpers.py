@@ -20,7 +20,8 @@ def pad(x: Array, axis: int, lo: int, value: float, out: Array) -> None:
 
 
 def pad2(x: Array, a: int, lo_a: int, b: int, lo_b: int, value: float, out: Array) -> None:
-    """Write x, padded with a constant along two axes, into `out`."""
+    """Write x into `out`, whose axes `a` and `b` are longer: `lo_a` and `lo_b` elements of `value` come before x, as
+    many as remain after it."""
     out.fill(value)
     places = [slice(0, d) for d in x.shape]
     places[a], places[b] = slice(lo_a, lo_a + x.shape[a]), slice(lo_b, lo_b + x.shape[b])

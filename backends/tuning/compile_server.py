@@ -81,7 +81,8 @@ class Server:
         self.asked = Lines()
 
     def run(self) -> None:
-        """Serve until the input ends."""
+        """Hand jobs to compilers and write their replies, until the end of the input; jobs without a reply within
+        their time limit are reported as failed."""
         while True:
             self._hand_out()
             until = min((c.until for c in self.compilers if c.job), default=None)

@@ -130,8 +130,8 @@ class Hypergraph:
 
     @cached_property
     def flat(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The candidates as arrays (made, off, kid): candidate i writes made[i] and reads kid[off[i]:off[i+1]]; the ids
-        are numbers of vertices (`numbered`)."""
+        """The candidates as arrays (made, off, kid): candidate i writes the vertex made[i] and reads the vertices
+        kid[off[i]:off[i+1]] (ids: `numbered`)."""
         needs = self.numbered.needs
         off = np.concatenate([[0], np.cumsum([len(n) for n in needs])]).astype(np.int64)
         kid = np.fromiter(chain.from_iterable(needs), np.int64, int(off[-1]))

@@ -36,7 +36,7 @@ LIMIT_ROUNDING = 1e-9
 class ProblemRows:
     """Problem encoding as Python lists, the form that all solvers use. A row is a live e-node.
 
-    Row r belongs to class `cls[r]`, has the distinct child classes `kids[r]` and costs `cost[r]`. Classes are numbered
+    Row r belongs to class `cls[r]`, has the distinct child classes `kids[r]` and costs `cost[r]`. Classes have the ids
     0..n_classes-1; all costs are finite and >= 0."""
 
     def __init__(
@@ -136,8 +136,8 @@ class Problem:
     """Extraction problem over an e-graph, in CSR arrays (n nodes, m child references).
 
     cls int32[n]: class of each node.
-    off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]] (repeats allowed: paid once in DAG
-    cost).
+    off int32[n+1], kid int32[m]: child *classes* of node i are kid[off[i]:off[i+1]] (with repeats, which are paid
+    once in DAG cost).
     cost float64[n] >= 0, a node above LARGEST_COST is deleted.
     roots: classes to extract.
     node_ids, class_ids: names for messages and files.

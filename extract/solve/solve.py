@@ -95,7 +95,7 @@ def solve(
     deterministic: equal inputs give equal answers; limits are then counted work, which `time_limit` scales.
     hint: a choice array as a warm start; ignored if it is not a valid extraction.
     stop: polled; True ends the search early with the incumbent.
-    hasty: a large problem without limits ends after the beam search of the frontier DP (for costs that will change).
+    hasty: a large problem without limits ends after the beam search of the frontier DP.
     structures: cache of the steps that do not depend on costs, for the next solve of the same e-graph.
 
     Raises ExtractionError if a root has no finite term or the limits are infeasible, UsageError for an unknown method.

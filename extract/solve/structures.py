@@ -59,8 +59,11 @@ class Structures:
         )
 
     def order(self, rows: ProblemRows, kind: Callable[[], Sequence[tuple[int, ...]]]) -> ResolutionOrder | None:
-        """The order in which the frontier DP resolves the classes of a component (`resolution_order.narrow_order`), or
-        that of an earlier component of the same structure. `kind`: the colours of its classes, which break ties."""
+        """The order in which the frontier DP resolves the classes of a component (`narrow_order`; None if it finds
+        none), computed once for components of the same structure.
+
+        `kind`: returns, for each class, a tuple of integers by which ties are broken; only called for a new structure.
+        """
         key = rows.n_classes, rows.roots, tuple(rows.cls), tuple(rows.kids)
         if key not in self._orders:
             self._orders[key] = narrow_order(rows, kind())

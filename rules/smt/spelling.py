@@ -152,7 +152,8 @@ def _worked_out(node: Tensor) -> Tensor | None:
 
 
 def mean_as_conv(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
-    """avg_pool(x, **attrs) of x[N, C, H, W] as a convolution by an identity kernel of ones over the window size."""
+    """avg_pool(x, **attrs) of x[N, C, H, W] as the sum over each window (a convolution with the weights `unit`, which
+    are 1 from a channel to itself, else 0) divided by the number of elements of a window."""
     (height, width), channels = attrs["kernel"], x.shape[1]
     how = {"strides": attrs["strides"], "pads": attrs["pads"], "dilations": attrs["dilations"], "groups": 1}
     total = make("conv", (x, unit((channels, channels, height, width), x.dtype)), how)
@@ -160,7 +161,8 @@ def mean_as_conv(x: Tensor, attrs: Mapping[str, Any]) -> Tensor:
 
 
 def unit(shape: Shape, dtype: str) -> Tensor:
-    """The identity kernel: ones where the first two indices agree, else zeros."""
+    """Weights of a convolution that adds up each channel's window: 1 where output and input channel (the first two
+    indices) are the same, else 0."""
     first, second = (make("iota", (), {"axis": i, "shape": shape, "dtype": "int64"}) for i in (0, 1))
     return make("cast", (make("eq", (first, second)),), {"dtype": dtype})
 

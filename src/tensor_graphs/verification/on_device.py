@@ -129,8 +129,8 @@ def draw(graph: Graph, rng: np.random.Generator, device: str, turn: int = 0) -> 
 
 
 def room_for_weights(graph: Graph, device: str) -> dict[str, torch.Tensor] | None:
-    """An empty cache for a graph's weights on a GPU, kept between reference runs; None if memory does not suffice or
-    `device` is no GPU.
+    """A new, empty dict (name -> tensor) for a graph's weights on a GPU, which reference runs fill and share; None if
+    the GPU's free memory does not suffice or `device` is no GPU.
 
     Copying the weights is most of the time of a reference run of a large model.
     """

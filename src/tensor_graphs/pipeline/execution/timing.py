@@ -202,7 +202,8 @@ def sampled_alone(
 
 
 def interleaved(calls: Mapping[str, Run], **how: Any) -> dict[str, float]:
-    """Median time of each call in µs; `how`: keyword arguments of `sampled`, such as `seconds`."""
+    """Median time in µs of each call, by the names in `calls`. The calls take turns (`sampled`), so that disturbances
+    meet all of them; `how`: keyword arguments of `sampled`, such as `seconds`."""
     return {n: median(s) for n, s in sampled(calls, **how).items()}
 
 
