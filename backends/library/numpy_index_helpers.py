@@ -45,16 +45,15 @@ def along(index: Array, axis: int) -> tuple[Any, ...]:
 
 
 def gather_elements(x: Array, index: Array, axis: int, out: Array) -> None:
-    """Elements of x at `index` along an axis (take_along_axis); negative indices count from the end, others are
-    clipped."""
+    """Write elements of x at `index` along an axis (take_along_axis) into `out`; negative indices count from the end,
+    others are clipped."""
     size, index = x.shape[axis], index.astype(np.int64, copy=False)  # a narrow dtype cannot hold the size
     np.copyto(out, x[along(np.clip(np.where(index < 0, index + size, index), 0, size - 1), axis)])
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
-    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
-    with the element there: "add", "mul", "max", "min".
-    """
+    """Write x with updates written at the index along one axis into `out`. x may be out. `mode`: "set", or how an
+    update is combined with the element there: "add", "mul", "max", "min"."""
     if x.ctypes.data != out.ctypes.data:
         np.copyto(out, x)
     if mode == "set":

@@ -11,8 +11,8 @@ Array = np.ndarray[Any, Any]
 
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
-    """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
-    for one value per row."""
+    """Write exp(x - max) / sum along an axis into `out`. `work` is out, or wider if out is 16-bit; x may be out.
+    `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -26,8 +26,8 @@ def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
 
 
 def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, out: Array) -> None:
-    """x - log(sum(exp(x))) along an axis, shifted by the maximum. `work` is out, or wider if out is 16-bit.
-    `powers`, `stat`: scratch memory of x's shape, and for one value per row."""
+    """Write x - log(sum(exp(x))) along an axis, shifted by the maximum, into `out`. `work` is out, or wider if out is
+    16-bit. `powers`, `stat`: scratch memory of x's shape, and for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -44,7 +44,8 @@ def log_softmax(x: Array, axis: int, work: Array, powers: Array, stat: Array, ou
 def logsumexp(
     x: Array, axes: tuple[int, ...], powers: Array, top: Array, infinite: Array, work: Array, out: Array
 ) -> None:
-    """log(sum(exp(x))) over axes, shifted by the largest finite value. `work` is out, or wider if out is 16-bit."""
+    """Write log(sum(exp(x))) over axes, shifted by the largest finite value, into `out`. `work` is out, or wider if out
+    is 16-bit."""
     if work is not out:
         np.copyto(powers, x)
         x = powers
@@ -61,8 +62,8 @@ def logsumexp(
 
 
 def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) over the last axis, of float32 or float64. x may be out. `stat`: scratch
-    memory for one value per row."""
+    """Write (x - mean) / sqrt(var + eps) over the last axis, in float32 or float64, into `out`. x may be out. `stat`:
+    scratch memory for one value per row."""
     count = x.shape[-1]
     np.add.reduce(x, axis=-1, keepdims=True, out=stat)
     np.divide(stat, x.dtype.type(count), out=stat)
@@ -75,8 +76,8 @@ def normalised(x: Array, eps: float, stat: Array, out: Array) -> None:
 
 
 def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """(x - mean) / sqrt(var + eps) * gain + shift over the last axis. `work` is out, or wider if out is 16-bit.
-    `stat`: scratch memory for one value per row."""
+    """Write (x - mean) / sqrt(var + eps) * gain + shift over the last axis into `out`. `work` is out, or wider if out
+    is 16-bit. `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
@@ -88,7 +89,7 @@ def layer_norm(x: Array, gain: Array, shift: Array, eps: float, work: Array, sta
 
 
 def rms_norm(x: Array, gain: Array, eps: float, work: Array, stat: Array, out: Array) -> None:
-    """x / sqrt(mean(x**2) + eps) * gain over the last axis. `work` is out, or wider if out is 16-bit.
+    """Write x / sqrt(mean(x**2) + eps) * gain over the last axis into `out`. `work` is out, or wider if out is 16-bit.
     `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
@@ -118,8 +119,8 @@ def batch_norm(x: Array, gain: Array, shift: Array, mean: Array, var: Array, eps
 def group_norm(
     x: Array, gain: Array, shift: Array, groups: int, eps: float, work: Array, stat: Array, out: Array
 ) -> None:
-    """Group norm: normalised over groups of channels and all positions, then scaled and shifted. `work` is out, or
-    wider if out is 16-bit. `stat`: scratch memory for one value per group."""
+    """Write the group norm of x, normalised over groups of channels and all positions, then scaled and shifted, into
+    `out`. `work` is out, or wider if out is 16-bit. `stat`: scratch memory for one value per group."""
     np.copyto(work, x)
     flat = work.reshape(x.shape[0], groups, -1)
     normalised(flat, eps, stat, flat)
@@ -132,8 +133,8 @@ def group_norm(
 def cross_entropy(
     logits: Array, target: Array, logs: Array, work: Array, powers: Array, stat: Array, out: Array
 ) -> None:
-    """-log_softmax(logits)[target], per row. The arrays after `target` are scratch memory of `log_softmax`, then
-    out."""
+    """Write -log_softmax(logits)[target] per row into `out`. The arrays after `target` are scratch memory of
+    `log_softmax`, then out."""
     log_softmax(logits, 1, work, powers, stat, logs)
     np.negative(logs[np.arange(len(target)), target], out=out)
 
@@ -151,10 +152,9 @@ def attention(
     q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
     work: Array, out: Array,
 ) -> None:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for
-    one value per row.
-    """
+    """Write softmax(scale * q @ k.T + mask) @ v in the dtype of the scores into `out`. `work` is out, or wider if out
+    is 16-bit. `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and
+    for one value per row."""
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:

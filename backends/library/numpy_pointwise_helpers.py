@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 def erf_chunk(x: Array, out: Array) -> None:
-    """erf of a float32 or float64 vector; relative error 4e-7 and 1e-15. x may be out."""
+    """Write erf of x, a float32 or float64 vector, into `out`; relative error 4e-7 and 1e-15. x may be out."""
     if x.dtype == np.float64:
         near = (
             -3.80659122412214e-13,
@@ -84,7 +84,7 @@ def erf_chunk(x: Array, out: Array) -> None:
 
 
 def erf(x: Array, out: Array) -> None:
-    """erf, in cache-sized chunks. x may be out."""
+    """Write erf of x into `out`, in cache-sized chunks. x may be out."""
     if x.dtype.itemsize == 2:
         wide = x.astype(np.float32, order="C")
         erf(wide, wide)
@@ -98,7 +98,7 @@ def erf(x: Array, out: Array) -> None:
 
 
 def gelu(x: Array, out: Array) -> None:
-    """x * (1 + erf(x / sqrt 2)) / 2 of a contiguous array, in cache-sized chunks. x may be out."""
+    """Write x * (1 + erf(x / sqrt 2)) / 2 of a contiguous array into `out`, in cache-sized chunks. x may be out."""
     if x.dtype.itemsize == 2:
         wide = x.astype(np.float32, order="C")
         gelu(wide, wide)
@@ -177,8 +177,8 @@ def from_float8(x: Array, out: Array) -> None:
 
 
 def unpack(x: Array, bits: int, form: str, axis: int, block: int, out: Array) -> None:
-    """Numbers of 2 or 4 bits in bytes x along an axis, in units of `block` bytes; `form`: "unsigned", "signed" or
-    "e2m1"."""
+    """Write the numbers of 2 or 4 bits in the bytes x along an axis, in units of `block` bytes, into `out`; `form`:
+    "unsigned", "signed" or "e2m1"."""
     count = 8 // bits
     units = (*x.shape[:axis], x.shape[axis] // block, 1, block, *x.shape[axis + 1 :])
     shifts = (np.arange(count, dtype=np.uint8) * bits).reshape((count, 1) + (1,) * (x.ndim - axis - 1))

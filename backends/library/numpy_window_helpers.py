@@ -31,8 +31,8 @@ def padded(x: Array, pads: Sequence[int], value: float, dtype: Any) -> Array:
 
 
 def conv(x: Array, w: Array, strides: Any, pads: Any, dilations: Any, groups: int, out: Array) -> None:
-    """Convolution as one matrix product over gathered windows (im2col; allocates the copy); 16-bit floats via
-    float32."""
+    """Write a convolution, computed as one matrix product over gathered windows (im2col; allocates the copy), into
+    `out`; 16-bit floats via float32."""
     dtype = np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
     n, (outputs, per_group, *kernel) = x.ndim - 2, w.shape
     seen = windows(padded(x, pads, 0, dtype), kernel, strides, dilations)
@@ -85,8 +85,8 @@ def pool(
     x: Array, ufunc: Any, start: float, kernel: Any, strides: Any, pads: Any, dilations: Any, around: Array, work: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Pooling: each window reduced by `ufunc`, padding counted as `start`; a sum is divided by the window's size.
-    `around` is x, or a buffer for padded x; `work` is out, or wider if sums are 16-bit."""
+    """Write the pooling of x, each window reduced by `ufunc`, padding counted as `start`, into `out`; a sum is divided
+    by the window's size. `around` is x, or a buffer for padded x; `work` is out, or wider if sums are 16-bit."""
     if around is not x:
         n = len(kernel)
         around.fill(start)

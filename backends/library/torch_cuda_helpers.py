@@ -120,9 +120,8 @@ def picked(x: Any, index: Any, axis: int, out: Any) -> None:
 
 
 def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
-    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
-    with the element there: "add", "mul", "max", "min".
-    """
+    """Write x with updates written at the index along one axis into `out`. x may be out. `mode`: "set", or how an
+    update is combined with the element there: "add", "mul", "max", "min"."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
     index, updates = index.long().remainder(x.shape[axis]), updates.to(out.dtype)
@@ -134,7 +133,7 @@ def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) 
 
 
 def replaced(x: Any, index: Any, updates: Any, axis: int, out: Any) -> None:
-    """x with whole slices overwritten at the indices along one axis. x may be out."""
+    """Write x with whole slices overwritten at the indices along one axis into `out`. x may be out."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
     out.index_copy_(axis, index.reshape(-1).long().remainder(x.shape[axis]), updates.to(out.dtype))

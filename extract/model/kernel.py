@@ -373,7 +373,7 @@ class Candidate:
 
     @property
     def outputs(self) -> tuple[Vertex, ...]:
-        """All output vertices."""
+        """The vertices that the kernel computes, in the order of the template's terms."""
         return (self.output, *self.more)
 
     @property

@@ -4,13 +4,12 @@ Order of steps: file size; parsing without external data; unsupported operators,
 once; structure (undefined names, cycles, duplicates); the ONNX checker; graph construction with this package's shape
 inference. ONNX's shape inference is not used: it is native code that crashes on some malformed attributes.
 
-`python -m tensor_graphs.models.onnx.load` prints the table of supported operators.
+`python -m tensor_graphs.models.onnx.support_table` prints the table of supported operators.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections import ChainMap, Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,7 +49,6 @@ from .read_file import (
 from .shapes import shape_dtype, shape_value
 from .signature import check_attributes, check_operands
 from .stored_tensors import all_nodes, external_data, stored_bytes, stored_data
-from .support_table import support_table
 from .values import ELEMENT_TYPES, FOUR_BITS, FourBits, KnownSequence, Opaque, SymbolicInts, Value, element_name
 
 DATA_SIZES = "sizes that depend on values are not built: compute all cases and choose by Where"
@@ -98,7 +96,7 @@ def _remedy(missing: Iterable[str]) -> str:
         return "ONNX Runtime optimized this file for one processor (level all): save it with level extended"
     if any(name.startswith("opset ") for name in missing):
         return "onnx.version_converter.convert_version(model, 17) writes a model for another opset"
-    return "docs/onnx-support.md, or python -m tensor_graphs.models.onnx.load, lists the supported operators"
+    return "docs/onnx-support.md, or python -m tensor_graphs.models.onnx.support_table, lists the supported operators"
 
 
 def _place(file: Path, label: str) -> str:
@@ -361,10 +359,6 @@ class _Loader:
                 value = value.decode("utf-8", "replace")
             found[attribute.name] = value
         return found
-
-
-if __name__ == "__main__":
-    sys.stdout.write(support_table())
 
 
 __all__ = ["load_onnx"]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
+from . import older
 from .names import MICROSOFT
 from .node import OPSETS
 from .ops import OPERATORS
+
+assert older  # registers operators of older opsets
 
 
 def support_table() -> str:
@@ -23,13 +28,17 @@ def support_table() -> str:
         "4-bit integers are supported as initializers that are dequantized (DequantizeLinear, GatherBlockQuantized).",
         "A free size is 1 at least: a decoder's prompt is a graph of its own, without past (`dims={'past_sequence_length': 0}`).",
         "",
-        "This page is generated: `python -m tensor_graphs.models.onnx.load > docs/onnx-support.md`.",
+        "This page is generated: `python -m tensor_graphs.models.onnx.support_table > docs/onnx-support.md`.",
         "",
         "| operator | not supported |",
         "|---|---|",
     ]
     lines += [f"| {name} | {OPERATORS[name].limits} |" for name in sorted(OPERATORS)]
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(support_table())
 
 
 __all__ = ["support_table"]

@@ -157,8 +157,8 @@ def _chosen(node: Tensor, args: list[Pair], key: int) -> Pair:
 
 # ---------------------------------------------------------------- how likely an error is
 def weight(order: Sequence[Tensor]) -> float:
-    """Upper bound on (P - 1) times the probability that one evaluation of the nodes `order` (operands first) misses a
-    difference; infinity if unbounded."""
+    """Upper bound on P - 1 (P: the prime modulus of values) times the probability that one random evaluation of the
+    nodes `order` (operands first) gives unequal terms equal values; infinity if there is no bound."""
     first: dict[int, float] = {}  # degree of the component modulo p in the variables x and y
     second: dict[int, float] = {}  # degree of the expression whose logarithm is the component modulo p - 1
     compared, largest = 0.0, 1.0

@@ -361,7 +361,9 @@ def test_branches_that_repeat_names(tmp_path: Path) -> None:
 
 def test_support_table_is_the_published_one() -> None:
     page = Path(__file__).parents[2] / "docs" / "onnx-support.md"
-    assert page.read_text() == support_table(), "run: python -m tensor_graphs.models.onnx.load > docs/onnx-support.md"
+    assert page.read_text() == support_table(), (
+        "run: python -m tensor_graphs.models.onnx.support_table > docs/onnx-support.md"
+    )
     assert support_table().count("\n| ") > 120
 
 

@@ -138,10 +138,9 @@ def _verdict(
 
 
 def least_strips(places: Sequence[OutputStrips], allowed_s: float) -> int:
-    """Number of strips of each output that are compared even if no time is left.
-
-    LEAST if these are expected to end within `allowed_s` seconds. Else as many as are, but FEW if these are expected to
-    take no more than FAR_OVER times as long. One, the last, if even FEW would take longer.
+    """Number of strips of each output that are compared even if no time is left, by the time that they are expected to
+    take: LEAST if that is at most `allowed_s` seconds; else as many as take at most `allowed_s`, but no fewer than FEW,
+    unless FEW take more than FAR_OVER times `allowed_s`: then one, the last.
     """
     one = sum(place.seconds for place in places)
     if LEAST * one <= allowed_s:

@@ -14,10 +14,9 @@ def attention(
     q: Array, k: Array, v: Array, mask: Any, hidden: Any, scale: float, softcap: float, scores: Array, stat: Array,
     work: Array, out: Array,
 ) -> None:  # fmt: skip
-    """softmax(scale * q @ k.T + mask) @ v in the dtype of the scores. `work` is out, or wider if out is 16-bit.
-    `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and for
-    one value per row.
-    """
+    """Write softmax(scale * q @ k.T + mask) @ v in the dtype of the scores into `out`. `work` is out, or wider if out
+    is 16-bit. `hidden`: mask of scores that do not count, or None. `scores`, `stat`: scratch memory for the scores, and
+    for one value per row."""
     np.matmul(q, np.swapaxes(k, -1, -2), out=scores)
     np.multiply(scores, scale, out=scores)
     if softcap:
@@ -51,8 +50,8 @@ def place(memory, offset, shape, dtype, strides=None):
 
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
-    """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
-    for one value per row."""
+    """Write exp(x - max) / sum along an axis into `out`. `work` is out, or wider if out is 16-bit; x may be out.
+    `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work

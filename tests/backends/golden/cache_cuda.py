@@ -1090,9 +1090,8 @@ def place(memory, offset, shape, dtype, strides=None):
 
 
 def scattered(x: Any, index: Any, updates: Any, axis: int, mode: str, out: Any) -> None:
-    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
-    with the element there: "add", "mul", "max", "min".
-    """
+    """Write x with updates written at the index along one axis into `out`. x may be out. `mode`: "set", or how an
+    update is combined with the element there: "add", "mul", "max", "min"."""
     if x.data_ptr() != out.data_ptr():
         out.copy_(x)
     index, updates = index.long().remainder(x.shape[axis]), updates.to(out.dtype)

@@ -17,9 +17,8 @@ def along(index: Array, axis: int) -> tuple[Any, ...]:
 
 
 def scatter_elements(x: Array, index: Array, updates: Array, axis: int, mode: str, out: Array) -> None:
-    """x with updates written at the index along one axis. x may be out. `mode`: "set", or how an update is combined
-    with the element there: "add", "mul", "max", "min".
-    """
+    """Write x with updates written at the index along one axis into `out`. x may be out. `mode`: "set", or how an
+    update is combined with the element there: "add", "mul", "max", "min"."""
     if x.ctypes.data != out.ctypes.data:
         np.copyto(out, x)
     if mode == "set":

@@ -15,8 +15,8 @@ def place(memory, offset, shape, dtype, strides=None):
 
 
 def softmax(x: Array, axis: int, work: Array, stat: Array, out: Array) -> None:
-    """exp(x - max) / sum along an axis. `work` is out, or wider if out is 16-bit; x may be out. `stat`: scratch memory
-    for one value per row."""
+    """Write exp(x - max) / sum along an axis into `out`. `work` is out, or wider if out is 16-bit; x may be out.
+    `stat`: scratch memory for one value per row."""
     if work is not out:
         np.copyto(work, x)
         x = work
