@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -25,11 +23,20 @@ from ...egraph.types import dtypes
 from ...errors import BadModelError, BadWeightsError, UnsupportedError
 from ..common.packed_weight import LazyPart, PackedWeight
 from ..common.quantization import dequantized as dequantized_as
-from ..common.quantization import numbers as numbers_of
 from ..common.quantization import packed
 from .checkpoint import Config
+from .quantized_tensors import (
+    Array,
+    Replace,
+    WeightTensors,
+    coded_numbers,
+    known_bits,
+    require_groups,
+    spread_blocks,
+    unpacked,
+    zero_pointed,
+)
 
-Array = np.ndarray[Any, Any]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each 4-bit number of a word, from the lowest bits on
 
 
@@ -52,7 +59,7 @@ def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[
         if not name.endswith(ending):
             continue
         stem = name.removesuffix(ending)
-        tensors = _Tensors(data, stem, used)
+        tensors = WeightTensors(data, stem, used)
         try:
             target, value = replace(tensors)
         except BadWeightsError as error:
@@ -68,81 +75,6 @@ def dequantized(config: Config, data: Mapping[str, Data]) -> tuple[Config, dict[
     return Config(fields, config.where), kept | found
 
 
-@dataclass(frozen=True)
-class _Tensors:
-    """The tensors of one quantized weight, which share a stem."""
-
-    data: Mapping[str, Data]
-    stem: str
-    used: set[str]
-
-    def get(self, ending: str, dtype: str, shape: tuple[int, ...] | None = None) -> Data:
-        """A tensor of this stem.
-
-        Raises BadWeightsError if it is missing, or of another dtype ("" for any float) or shape.
-        """
-        name = self.stem + ending
-        found = self.data.get(name)
-        if found is None:
-            raise BadWeightsError(f"tensor {name!r} is missing")
-        kind = dtypes.name_of(found.dtype)
-        if (kind != dtype and dtype) or (not dtype and not dtypes.is_float(kind)):
-            raise BadWeightsError(f"tensor {name!r} holds {kind}, not {dtype or 'floats'}")
-        if shape is not None and tuple(found.shape) != shape:
-            raise BadWeightsError(f"tensor {name!r} has shape {list(found.shape)}, not {list(shape)}")
-        self.used.add(name)
-        return found
-
-    def rank(self, ending: str, rank: int) -> tuple[int, ...]:
-        """The shape of a tensor with `rank` axes, all longer than 0. Raises BadWeightsError for another shape."""
-        found = self.data.get(self.stem + ending)
-        if found is None:
-            raise BadWeightsError(f"tensor {self.stem + ending!r} is missing")
-        if len(found.shape) != rank or 0 in found.shape:
-            raise BadWeightsError(f"tensor {self.stem + ending!r} has shape {list(found.shape)}, not {rank} axes")
-        return tuple(found.shape)
-
-    def only(self, ending: str, value: list[int]) -> None:
-        """Mark a tensor as used that may be missing. Raises BadWeightsError if it holds other numbers than `value`."""
-        name = self.stem + ending
-        if name in self.data and set(load_data(self.data[name]).reshape(-1).tolist()) - set(value):
-            raise BadWeightsError(f"tensor {name!r} holds other numbers than {value}")
-        self.used.add(name)
-
-
-Replace = Callable[[_Tensors], tuple[str, Data]]
-
-
-def unpacked(words: Array, bits: int, axis: int) -> Array:
-    """The unsigned numbers of `bits` bits in int32 words, lowest bits first, along an axis; as uint8."""
-    count = 32 // bits
-    shifts = (np.arange(count, dtype=np.uint32) * bits).reshape(
-        [-1 if a == axis + 1 else 1 for a in range(words.ndim + 1)]
-    )
-    wide = np.expand_dims(words.view(np.uint32), axis + 1) >> shifts & np.uint32((1 << bits) - 1)
-    shape = [*words.shape]
-    shape[axis] *= count
-    return wide.astype(np.uint8).reshape(shape)
-
-
-def _bits(options: Config, name: str, *known: int) -> int:
-    """A field that is one of the known numbers of bits. Raises UnsupportedError otherwise."""
-    found = options.size(name)
-    if found not in known:
-        raise UnsupportedError(f"{name}={found} is not supported", where=options.where, hint=f"known: {known}")
-    return found
-
-
-def _require_groups(options: Config, stem: str, inputs: int, groups: int) -> None:
-    """Raises BadWeightsError if a weight does not have the groups of inputs that `group_size` says: of equal size, -1
-    for a single one."""
-    size = options.fields.get("group_size")
-    if type(size) is int and size > 0 and groups * size != inputs and (groups > 1 or size < inputs):
-        raise BadWeightsError(f"{stem!r}: {groups} groups of {inputs} inputs do not have group_size={size}")
-    if size == -1 and groups != 1:
-        raise BadWeightsError(f"{stem!r}: {groups} groups of inputs, group_size=-1 is a single one")
-
-
 # ---------------------------------------------------------------- formats
 def _mxfp4(options: Config) -> tuple[str, Replace]:
     """Reader of MXFP4 weights: (ending that marks one, function from its tensors to its name and data).
@@ -156,7 +88,7 @@ def _mxfp4(options: Config) -> tuple[str, Replace]:
         pairs = np.stack([blocks & 15, blocks >> 4], -1)
         return packed(pairs.reshape(*blocks.shape[:2], -1))
 
-    def replace(t: _Tensors) -> tuple[str, Data]:
+    def replace(t: WeightTensors) -> tuple[str, Data]:
         experts, rows, groups, size = t.rank("_blocks", 4)
         if size != 16:
             raise BadWeightsError(f"tensor {t.stem + '_blocks'!r} has blocks of {size} bytes, not 16")
@@ -171,26 +103,6 @@ def _mxfp4(options: Config) -> tuple[str, Replace]:
     return "_blocks", replace
 
 
-def _with_zeros(bits: int, leaf: Mapping[str, Tensor]) -> Tensor:
-    """The matrix [outputs, inputs] of unsigned numbers with zero points."""
-    numbers = numbers_of("int4", leaf["q"]) if bits == 4 else leaf["q"]
-    return dequantize(numbers, leaf["scale"], leaf["zero"])
-
-
-def _zero_pointed(bits: int, shape: tuple[int, int], scales: Data, codes: LazyPart, zeros: LazyPart) -> PackedWeight:
-    """A weight [outputs, inputs] of codes and zero points, with scales [groups, outputs]."""
-    kind = dtypes.name_of(scales.dtype)
-    parts = {"q": codes, "scale": LazyPart(zeros.shape, kind, (scales,), np.transpose), "zero": zeros}
-    return PackedWeight(shape, kind, f"uint{bits}", parts, lambda leaf: _with_zeros(bits, leaf))
-
-
-def _coded(outputs: int, inputs: int, bits: int, stored: tuple[Data, ...], numbers: Callable[..., Array]) -> LazyPart:
-    """The codes of unsigned numbers [outputs, inputs], packed if they have 4 bits."""
-    if bits == 8:
-        return LazyPart((outputs, inputs), "uint8", stored, numbers)
-    return LazyPart((outputs, inputs // 2), "uint8", stored, lambda *arrays: packed(numbers(*arrays)))
-
-
 def _gptq(options: Config) -> tuple[str, Replace]:
     """Reader of GPTQ weights: (ending that marks one, function from its tensors to its name and data).
 
@@ -198,7 +110,7 @@ def _gptq(options: Config) -> tuple[str, Replace]:
     the outputs, `scales` [groups, outputs], `g_idx` [inputs] the group of each input: scale * (number - zero). The
     first version of the format stores zero - 1.
     """
-    bits = _bits(options, "bits", 4, 8)
+    bits = known_bits(options, "bits", 4, 8)
     versions = {options.choice(n, "", ("", "gptq", "gptq_v2")) for n in ("checkpoint_format", "format")} - {""}
     if len(versions) > 1:
         raise BadModelError("checkpoint_format and format differ", where=options.where)
@@ -216,7 +128,7 @@ def _gptq(options: Config) -> tuple[str, Replace]:
         numbers = (unpacked(weight, bits, 0).astype(np.int32) - offset[index]).astype(np.float32)
         return np.asarray(numbers * scales.astype(np.float32)[index]).T
 
-    def replace(t: _Tensors) -> tuple[str, Data]:
+    def replace(t: WeightTensors) -> tuple[str, Data]:
         rows, outputs = t.rank(".qweight", 2)
         groups, _ = t.rank(".scales", 2)
         inputs = rows * count
@@ -232,10 +144,10 @@ def _gptq(options: Config) -> tuple[str, Replace]:
         elif ordered and groups > 1:
             raise BadWeightsError(f"tensor '{t.stem}.g_idx' is missing, which desc_act needs")
         else:
-            _require_groups(options, t.stem, inputs, groups)
-        codes = _coded(outputs, inputs, bits, (weight,), lambda w: unpacked(w, bits, 0).T)
+            require_groups(options, t.stem, inputs, groups)
+        codes = coded_numbers(outputs, inputs, bits, (weight,), lambda w: unpacked(w, bits, 0).T)
         zero = LazyPart((outputs, groups), "uint8", (words,), zeros)
-        return f"{t.stem}.weight", _zero_pointed(bits, (outputs, inputs), scales, codes, zero)
+        return f"{t.stem}.weight", zero_pointed(bits, (outputs, inputs), scales, codes, zero)
 
     return ".qweight", replace
 
@@ -246,7 +158,7 @@ def _awq(options: Config) -> tuple[str, Replace]:
     `qweight` [inputs, outputs / 8] int32, `qzeros` [groups, outputs / 8], `scales` [groups, outputs]: scale * (number -
     zero). The 4-bit numbers of a word are columns in the order 0, 2, 4, 6, 1, 3, 5, 7.
     """
-    _bits(options, "bits", 4)
+    known_bits(options, "bits", 4)
     options.refuse(backend="autoawq")
     if options.text("version", "gemm").lower() != "gemm" or not options.flag("zero_point", True):
         raise UnsupportedError("AWQ other than 'gemm' with zero points is not supported", where=options.where)
@@ -256,17 +168,17 @@ def _awq(options: Config) -> tuple[str, Replace]:
         numbers = unpacked(words, 4, 1)
         return numbers.reshape(*words.shape, 8)[..., place].reshape(numbers.shape).T
 
-    def replace(t: _Tensors) -> tuple[str, Data]:
+    def replace(t: WeightTensors) -> tuple[str, Data]:
         inputs, words = t.rank(".qweight", 2)
         groups, _ = t.rank(".scales", 2)
         if inputs % groups or inputs % 2:
             raise BadWeightsError(f"{t.stem!r}: {inputs} inputs do not fit {groups} groups")
-        _require_groups(options, t.stem, inputs, groups)
+        require_groups(options, t.stem, inputs, groups)
         scales = t.get(".scales", "", (groups, words * 8))
         weight, zeros = t.get(".qweight", "int32"), t.get(".qzeros", "int32", (groups, words))
-        codes = _coded(words * 8, inputs, 4, (weight,), columns)
+        codes = coded_numbers(words * 8, inputs, 4, (weight,), columns)
         zero = LazyPart((words * 8, groups), "uint8", (zeros,), columns)
-        return f"{t.stem}.weight", _zero_pointed(4, (words * 8, inputs), scales, codes, zero)
+        return f"{t.stem}.weight", zero_pointed(4, (words * 8, inputs), scales, codes, zero)
 
     return ".qweight", replace
 
@@ -289,10 +201,10 @@ def _compressed(options: Config) -> tuple[str, Replace]:
         group.refuse(input_activations=None, output_activations=None)
     weights = group.section("weights")
     weights.refuse(symmetric=True, type=kinds[form], actorder=None)
-    bits = _bits(weights, "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
+    bits = known_bits(weights, "num_bits", *((8,) if form == "float-quantized" else (4, 8)))
     coded = {"int-quantized": "int8", "float-quantized": "fp8"}.get(form, f"int{bits}")
 
-    def replace(t: _Tensors) -> tuple[str, Data]:
+    def replace(t: WeightTensors) -> tuple[str, Data]:
         together = form == "pack-quantized"
         name = "weight_packed" if together else "weight"
         outputs, width = t.rank(name, 2)
@@ -301,12 +213,12 @@ def _compressed(options: Config) -> tuple[str, Replace]:
         scales = t.get("weight_scale", "", (outputs if rows != 1 or form != "float-quantized" else 1, groups))
         if inputs % groups or (coded == "int4" and inputs % 2):
             raise BadWeightsError(f"{t.stem + 'weight'!r}: {inputs} inputs do not fit {groups} groups")
-        _require_groups(weights, t.stem + "weight", inputs, groups)
+        require_groups(weights, t.stem + "weight", inputs, groups)
         part = t.get(name, "int32" if together else "uint8" if coded == "fp8" else "int8")
         t.only("weight_shape", [outputs, inputs])
         t.only("weight_zero_point", [0])
         if together:
-            part = _coded(outputs, inputs, bits, (part,), lambda w: unpacked(w, bits, 1))
+            part = coded_numbers(outputs, inputs, bits, (part,), lambda w: unpacked(w, bits, 1))
         if together and bits == 8:
             part = LazyPart((outputs, inputs), "int8", (part,), lambda w: w.astype(np.int16) - 128)
         build = lambda leaf: dequantized_as(coded, leaf["q"], leaf["scale"])
@@ -315,13 +227,6 @@ def _compressed(options: Config) -> tuple[str, Replace]:
         )
 
     return ("weight_packed", replace) if form == "pack-quantized" else ("weight_scale", replace)
-
-
-def _spread(size: list[int], whole: Mapping[int, int], factors: Array) -> Array:
-    """Factors of blocks repeated along some axes (axis -> size)."""
-    for axis, count in whole.items():
-        factors = factors.take(np.arange(count) // min(size[axis], count), axis)
-    return factors
 
 
 def _fp8(options: Config) -> tuple[str, Replace]:
@@ -335,7 +240,7 @@ def _fp8(options: Config) -> tuple[str, Replace]:
         raise UnsupportedError("fp8 without weight_block_size of two numbers is not supported", where=options.where)
     options.refuse(fmt="e4m3")
 
-    def replace(t: _Tensors) -> tuple[str, Data]:
+    def replace(t: WeightTensors) -> tuple[str, Data]:
         outputs, inputs = t.rank(".weight", 2)
         blocks = -(-outputs // size[0]), -(-inputs // size[1])
         factors = t.get(".weight_scale_inv", "", blocks)
@@ -343,7 +248,10 @@ def _fp8(options: Config) -> tuple[str, Replace]:
         whole = {a: n for a, n in enumerate((outputs, inputs)) if n % size[a]}
         if whole:  # the last block is smaller: a factor for each place along that axis
             factors = LazyPart(
-                tuple(whole.get(a, n) for a, n in enumerate(blocks)), kind, (factors,), partial(_spread, size, whole)
+                tuple(whole.get(a, n) for a, n in enumerate(blocks)),
+                kind,
+                (factors,),
+                partial(spread_blocks, size, whole),
             )
         parts: dict[str, Data] = {"q": t.get(".weight", "uint8"), "scale": factors}
         build = lambda leaf: dequantized_as("fp8", leaf["q"], leaf["scale"])
@@ -359,7 +267,7 @@ def _torchao(options: Config) -> tuple[str, Replace]:
     `NAME:zero_point` of its shape: (number - zero) * scale.
     """
 
-    def replace(t: _Tensors) -> tuple[str, Data]:
+    def replace(t: WeightTensors) -> tuple[str, Data]:
         shape = t.rank(":qdata", 2)
         blocks = t.rank(":scale", 2)
         coded = dtypes.name_of(t.data[t.stem + ":qdata"].dtype)

@@ -17,7 +17,8 @@ from tensor_graphs.models.common.packed_weight import LazyPart, PackedWeight
 from tensor_graphs.models.files.safetensors import read_folder, write_arrays
 from tensor_graphs.models.huggingface.checkpoint import Config
 from tensor_graphs.models.huggingface.load import load_folder, opened
-from tensor_graphs.models.huggingface.quantized import dequantized, unpacked
+from tensor_graphs.models.huggingface.quantized import dequantized
+from tensor_graphs.models.huggingface.quantized_tensors import unpacked
 
 from .decoder_cases import VOCAB, write
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -206,22 +206,48 @@ class Report:
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary as (label, text) pairs."""
-        v = self.verification
-        rows = [
-            ("model", f"{self.model}, {counted(self.nodes, 'node')}" + "".join(f", {n}={s}" for n, s in self.dims.items())),
-            ("backend", self.backend),
-            ("e-graph", f"{counted(self.e_nodes, 'e-node')} in {counted(self.classes, 'class', 'classes')}; {self.stopped}"),
-            ("blocks", f"{len(self.blocks)} unique of {self.instances}"),
-            ("kernels", f"{counted(self.kernels_after, 'call')} in the program ({_counted(self.priced)})"
-                        + (f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else "")),
-            ("plan", f"{spelled_us(self.cost_us)}, proven bound {spelled_us(self.lower_bound_us)} "
-                     f"({'optimal' if self.optimal else f'gap {100 * self.gap:.1f} %'} within this e-graph, {self.method}"
-                     f"{f'; {self._end} ended the search' if self.search_stopped == 'budget' else ''}"
-                     f"{'; from the plan cache' if self.from_plan_cache else ''})"),
+        rest = [
+            ("weights", self.quantization),
+            ("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())),
+            ("fixed", ", ".join(f"{name}={value}" for name, value in self.fixed_arguments.items())),
+            *(("bucket", str(b)) for b in self.buckets),
+            *(("user", str(k)) for k in self.user_kernels),
+            ("seconds", f"{sum(self.seconds.values()):.1f}: "
+                        + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05)),
+            ("omitted", f"{'the search was stopped' if self.interrupted else 'out of time'}: {', '.join(self.omitted)}"
+                        if self.omitted else ""),
+            ("source", self.source),
         ]  # fmt: skip
+        notes = [*(("cache", why) for why in self.plan_cache_notes), *(("note", w) for w in self.warnings)]
+        said = [(label, text) for label, text in rest if text]
+        return [*self._search_rows(), *self._time_rows(), *self._error_rows(), *said, *notes]
+
+    def _search_rows(self) -> Iterator[tuple[str, str]]:
+        """Rows about the model, its e-graph and the chosen plan."""
+        dims = "".join(f", {n}={s}" for n, s in self.dims.items())
+        yield "model", f"{self.model}, {counted(self.nodes, 'node')}{dims}"
+        yield "backend", self.backend
+        classes = counted(self.classes, "class", "classes")
+        yield "e-graph", f"{counted(self.e_nodes, 'e-node')} in {classes}; {self.stopped}"
+        yield "blocks", f"{len(self.blocks)} unique of {self.instances}"
+        before = f"; {self.kernels_before} where each op of the simplified graph is one" if self.kernels_before else ""
+        yield "kernels", f"{counted(self.kernels_after, 'call')} in the program ({_counted(self.priced)}){before}"
+        gap = "optimal" if self.optimal else f"gap {100 * self.gap:.1f} %"
+        ended = f"; {self._end} ended the search" if self.search_stopped == "budget" else ""
+        cached = "; from the plan cache" if self.from_plan_cache else ""
+        yield (
+            "plan",
+            (
+                f"{spelled_us(self.cost_us)}, proven bound {spelled_us(self.lower_bound_us)} "
+                f"({gap} within this e-graph, {self.method}{ended}{cached})"
+            ),
+        )
+
+    def _time_rows(self) -> Iterator[tuple[str, str]]:
+        """Rows about the times of the program, and of other plans and programs that were compared with it."""
         if self.latency_before_us and self.latency_after_us:
             before, after = self.latency_before_us, self.latency_after_us
-            rows.append(("latency", f"{spelled_us(before)} before, {spelled_us(after)} after ({before / after:.2f}x)"))
+            yield "latency", f"{spelled_us(before)} before, {spelled_us(after)} after ({before / after:.2f}x)"
         if self.finalists:
             timed = (
                 f"{spelled_us(f.measured_us)} (predicted {spelled_us(f.predicted_us)}{f', {f.launching}' if f.launching else ''})"
@@ -229,41 +255,30 @@ class Report:
                 for f in self.finalists
                 if f.chosen or not f.changed
             )
-            rows.append(("plans", f"timed as programs: {'; '.join(timed)}"))
+            yield "plans", f"timed as programs: {'; '.join(timed)}"
             if tried := sum(bool(f.changed) for f in self.finalists):
-                rows.append(("schedules", f"{counted(tried, 'other schedule')} timed in the program"))
+                yield "schedules", f"{counted(tried, 'other schedule')} timed in the program"
         if self.compared:
-            rows.append(("caller", self.compared))
-        if v:
-            rows.append(("error", f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
-                                  f"({'passed' if v['passed'] else 'FAILED'}, {counted(v['seeds'], 'seed')})"))  # fmt: skip
-            if not v["error_before"] < FEW_DIGITS:
-                rows.append(
-                    ("note", "the graph as written, in its own dtypes, is far from its float64 result (error before)")
-                )
-            for f in v.get("failed", ()):
-                then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
-                rows.append(("failed", f"a plan before: {f['message']}{then}"))
-        else:
-            rows.append(("error", "not verified" + ": the search was stopped before" * self.interrupted))
-        if self.quantization:
-            rows.append(("weights", self.quantization))
-        if self.sizes:
-            rows.append(("sizes", ", ".join(f"{name}: {text}" for name, text in self.sizes.items())))
-        if self.fixed_arguments:
-            rows.append(("fixed", ", ".join(f"{name}={value}" for name, value in self.fixed_arguments.items())))
-        rows += [("bucket", str(b)) for b in self.buckets]
-        rows += [("user", str(k)) for k in self.user_kernels]
-        total = sum(self.seconds.values())
-        rows.append(
-            ("seconds", f"{total:.1f}: " + ", ".join(f"{n} {s:.1f}" for n, s in self.seconds.items() if s >= 0.05))
+            yield "caller", self.compared
+
+    def _error_rows(self) -> Iterator[tuple[str, str]]:
+        """Rows about the verification."""
+        v = self.verification
+        if not v:
+            yield "error", "not verified" + ": the search was stopped before" * self.interrupted
+            return
+        yield (
+            "error",
+            (
+                f"{v['error_before']:.2e} before, {v['error_after']:.2e} after, {v['allowed']:.2e} allowed "
+                f"({'passed' if v['passed'] else 'FAILED'}, {counted(v['seeds'], 'seed')})"
+            ),
         )
-        if self.omitted:
-            why = "the search was stopped" if self.interrupted else "out of time"
-            rows.append(("omitted", f"{why}: {', '.join(self.omitted)}"))
-        if self.source:
-            rows.append(("source", self.source))
-        return [*rows, *(("cache", why) for why in self.plan_cache_notes), *(("note", w) for w in self.warnings)]
+        if not v["error_before"] < FEW_DIGITS:
+            yield "note", "the graph as written, in its own dtypes, is far from its float64 result (error before)"
+        for f in v.get("failed", ()):
+            then = f"; next plan without {', '.join(f['excluded'])}" if f["excluded"] else ""
+            yield "failed", f"a plan before: {f['message']}{then}"
 
     def __str__(self) -> str:
         return "\n".join(f"{label:>8}  {text}" for label, text in self.rows())
